@@ -50,6 +50,14 @@ class Ahead:
         self._process = process.seeded(seed)
         self._in_time = None if process.in_time is None else process.in_time(seed)
 
+    def first_ends(self, mini_batches: np.ndarray) -> np.ndarray:
+        """Return the ends [P] s of each worker's first mini-batches, [P] of them, begun at 0 s."""
+        end = np.zeros(mini_batches.size)
+        for step in range(mini_batches.max()):
+            at = np.flatnonzero(step < mini_batches)
+            end[at] += self._process.duration(at, end[at], step)
+        return end
+
     def of(self, counter: np.ndarray, columns: int, begin: np.ndarray, until: float) -> Seconds:
         """Return the next durations of all workers from the counters on, paths beyond `until` s.
 

@@ -159,9 +159,7 @@ class PairClock:
         draw = STEP_DRAWS[steps]
         self.steps = draw(name, mean, self.mini_batches, setting.seed)
         self._always = np.full((1, 1), int(mean)) if draw in CONSTANT else None
-        process = as_process(setting.delay)
-        self._process = process.seeded(setting.seed)
-        self._known = Ahead(process, setting.seed)
+        self._known = Ahead(as_process(setting.delay), setting.seed)
         self._everybody = np.arange(self.workers)
         self._communication = setting.communication
         self._seconds = checked_cost(name, setting.communication, self.workers)
@@ -169,14 +167,11 @@ class PairClock:
     def init(self) -> PairState:
         """Begin the local steps of all nodes at 0 s."""
         workers, everybody = self.workers, self._everybody
-        begin, end = np.zeros(workers), np.zeros(workers)
         first, waits = np.zeros(workers, np.int64), np.full(workers, -1)
         nothing = np.full(workers, np.inf)
         asked = table_of(self.partner, first, 1, np.int64)[:, 0]
         number = self.steps(everybody, first)
-        for step in range(number.max()):
-            at = np.flatnonzero(step < number)
-            end[at] += self._process.duration(at, end[at], step)
+        begin, end = np.zeros(workers), self._known.first_ends(number)
         cost = np.where(asked == everybody, 0.0, self.costs(first, 1)[:, 0])
         wake, land = (end.copy(), nothing) if self.blocking else (nothing, end + cost)
         nodes = wavefront.Nodes(
@@ -187,19 +182,18 @@ class PairClock:
     def extend(self, state: PairState, updates: int) -> tuple[PairState, Schedule]:
         """Return the next `updates` rows."""
         nodes, pending = (type(part)(*(a.copy() for a in part)) for part in state[2:])
-        rows = wavefront.empty_rows(updates, self.width)
         sides = 2 if self.blocking else 1  # sides of a meeting that begin another round
         steps = sides * self.width * updates / self.workers * self.mini_batches
         ahead = functools.partial(self._ahead, columns_of(self.workers, self.mini_batches, steps))
-        wavefront.fill(nodes, pending, state.time, self.blocking, ahead, rows)
+        rows = wavefront.filled(nodes, pending, state.time, self.blocking, ahead, updates)
         until = state.update + updates
         version = np.arange(state.update, until, dtype=np.int32)[:, None]
-        time = float(rows.time[-1]) if updates else state.time
+        time = float(rows["time"][-1]) if updates else state.time
         return PairState(until, time, nodes, pending), Schedule(
             version=np.tile(version, (1, 2 * self.width)),
             offset=state.update,
             population=self.workers,
-            **rows._asdict(),
+            **rows,
         )
 
     def costs(self, first: np.ndarray, columns: int) -> np.ndarray:

@@ -70,16 +70,16 @@ class Protocol(NamedTuple):
         return self.grace > 0
 
 
-class _Rows(NamedTuple):
-    """Columns that the event loop fills, [T, k] each."""
-
-    workers: np.ndarray  # int32
-    start: np.ndarray  # s
-    finish: np.ndarray  # s
-    first: np.ndarray  # int64
-    version: np.ndarray  # int32
-    busy: np.ndarray  # s
-    communication: np.ndarray  # s
+# Columns that the event loop fills, [T, k] each, in its order; times in seconds.
+COLUMNS = {
+    "workers": np.int32,
+    "start": float,
+    "finish": float,
+    "first": np.int64,
+    "version": np.int32,
+    "busy": float,
+    "communication": float,
+}
 
 
 class EventClock:
@@ -101,9 +101,7 @@ class EventClock:
             )
         check_draw(name, setting, "")
         self.check_k(k)
-        process = as_process(setting.delay)
-        self._process = process.seeded(setting.seed)
-        self._ahead = Ahead(process, setting.seed)
+        self._ahead = Ahead(as_process(setting.delay), setting.seed)
         self._communication = setting.communication
         self._seconds = checked_cost(name, setting.communication, self.workers)
 
@@ -133,13 +131,9 @@ class EventClock:
 
     def init(self) -> EventState:
         """Begin a contribution of every worker at 0 s."""
-        zeros, end = np.zeros(self.workers, np.int64), np.zeros(self.workers)
-        for step in range(self.mini_batches.max()):
-            at = np.flatnonzero(step < self.mini_batches)
-            end[at] += self._process.duration(at, end[at], step)
-        return EventState(
-            0, 0.0, 0.0, np.zeros(self.workers), end, zeros, self.mini_batches.copy(), zeros
-        )
+        zeros, begin = np.zeros(self.workers, np.int64), np.zeros(self.workers)
+        end = self._ahead.first_ends(self.mini_batches)
+        return EventState(0, 0.0, 0.0, begin, end, zeros, self.mini_batches.copy(), zeros)
 
     def extend(
         self, state: EventState, updates: int, *, k: int | None = None
@@ -148,21 +142,20 @@ class EventClock:
         k = self.k if k is None else k
         self.check_k(k)
         cost = self._costs(state.update, updates)
-        kinds = (np.int32, float, float, np.int64, np.int32, float, float)
         width = self.workers if self.protocol.waits_on else k
-        rows = _Rows(*(np.empty((updates, width), kind) for kind in kinds))
+        rows = {name: np.empty((updates, width), kind) for name, kind in COLUMNS.items()}
         after, opened = self._filled(state, cost, k, rows)
-        landed = np.concatenate([[state.time], rows.finish.max(axis=1)])
+        landed = np.concatenate([[state.time], rows["finish"].max(axis=1)])
         time = np.maximum.accumulate(landed)  # an update over cheaper links may overtake
         after = after._replace(update=state.update + updates, time=float(time[-1]), opened=opened)
         each = np.append(self.mini_batches, 0)  # no worker has finished 0 mini-batches
         return after, Schedule(
             time=time[1:],
-            batches=each[rows.workers].astype(np.int32),
+            batches=each[rows["workers"]].astype(np.int32),
             held=after.version.astype(np.int32),
             offset=state.update,
             population=self.workers,
-            **rows._asdict(),
+            **rows,
         )
 
     def _costs(self, update: int, updates: int) -> np.ndarray:
@@ -176,14 +169,14 @@ class EventClock:
         )
 
     def _filled(
-        self, state: EventState, cost: np.ndarray, k: int, rows: _Rows
+        self, state: EventState, cost: np.ndarray, k: int, rows: dict[str, np.ndarray]
     ) -> tuple[EventState, float]:
         """Fill `rows`; return the state's arrays after them, and the next row's opening."""
         unknown = np.zeros(self.workers, np.int64)
         *arrays, counter, steps = interleaved([*state[3:], unknown, self.mini_batches])
         _, end, _, attempts, _ = arrays
         fixed = (steps, k, *self.protocol)
-        longest, (updates, width) = int(self.mini_batches.max()), rows.workers.shape
+        longest, (updates, width) = int(self.mini_batches.max()), rows["workers"].shape
         place, times = np.zeros(3, np.int64), np.array([0.0, 0.0, 0.0, state.opened])
         taken = np.zeros(updates, np.int64)
         while place[0] < updates:
@@ -195,7 +188,7 @@ class EventClock:
             run = lookahead.compiled(loop) if isinstance(seconds.table, np.ndarray) else loop
             where = place, times, taken, state.update
             moving = tuple(arrays), tree_of(end)
-            run(*where, tuple(seconds), fixed, cost, *moving, tuple(rows))
+            run(*where, tuple(seconds), fixed, cost, *moving, tuple(rows.values()))
         after = (np.ascontiguousarray(array) for array in arrays)
         return EventState(*state[:3], *after), float(times[3])
 

@@ -64,18 +64,17 @@ class Lookahead(NamedTuple):
     round: np.ndarray  # [P] int64, round of the first column of the draws
 
 
-class Rows(NamedTuple):
-    """Columns that the event loop fills, [T, 2 width] each, and the times of the rows."""
-
-    time: np.ndarray  # [T] s
-    workers: np.ndarray  # int32
-    partner: np.ndarray  # int32
-    start: np.ndarray  # s
-    finish: np.ndarray  # s
-    batches: np.ndarray  # int32
-    first: np.ndarray  # int64
-    busy: np.ndarray  # s
-    communication: np.ndarray  # s
+# Columns that the event loop fills, [T, 2 width] each, behind the times of the rows; in seconds.
+COLUMNS = {
+    "workers": np.int32,
+    "partner": np.int32,
+    "start": float,
+    "finish": float,
+    "batches": np.int32,
+    "first": np.int64,
+    "busy": float,
+    "communication": float,
+}
 
 
 class Meetings(NamedTuple):
@@ -94,27 +93,24 @@ def empty_window(width: int) -> Pending:
     return Pending(np.zeros(1, np.int64), whole, whole, whole, real, real, real, np.zeros(size))
 
 
-def empty_rows(updates: int, width: int) -> Rows:
-    """Return rows that are yet to be filled."""
-    kinds = (np.int32, np.int32, float, float, np.int32, np.int64, float, float)
-    return Rows(np.empty(updates), *(np.empty((updates, 2 * width), kind) for kind in kinds))
-
-
-def fill(
-    nodes: Nodes, pending: Pending, time: float, blocking: bool, ahead: Callable, rows: Rows
-) -> None:
-    """Fill all `rows` after a row that landed at `time`, and move `nodes` and `pending` on.
+def filled(
+    nodes: Nodes, pending: Pending, time: float, blocking: bool, ahead: Callable, updates: int
+) -> dict[str, np.ndarray]:
+    """Return rows after one that landed at `time`, as columns, and move `nodes` and `pending` on.
 
     ahead: (nodes, s until when paths of speeds have to be known) -> Lookahead that lets every
         node go on.
     """
+    shape = updates, 2 * (pending.land.size // WINDOW_PER_WIDTH)
+    columns = {name: np.empty(shape, kind) for name, kind in COLUMNS.items()}
+    rows = {"time": np.empty(updates), **columns}
     row, until, unknown = 0, np.zeros(1), np.zeros_like(nodes.round)
     *often, counter, begun = interleaved([*nodes[:_OFTEN], unknown, unknown])
     moving, place = Nodes(*often, *nodes[_OFTEN:]), np.arange(pending.land.size)
     landing, levels = tree_of(nodes.land)
     waking, _ = tree_of(nodes.wake)
-    fixed = place, moving[:-2], (landing, waking, levels), tuple(pending), tuple(rows)
-    while row < rows.time.size:
+    fixed = place, moving[:-2], (landing, waking, levels), tuple(pending), tuple(rows.values())
+    while row < updates:
         known = ahead(moving, until[0])
         counter[:], begun[:] = known.seconds.counter, known.round
         run = loop
@@ -127,6 +123,7 @@ def fill(
         array[:] = new
     for array in pending[1:]:
         array[:] = array[place]
+    return rows
 
 
 def wait(queues, end, i, j) -> None:

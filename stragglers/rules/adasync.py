@@ -18,7 +18,7 @@ import numpy as np
 
 from stragglers.delays import Law
 from stragglers.order_statistics import sums_means
-from stragglers.rule import AsyncProtocol, Decision, Rule, Setting, most_mini_batches
+from stragglers.rule import AsyncProtocol, Decision, Rule, Setting
 from stragglers.rules import k_protocols
 from stragglers.schedule import Schedule
 from stragglers.server_clock import EventClock, Server
@@ -43,11 +43,6 @@ class AdaState(NamedTuple):
     def update(self) -> int:
         """Index of the next row."""
         return self.protocol.update
-
-
-def proportional_k(k: int) -> Callable[[float], float]:
-    """Return (F_0 / F) -> K where the runtime is proportional to K: K_0 sqrt(F_0 / F)."""
-    return lambda ratio: k * math.sqrt(ratio)
 
 
 def exponential_k(workers: int, k: int) -> Callable[[float], float]:
@@ -115,17 +110,16 @@ def adasync(
     if not 1 <= k <= workers:
         raise ValueError(f"adasync: needs 1 <= k <= {workers} workers, got k={k}; set k in it")
     clock = EventClock("adasync", setting, k, PROTOCOLS[protocol])
-    return _Adaptive(clock, _chooser(setting, clock), interval, lowest_loss).rule()
-
-
-def _chooser(setting: Setting, clock: EventClock) -> Callable[[float], float]:
-    """Return (F_0 / F) -> K of the protocol; see the module's three cases."""
-    workers, k = clock.workers, clock.k
     if not clock.protocol.idle:
-        return proportional_k(k)
-    if isinstance(setting.delay, Law) and len(set(clock.mini_batches.tolist())) == 1:
-        return tabled_k(setting.delay, workers, k, most_mini_batches(setting.mini_batches))
-    return exponential_k(workers, k)
+
+        def chosen(ratio: float) -> float:
+            return k * math.sqrt(ratio)
+
+    elif isinstance(setting.delay, Law) and len(set(clock.mini_batches.tolist())) == 1:
+        chosen = tabled_k(setting.delay, workers, k, int(clock.mini_batches[0]))
+    else:
+        chosen = exponential_k(workers, k)
+    return _Adaptive(clock, chosen, interval, lowest_loss).rule()
 
 
 class _Adaptive:

@@ -10,7 +10,6 @@ from stragglers import delays, lookahead
 from stragglers.processes import markov, persistent, spells
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
-from stragglers.speed_paths import SWITCH
 from tests.stragglers.contract_rows import assert_equal
 
 MARKOV = markov(delays.shifted_exponential(1.0, 1.0), 5.0, 9.0, 3.0)
@@ -42,17 +41,6 @@ def test_a_compiled_loop_gives_what_durations_drawn_one_by_one_give(name, own, d
     # The same with a table so short that the loop has to come back for more in any place.
     monkeypatch.setattr(lookahead, "WINDOW", 1)
     assert_equal(found, whole(RULES[name](setting, **own), 150))
-
-
-def test_a_process_that_nothing_is_known_of_is_drawn_as_it_goes():
-    ahead = lookahead.Ahead(PROCESSES["factors of factors"], 0)
-    begin = np.zeros(2)
-    seconds = ahead.of(np.zeros(2, np.int64), 4, begin, 0.0)
-    begin[1] = 7.0
-    expected = PROCESSES["factors of factors"].seeded(0).duration(1, 7.0, 3)
-    assert seconds.table[1, 3] == expected
-    compiled = lookahead.Ahead(MARKOV, 0).of(np.zeros(2, np.int64), 4, begin, 500.0)
-    assert compiled.path[:, -1, SWITCH].min() > 500.0 and compiled.table.shape == (2, 4)
 
 
 @pytest.mark.parametrize("size", [1, 8, 9, 65, 1000])

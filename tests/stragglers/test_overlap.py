@@ -12,7 +12,7 @@ from algorithms.links import Links
 from comms import topology
 from comms.messages import lasting
 from stragglers import delays, inject
-from stragglers.processes import as_process, persistent
+from stragglers.processes import as_process
 from stragglers.rule import Transfer, whole
 from stragglers.rules.replay import recorded
 from stragglers.schedule import concatenate, load
@@ -47,24 +47,6 @@ def test_the_order_of_dpsgd_decides_what_a_neighbour_waits_for(order):
         else:
             t = np.maximum(t + seconds, t[NEAR].max(1) + D)
         np.testing.assert_allclose(schedule.finish[row], t, rtol=1e-12)
-
-
-def test_a_bucket_leaves_within_the_last_mini_batch_by_hand():
-    """Workers of 1 s and 2 s a mini-batch, two each; buckets of 3 s and 1 s leave at .5 and 1."""
-    delay = persistent(delays.deterministic(1.0), [1.0, 2.0])
-    cost = (Transfer(3.0, leaves=0.5), Transfer(1.0))
-    schedule = planned.plan("barrier", delay, 2, 2, 2, communication=cost)
-    # The slower one's first bucket is known at 3 s and there at 6, the second one at 7.
-    np.testing.assert_array_equal(schedule.time, [7.0, 14.0])
-    np.testing.assert_array_equal(schedule.communication, [[4.0, 3.0], [4.0, 3.0]])
-    # Stopped at 2 s in a mini-batch of 4 s, the slower one knows then that it is the last.
-    late = persistent(delays.deterministic(1.0), [1.0, 4.0])
-    stopped = planned.plan("first_finisher", late, 2, 1, 2, communication=cost)
-    np.testing.assert_array_equal(stopped.batches, [[2, 1]])
-    np.testing.assert_array_equal(stopped.time, [6.0])  # known at 2, there at 5 and, after 4, at 6
-    # Cut there, nothing was known before.
-    cut = planned.plan("first_finisher", late, 2, 1, 2, communication=cost, in_flight="cut")
-    np.testing.assert_array_equal(cut.time, [6.0])
 
 
 def test_transfers_that_make_no_sense_are_refused():

@@ -5,7 +5,7 @@ import pytest
 
 from stragglers import delays
 from stragglers.processes import persistent
-from stragglers.rules.adasync import exponential_k, proportional_k, tabled_k
+from stragglers.rules.adasync import exponential_k, tabled_k
 from stragglers.schedule import concatenate
 from tests import planned
 
@@ -17,12 +17,6 @@ LAWS = [
     delays.pareto(1.0, 3.0),
     delays.uniform(1.0, 2.0),
 ]
-
-
-def test_closed_forms_by_hand():
-    assert proportional_k(2)(9.0) == pytest.approx(6.0)
-    # K^2 / (16 - K) = (16 / 12) 3 = 4 at K = sqrt(68) - 2.
-    assert exponential_k(P, 4)(3.0) == pytest.approx(np.sqrt(68) - 2)
 
 
 @pytest.mark.parametrize("k", [1, 4, 15, 16])

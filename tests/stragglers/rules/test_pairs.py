@@ -297,16 +297,6 @@ def test_bad_values_are_refused(kind, options, message):
 # --- draws ---
 
 
-def test_a_lookup_is_addressed_by_worker_and_round():
-    """Partners and steps do not depend on the delays."""
-    options = {"steps": "geometric", "local_steps": 2, "mini_batches": 6, "seed": 7}
-    made = [whole(rule("non-blocking", DELAYS[d], **options), 500) for d in ("law", "ties")]
-    for i in range(8):
-        one, other = (r[r[:, 1] == i][:20, 2:5] for r in map(flat, made))
-        np.testing.assert_array_equal(one, other)
-        assert len(one) == 20
-
-
 def test_partners_are_uniform_among_neighbours_or_follow_the_weights_of_edges():
     graph = topology.complete(4)
     for weights in ([1, 1, 1], [1, 2, 5]):
