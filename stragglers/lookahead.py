@@ -186,7 +186,7 @@ def earliest(tree: np.ndarray, levels: np.ndarray) -> int:
 
 @functools.cache
 def compiled(loop: Callable, *own: Callable) -> Callable:
-    """Return a loop as machine code; own: functions that it calls, beside those of here."""
+    """Return a loop as machine code; own: further functions that it calls."""
     return streams.compiled(
         loop,
         *own,

@@ -8,7 +8,7 @@ workers as its worker, and itself as its partner. `version` is the row, as every
 own copy.
 
 A draw (of a neighbour, or of the local steps before a meeting) depends on the node and on how often
-it has drawn before, never on time. `Meetings` has the same meetings for nodes whose time is real.
+it has drawn before, never on time. `PairProtocol` has the same meetings where time is real.
 """
 
 import functools
@@ -247,7 +247,7 @@ class MeetingState(NamedTuple):
     since: np.ndarray  # [P] s, from which on it waits
 
 
-class Meetings:
+class PairProtocol:
     """`AsyncProtocol` of pairs; an update lists the node that asked and its partner.
 
     A node that meets itself is alone in its update. The version of an arrival does not matter, as

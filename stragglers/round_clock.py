@@ -167,30 +167,19 @@ LEFTOVERS = {"carry": True, "drop": False}  # True if unfinished mini-batches go
 DRAWN_AT_ONCE = 1 << 20  # limit of durations
 
 
-class Work(NamedTuple):
-    """Work of the workers in a round, in seconds."""
+def _known(leaves: float, start, ready, ends, done, stops) -> np.ndarray:
+    """Return the times [P] s at which messages that leave after this share are known.
 
-    start: np.ndarray  # [P]
-    ready: np.ndarray  # [P]
-    ends: np.ndarray  # [P, M] of the mini-batches
-    done: np.ndarray  # [P] finished mini-batches
-    stops: np.ndarray  # [P, 1] or [1, 1], of the signal
-
-    def known(self, leaves: float) -> np.ndarray:
-        """Return the times [P] at which messages that leave after this share are known.
-
-        The share is of the last mini-batch. A whole round's last mini-batch is known from the
-        start; another one when the signal comes.
-        """
-        if leaves == 0:
-            return self.start
-        if leaves == 1:
-            return self.ready
-        workers, whole = self.ends.shape
-        last = _begins(self.start, self.ends)[np.arange(workers), np.maximum(self.done - 1, 0)]
-        signal = np.minimum(self.stops[:, 0], self.ready)
-        sure = np.where(self.done == whole, last, signal)
-        return np.maximum(last + leaves * (self.ready - last), sure)
+    The share is of the last mini-batch. A whole round's last mini-batch is known from the start;
+    another one when the signal comes. start, ready: [P] s of the work; ends: [P, M] s and done: [P]
+    of its mini-batches; stops: [P, 1] or [1, 1] s of the signal.
+    """
+    if leaves in (0, 1):
+        return ready if leaves else start
+    workers, whole = ends.shape
+    last = _begins(start, ends)[np.arange(workers), np.maximum(done - 1, 0)]
+    sure = np.where(done == whole, last, np.minimum(stops[:, 0], ready))
+    return np.maximum(last + leaves * (ready - last), sure)
 
 
 def _begins(start: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -259,9 +248,10 @@ class RoundClock:
             else:
                 ends = free[:, None] + within[row]
                 stops, started, done, ready = np.full((1, 1), np.inf), whole, whole, ends[:, -1]
-            work = Work(free, ready, ends, done, stops)
             start[row], first[row], batches[row] = free, consumed, done
-            spent[row], finish[row], under_way = self._exchange(t, work, active[row], under_way)
+            spent[row], finish[row], under_way = self._exchange(
+                t, (free, ready, ends, done, stops), active[row], under_way
+            )
             busy[row] = ready - free
             free = finish[row]
             attempts = attempts + started
@@ -313,22 +303,26 @@ class RoundClock:
         within = self._seeded.draw(worker, np.zeros((1, 1, 1)), counts).cumsum(axis=2)
         return within if np.isfinite(within[..., -1]).all() else None
 
-    def _exchange(self, t: int, work: Work, active: np.ndarray, under_way: tuple):
-        """Return exposed seconds [P] of round t, its landing [P], and later transfers."""
-        transfers = self._transfers(t)
+    def _exchange(self, t: int, work: tuple, active: np.ndarray, under_way: tuple):
+        """Return exposed seconds [P] of round t, its landing [P], and later transfers.
+
+        work: as for `_known`.
+        """
+        transfers, ready = self._transfers(t), work[1]
         arrived, *later = *under_way, *[UNSENT] * (under_way == ())
-        landed, at = work.ready, UNSENT
+        landed, at = ready, UNSENT
         for transfer in transfers:
-            at = np.maximum(self._land(work.known(transfer.leaves), active), at) + transfer.seconds
+            known = _known(transfer.leaves, *work)
+            at = np.maximum(self._land(known, active), at) + transfer.seconds
             if transfer.late:
                 later += [UNSENT] * (transfer.late - len(later))
                 later[transfer.late - 1] = np.maximum(later[transfer.late - 1], at)
             else:
                 arrived = np.maximum(arrived, at)
-                landed = work.ready.max() if self._everywhere else work.ready
+                landed = ready.max() if self._everywhere else ready
         seconds = total_seconds(transfers)
         if any(map(hides, transfers)):
-            seconds = np.clip(arrived - work.ready, 0.0, seconds)  # the rest hides behind the work
+            seconds = np.clip(arrived - ready, 0.0, seconds)  # the rest hides behind the work
         return seconds, np.maximum(landed, arrived), tuple(later)
 
     def _check(self, signal: Signal) -> None:

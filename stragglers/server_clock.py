@@ -71,14 +71,14 @@ class Protocol(NamedTuple):
 
 
 # Columns that the event loop fills, [T, k] each, in its order; times in seconds.
-COLUMNS = {
-    "workers": np.int32,
-    "start": float,
-    "finish": float,
-    "first": np.int64,
-    "version": np.int32,
-    "busy": float,
-    "communication": float,
+_COLUMNS = {
+    "workers": "int32",
+    "start": "float64",
+    "finish": "float64",
+    "first": "int64",
+    "version": "int32",
+    "busy": "float64",
+    "communication": "float64",
 }
 
 
@@ -143,7 +143,7 @@ class EventClock:
         self.check_k(k)
         cost = self._costs(state.update, updates)
         width = self.workers if self.protocol.waits_on else k
-        rows = {name: np.empty((updates, width), kind) for name, kind in COLUMNS.items()}
+        rows = {name: np.empty((updates, width), kind) for name, kind in _COLUMNS.items()}
         after, opened = self._filled(state, cost, k, rows)
         landed = np.concatenate([[state.time], rows["finish"].max(axis=1)])
         time = np.maximum.accumulate(landed)  # an update over cheaper links may overtake

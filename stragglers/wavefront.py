@@ -65,15 +65,15 @@ class Lookahead(NamedTuple):
 
 
 # Columns that the event loop fills, [T, 2 width] each, behind the times of the rows; in seconds.
-COLUMNS = {
-    "workers": np.int32,
-    "partner": np.int32,
-    "start": float,
-    "finish": float,
-    "batches": np.int32,
-    "first": np.int64,
-    "busy": float,
-    "communication": float,
+_COLUMNS = {
+    "workers": "int32",
+    "partner": "int32",
+    "start": "float64",
+    "finish": "float64",
+    "batches": "int32",
+    "first": "int64",
+    "busy": "float64",
+    "communication": "float64",
 }
 
 
@@ -102,7 +102,7 @@ def filled(
         node go on.
     """
     shape = updates, 2 * (pending.land.size // WINDOW_PER_WIDTH)
-    columns = {name: np.empty(shape, kind) for name, kind in COLUMNS.items()}
+    columns = {name: np.empty(shape, kind) for name, kind in _COLUMNS.items()}
     rows = {"time": np.empty(updates), **columns}
     row, until, unknown = 0, np.zeros(1), np.zeros_like(nodes.round)
     *often, counter, begun = interleaved([*nodes[:_OFTEN], unknown, unknown])
