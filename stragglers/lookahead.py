@@ -187,13 +187,5 @@ def earliest(tree: np.ndarray, levels: np.ndarray) -> int:
 @functools.cache
 def compiled(loop: Callable, *own: Callable) -> Callable:
     """Return a loop as machine code; own: further functions that it calls."""
-    return streams.compiled(
-        loop,
-        *own,
-        lesser,
-        least_below,
-        set_time,
-        earliest,
-        speed_paths.sojourn,
-        speed_paths.duration,
-    )
+    tree = lesser, least_below, set_time, earliest
+    return streams.compiled(loop, *own, *tree, speed_paths.sojourn, speed_paths.duration)

@@ -111,7 +111,6 @@ def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
 
 # draws of a round's number of local steps: (name, mean, most, seed) -> Draw
 STEP_DRAWS: dict[str, Callable[..., Draw]] = {"fixed": _fixed, "geometric": _geometric}
-CONSTANT = (_fixed,)  # all rounds of these have the mean
 
 
 class PairState(NamedTuple):
@@ -156,9 +155,8 @@ class PairClock:
         self.width = width
         mean = self.mini_batches if local_steps is None else local_steps
         self.partner = neighbour(name, graph, asks, setting.seed)
-        draw = STEP_DRAWS[steps]
-        self.steps = draw(name, mean, self.mini_batches, setting.seed)
-        self._always = np.full((1, 1), int(mean)) if draw in CONSTANT else None
+        self.steps = STEP_DRAWS[steps](name, mean, self.mini_batches, setting.seed)
+        self._always = np.full((1, 1), int(mean)) if steps == "fixed" else None
         self._known = Ahead(as_process(setting.delay), setting.seed)
         self._everybody = np.arange(self.workers)
         self._communication = setting.communication

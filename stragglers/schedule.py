@@ -252,7 +252,10 @@ class Schedule:
     def save(self, path: str | Path) -> None:
         """Write all arrays to an `.npz` file, of the newest format."""
         names = [field.name for field in fields(self) if field.name != "events"]
-        values = {name: getattr(self, name) for name in names} | _event_columns(self.events)
+        values = {name: getattr(self, name) for name in names}
+        if self.events:
+            columns = zip(Event._fields, zip(*self.events, strict=True), strict=True)
+            values |= {f"event_{name}": np.array(column) for name, column in columns}
         present = {name: value for name, value in values.items() if value is not None}
         np.savez_compressed(path, format=FORMAT, **present)
 
@@ -355,18 +358,8 @@ def _columns(schedule: Schedule) -> dict[str, np.ndarray]:
     return {n: getattr(schedule, n) for n in names if getattr(schedule, n) is not None}
 
 
-def _event_columns(events: Sequence[Event]) -> dict[str, np.ndarray]:
-    """Return events as arrays of a file, no arrays for no events."""
-    if not events:
-        return {}
-    return {
-        f"event_{name}": np.array(values)
-        for name, values in zip(Event._fields, zip(*events, strict=True), strict=True)
-    }
-
-
 def _events(values: dict[str, np.ndarray]) -> tuple[Event, ...]:
-    """Take the arrays of `_event_columns` out of a file's arrays."""
+    """Take the columns of events, as `save` writes them, out of a file's arrays."""
     columns = [values.pop(f"event_{name}", None) for name in Event._fields]
     if all(column is None for column in columns):
         return ()
