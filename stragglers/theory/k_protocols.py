@@ -14,29 +14,15 @@ from stragglers.delays import Law, Residual
 from stragglers.order_statistics import convolved, graded, order_statistic_mean
 
 
-def expected_runtime(rule: str, law: Law, k: int, workers: int) -> float:
-    """Return the expected seconds between two updates, without communication.
-
-    k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync: the k-th point of P superposed
-    renewal processes, by quadrature to about 0.5 %; k_async: for exponential durations, for k = 1
-    or P, and for deterministic ones if k divides P. Elsewhere k_async has no closed form and
-    raises ValueError, as a bad k does. Source: 1803.01113.
-    """
-    low, high = runtime_bounds(rule, law, k, workers)
-    if low != high:
-        raise ValueError(
-            f"expected_runtime: {rule} has no closed form for {law} and k={k}; take "
-            f"runtime_bounds, or simulate stragglers.rules.{rule}"
-        )
-    return low
-
-
 def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, float]:
-    """Return (low, high), seconds between which `expected_runtime` lies; equal where it is known.
+    """Return (low, high), bounds of the expected seconds between two updates without communication.
 
-    k_async: at least k E[X] / P. At most E[X_{k:P}] for distributions whose residual durations are
-    shorter than new ones ("new-longer-than-used"), at least that where they are longer, and no
-    upper bound where neither holds. Source: 1803.01113, K-async SGD.
+    They are equal where it is known. k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync:
+    the k-th point of P superposed renewal processes, by quadrature to about 0.5 %. k_async: known
+    for exponential durations, for k = 1 or P, and for deterministic ones if k divides P; else at
+    least k E[X] / P, at most E[X_{k:P}] for distributions whose residual durations are shorter than
+    new ones ("new-longer-than-used"), at least that where they are longer, and without an upper
+    bound where neither holds. A bad k raises ValueError. Source: 1803.01113.
     """
     if rule not in _THEORY:
         raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_THEORY)}")

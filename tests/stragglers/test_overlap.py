@@ -14,8 +14,6 @@ from comms.messages import lasting
 from stragglers import delays, inject
 from stragglers.processes import as_process
 from stragglers.rule import Transfer, whole
-from stragglers.rules.replay import recorded
-from stragglers.schedule import concatenate, load
 from tests import planned
 
 N, M, D = 8, 3, 0.7
@@ -119,15 +117,6 @@ def always(first, count):
 def rule(name, links, **options):
     own = {"deadline": {"seconds": 12.0}, "quorum": {"k": 20}}.get(name, {})
     return planned.rule(name, LAW, N, 4, 3, links=links, **own, **options)
-
-
-def test_matchings_survive_files_and_replays(tmp_path):
-    schedule = whole(rule("first_finisher", ring(N)), 30)
-    schedule.save(tmp_path / "schedule.npz")
-    again = recorded(load(tmp_path / "schedule.npz"))
-    state, first = again.extend(again.init(), 11)
-    _, second = again.extend(state, 100)
-    np.testing.assert_array_equal(concatenate([first, second]).matchings, schedule.matchings)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,8 @@ def with_everything():
         Event(3.5, 1, "restored", 0),
         Event(9.0, 1, "lost"),
     )
-    return replace(worked_out(), samples=np.array([[0, 0], [16, 32]], np.int64), events=events)
+    samples, matchings = np.array([[0, 0], [16, 32]], np.int64), np.array([[True], [False]])
+    return replace(worked_out(), samples=samples, matchings=matchings, events=events)
 
 
 def test_samples_and_events_come_back_from_a_file(tmp_path):
