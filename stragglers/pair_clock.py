@@ -156,7 +156,7 @@ class PairClock:
         mean = self.mini_batches if local_steps is None else local_steps
         self.partner = neighbour(name, graph, asks, setting.seed)
         self.steps = STEP_DRAWS[steps](name, mean, self.mini_batches, setting.seed)
-        self._always = np.full((1, 1), int(mean)) if steps == "fixed" else None
+        self._always = np.full((1, 1), int(mean)) if STEP_DRAWS[steps] is _fixed else None
         self._known = Ahead(as_process(setting.delay), setting.seed)
         self._everybody = np.arange(self.workers)
         self._communication = setting.communication
