@@ -85,26 +85,22 @@ def deterministic(value: float) -> Law:
 def exponential(scale: float) -> Law:
     """Draw exponential durations with mean `scale` seconds."""
     _positive("exponential", scale=scale)
-    return _law(
-        "exponential",
-        lambda u: -scale * np.log1p(-u),
-        scale,
-        scale=scale,
-        residual=Residual.MEMORYLESS,
-    )
+
+    def inverse(u):
+        return -scale * np.log1p(-u)
+
+    return _law("exponential", inverse, scale, residual=Residual.MEMORYLESS, scale=scale)
 
 
 def shifted_exponential(shift: float, scale: float) -> Law:
     """Draw `shift` seconds plus an exponential duration with mean `scale` seconds."""
     _positive("shifted_exponential", shift=shift, scale=scale)
-    return _law(
-        "shifted_exponential",
-        lambda u: shift - scale * np.log1p(-u),
-        shift + scale,
-        residual=Residual.SHORTER,
-        shift=shift,
-        scale=scale,
-    )
+
+    def inverse(u):
+        return shift - scale * np.log1p(-u)
+
+    own = {"shift": shift, "scale": scale}
+    return _law("shifted_exponential", inverse, shift + scale, residual=Residual.SHORTER, **own)
 
 
 def pareto(minimum: float, shape: float) -> Law:
@@ -196,20 +192,9 @@ def jitter(mean: float, sigma: float) -> Law:
     return lognormal(math.log(mean) - sigma**2 / 2, sigma) if sigma else deterministic(mean)
 
 
+_ALL = (deterministic, exponential, shifted_exponential, pareto, weibull, gamma, lognormal, uniform)
 LAWS: dict[str, Callable[..., Law]] = {
-    factory.__name__: factory
-    for factory in (
-        deterministic,
-        exponential,
-        shifted_exponential,
-        pareto,
-        weibull,
-        gamma,
-        lognormal,
-        uniform,
-        bernoulli_slowdown,
-        jitter,
-    )
+    law.__name__: law for law in (*_ALL, bernoulli_slowdown, jitter)
 }
 
 

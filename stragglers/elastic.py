@@ -25,32 +25,6 @@ class Ran(NamedTuple):
     stops: int
 
 
-class _Failures:
-    """Numbers of mini-batches that each learner makes before its failures.
-
-    most: mini-batches beyond which no failure is looked up.
-    """
-
-    def __init__(self, process: Process, learners: int, step: float, most: int):
-        self._draw, self._step, self._most = process.duration, step, most
-        self._learners = np.arange(learners)
-        self._drawn = np.zeros(learners, np.int64)
-
-    def next(self, learner: int) -> tuple[int, float]:
-        """Return (mini-batches until the learner's next failure, seconds of its absence)."""
-        before = 0
-        while before < self._most:
-            first = int(self._drawn[learner])
-            seconds = self._draw(learner, 0.0, first + np.arange(AHEAD))
-            failed = np.flatnonzero(seconds > self._step)
-            if failed.size:
-                self._drawn[learner] += failed[0] + 1
-                return before + int(failed[0]), float(seconds[failed[0]] - self._step)
-            self._drawn[learner] += AHEAD
-            before += AHEAD
-        return before, np.inf
-
-
 def elastic_all_reduce(
     process: Process, learners: int, step: float, stop: float, seconds: float
 ) -> Ran:
@@ -64,8 +38,22 @@ def elastic_all_reduce(
             f"elastic_all_reduce: {process.name} depends on the time; give a law, or a process "
             "whose durations are drawn one by one"
         )
-    failures = _Failures(process, learners, step, int(seconds / step) + 2)
-    left, away = (np.array(c) for c in zip(*map(failures.next, range(learners)), strict=True))
+    most, drawn = int(seconds / step) + 2, np.zeros(learners, np.int64)
+
+    def failure(learner: int) -> tuple[int, float]:
+        """Return (mini-batches until the learner's next failure, seconds of its absence)."""
+        before = 0
+        while before < most:
+            lasts = process.duration(learner, 0.0, int(drawn[learner]) + np.arange(AHEAD))
+            failed = np.flatnonzero(lasts > step)
+            if failed.size:
+                drawn[learner] += failed[0] + 1
+                return before + int(failed[0]), float(lasts[failed[0]] - step)
+            drawn[learner] += AHEAD
+            before += AHEAD
+        return before, np.inf
+
+    left, away = (np.array(c) for c in zip(*map(failure, range(learners)), strict=True))
     back = np.full(learners, np.inf)  # s, of absent learners
     time, made, stops = 0.0, 0, 0
     while time < seconds:
@@ -88,6 +76,6 @@ def elastic_all_reduce(
         time += step
         for learner in np.flatnonzero(failing):
             back[learner] = time + away[learner]
-            left[learner], away[learner] = failures.next(learner)
+            left[learner], away[learner] = failure(learner)
         time, stops = time + stop, stops + 1
     return Ran(time, made, stops)

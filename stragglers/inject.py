@@ -11,9 +11,7 @@ Each device runs one worker and calls three callbacks, in this order, with scala
 shorter than its delay does not lengthen it. Sleeping callbacks overlap across devices. The record
 comes out as a `Schedule`, which the simulator replays.
 
-Points that workers make in a round decide when it ends. The workers of one process count them in
-shared memory, see `Alone`; workers of several processes
-in an object with the functions of a `Tally`.
+Points that workers make in a round decide when it ends, see `Tally`.
 """
 
 import functools
@@ -21,53 +19,51 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from stragglers.processes import as_process
 from stragglers.round_clock import seconds_each
-from stragglers.rule import Cost, Sight, Transfer, Trigger, checked_transfers, hides, per_round
+from stragglers.rule import (
+    Calibration,
+    Cost,
+    RoundView,
+    Transfer,
+    Trigger,
+    checked_transfers,
+    hides,
+    per_round,
+)
 from stragglers.schedule import Schedule
-from stragglers.thresholds import Measured
 
 
-class Tally(Protocol):
-    """Points of rounds; thread-safe, and in one order for all workers."""
+class Tally:
+    """Points of rounds of workers that all live in this process.
 
-    def begin(self, needed: int) -> None:
-        """Forget all rounds; from now on this many points end a round."""
-
-    def add(self, round_index: int, points: int) -> bool:
-        """Add to a round; return True if it was not over before. The last point ends it for all."""
-
-    def over(self, round_index: int) -> bool:
-        """Return True if a round is over, as far as is known here; does not wait."""
-
-    def close(self, rounds: Iterable[int]) -> None:
-        """Forget rounds in which no worker works any more, here or elsewhere."""
-
-
-class Alone:
-    """Tally of workers that all live in this process."""
+    A tally of several processes has the same functions, thread-safe, in one order for all workers.
+    """
 
     def __init__(self):
         self._lock = threading.Lock()
         self._needed, self._points = 0, Counter()
 
     def begin(self, needed: int) -> None:
+        """Forget all rounds; from now on this many points end a round."""
         self._needed, self._points = needed, Counter()
 
     def add(self, round_index: int, points: int) -> bool:
+        """Add to a round; return True if it was not over before. The last point ends it for all."""
         with self._lock:
             before = self._points[round_index]
             self._points[round_index] = before + points
         return before < self._needed
 
     def over(self, round_index: int) -> bool:
+        """Return True if a round is over, as far as is known here; do not wait."""
         return self._points[round_index] >= self._needed
 
     def close(self, rounds: Iterable[int]) -> None:
+        """Forget rounds in which no worker works any more, here or elsewhere."""
         for round_index in rounds:
             self._points.pop(round_index, None)
 
@@ -104,6 +100,37 @@ class _Round:
         self.landed = 0
 
 
+class Measured:
+    """Calibration under way: the durations of its rounds, and the deadline that follows.
+
+    mini_batches: of a worker's round that are still measured, 0 once the deadline is known.
+    deadline: seconds after which a worker stops, inf before.
+    """
+
+    def __init__(self, calibration: Calibration, workers: int, mini_batches: int):
+        self.mini_batches, self.deadline = mini_batches, np.inf
+        self._calibration = calibration
+        self._durations = np.zeros((0, workers, mini_batches))  # s
+        self._exchanges = np.zeros(0)  # s
+
+    def add(self, durations: np.ndarray, exchanges: np.ndarray) -> None:
+        """Add rounds, [rounds, workers, M] and [rounds] s; choose once there are enough."""
+        rounds = self._calibration.rounds
+        self._durations = np.concatenate([self._durations, durations])[:rounds]
+        self._exchanges = np.concatenate([self._exchanges, exchanges])[:rounds]
+        if len(self._durations) == rounds:
+            self.deadline = self._calibration.choose(self._durations, self._exchanges)
+            self.mini_batches = 0
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """Return the state for `unpack`."""
+        return {"durations": self._durations, "exchanges": self._exchanges}
+
+    def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
+        """Go on from the state of a packed calibration."""
+        self.add(packed["durations"], packed["exchanges"])
+
+
 class Injector:
     """Delays, trigger and logbook of one process's devices; thread-safe.
 
@@ -135,7 +162,7 @@ class Injector:
         tally: Tally | None = None,
     ):
         self.workers, self.trigger = workers, trigger
-        self._tally = tally or Alone()
+        self._tally = tally or Tally()
         self._delay = None if delay is None else as_process(delay).seeded(seed)
         self._per_round = per_round("mesh", draw)
         self._transfers = checked_transfers("mesh", communication, workers)
@@ -312,8 +339,8 @@ class Injector:
             return True
         if trigger.stop is None:
             return False
-        sight = Sight(record.finished, now - begun, record.ready - begun, self._past)
-        return trigger.stop(sight)
+        view = RoundView(record.finished, now - begun, record.ready - begun, self._past)
+        return trigger.stop(view)
 
     def _counted(self, finished: np.ndarray) -> np.ndarray:
         """Return the finished mini-batches that belong to whole contributions."""

@@ -1,12 +1,14 @@
-"""Lookahead of event loops: the durations of every worker's next mini-batches."""
+"""Parts of the two compiled event loops: durations ahead, and the earliest of many workers."""
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from stragglers import speed_paths, streams
 from stragglers.processes import Process
-from stragglers.streams import parts
 
 WINDOW = 256  # mini-batches of a worker that are looked up at once
 MANY_ENTRIES = 2**20  # of all workers together; with more, the number of drawn entries matters
@@ -48,6 +50,14 @@ class Ahead:
         self._process = process.seeded(seed)
         self._in_time = None if process.in_time is None else process.in_time(seed)
 
+    def first_ends(self, mini_batches: np.ndarray) -> np.ndarray:
+        """Return the ends [P] s of each worker's first mini-batches, [P] of them, begun at 0 s."""
+        end = np.zeros(mini_batches.size)
+        for step in range(mini_batches.max()):
+            at = np.flatnonzero(step < mini_batches)
+            end[at] += self._process.duration(at, end[at], step)
+        return end
+
     def of(self, counter: np.ndarray, columns: int, begin: np.ndarray, until: float) -> Seconds:
         """Return the next durations of all workers from the counters on, paths beyond `until` s.
 
@@ -77,7 +87,7 @@ def table_of(
 ) -> np.ndarray:
     """Return the values of `draw` for workers and counts from their `counter` on, [P, columns]."""
     table = np.empty((counter.size, columns), kind)
-    for some in parts(counter.size, columns):
+    for some in streams.parts(counter.size, columns):
         table[some[0, 0] :][: some.size] = draw(some, counter[some] + np.arange(columns))
     return table
 
@@ -90,3 +100,92 @@ def columns_of(workers: int, least: int, each: float) -> int:
     if workers * WINDOW > MANY_ENTRIES:
         return max(2 * least, min(WINDOW, int(2 * each) + 4, MOST_ENTRIES // workers))
     return max(2 * least, WINDOW)
+
+
+# The earliest of many: a tree of least times with eight branches.
+_LINE = 64  # bytes of a cache line
+BRANCHES = 8  # of a tree: a change reads one group of eight numbers a level, next to each other
+_TOGETHER = 2**12  # workers whose numbers stay in a cache while they are copied one by one
+
+
+def aligned(size: int) -> np.ndarray:
+    """Return memory of `size` numbers of 8 bytes that begins with a cache line."""
+    memory = np.empty(size + _LINE // 8)
+    return memory[-(memory.ctypes.data // 8) % (_LINE // 8) :][:size]
+
+
+def interleaved(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Copy arrays [P] of 8-byte numbers, as strided views of one piece of memory.
+
+    The numbers of a worker begin with a cache line; the first eight arrays share it.
+    """
+    words = -(-len(arrays) * 8 // _LINE) * _LINE // 8
+    of_worker = aligned(len(arrays[0]) * words).reshape(-1, words)
+    views = [of_worker[:, c].view(array.dtype) for c, array in enumerate(arrays)]
+    for start in range(0, len(of_worker), _TOGETHER):
+        some = slice(start, start + _TOGETHER)
+        for view, array in zip(views, arrays, strict=True):
+            view[some] = array[some]
+    return views
+
+
+def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a tree of these times and the first index of every level; leaves first, end last.
+
+    The branches of a node share a cache line.
+    """
+    levels, size = [0], times.size * BRANCHES
+    while len(levels) == 1 or size > 1:
+        size = -(-size // BRANCHES)
+        levels.append(levels[-1] + -(-size // BRANCHES) * BRANCHES)
+    tree, below = aligned(levels[-1]), times
+    for start, end in itertools.pairwise(levels):
+        tree[start:end] = np.inf
+        tree[start : start + below.size] = below
+        below = tree[start:end].reshape(-1, BRANCHES).min(axis=1)
+    return tree, np.array(levels)
+
+
+def lesser(a: float, b: float) -> float:
+    """Return the lesser of two times."""
+    return a if a < b else b
+
+
+def least_below(tree: np.ndarray, levels: np.ndarray, level: int, node: int) -> float:
+    """Return the least time of a node's branches, by comparisons that run side by side."""
+    at = levels[level - 1] + BRANCHES * node
+    return lesser(
+        lesser(lesser(tree[at], tree[at + 1]), lesser(tree[at + 2], tree[at + 3])),
+        lesser(lesser(tree[at + 4], tree[at + 5]), lesser(tree[at + 6], tree[at + 7])),
+    )
+
+
+def set_time(tree: np.ndarray, levels: np.ndarray, who: int, time: float) -> None:
+    """Change the time of a leaf, and the nodes above it as far as they change."""
+    tree[who] = time
+    node = who
+    for level in range(1, levels.size - 1):
+        node //= BRANCHES
+        least = least_below(tree, levels, level, node)
+        if tree[levels[level] + node] == least:
+            return
+        tree[levels[level] + node] = least
+
+
+def earliest(tree: np.ndarray, levels: np.ndarray) -> int:
+    """Find the worker with the least time; of several, the one with the lowest number."""
+    node = 0
+    for level in range(levels.size - 2, 0, -1):
+        least, branch = tree[levels[level] + node], levels[level - 1] + BRANCHES * node
+        lowest = BRANCHES - 1
+        for other in range(BRANCHES - 2, -1, -1):  # all branches: a jump cannot be predicted
+            lowest = other if tree[branch + other] == least else lowest
+        node = BRANCHES * node + lowest
+    return node
+
+
+@functools.cache
+def compiled(loop: Callable, *own: Callable) -> Callable:
+    """Return a loop as machine code; own: further functions that it calls."""
+    tree = lesser, least_below, set_time, earliest
+    return streams.compiled(loop, *own, *tree, speed_paths.sojourn, speed_paths.duration)

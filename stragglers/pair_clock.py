@@ -8,7 +8,7 @@ workers as its worker, and itself as its partner. `version` is the row, as every
 own copy.
 
 A draw (of a neighbour, or of the local steps before a meeting) depends on the node and on how often
-it has drawn before, never on time. `Meetings` has the same meetings for nodes whose time is real.
+it has drawn before, never on time. `PairProtocol` has the same meetings where time is real.
 """
 
 import functools
@@ -20,11 +20,19 @@ import numpy as np
 import scipy
 
 from stragglers import wavefront
-from stragglers.event_clock import check_draw
 from stragglers.lookahead import Ahead, columns_of, table_of
 from stragglers.processes import as_process
-from stragglers.rule import Arrivals, Reaction, Setting, Unfit, checked_cost, one_number
+from stragglers.rule import (
+    AsyncProtocol,
+    Decision,
+    Setting,
+    Unfit,
+    check_nodes,
+    checked_cost,
+    one_number,
+)
 from stragglers.schedule import Schedule
+from stragglers.server_clock import check_draw
 from stragglers.streams import addressed
 
 PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have no stream and 1
@@ -103,7 +111,6 @@ def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
 
 # draws of a round's number of local steps: (name, mean, most, seed) -> Draw
 STEP_DRAWS: dict[str, Callable[..., Draw]] = {"fixed": _fixed, "geometric": _geometric}
-CONSTANT = (_fixed,)  # all rounds of these have the mean
 
 
 class PairState(NamedTuple):
@@ -148,12 +155,9 @@ class PairClock:
         self.width = width
         mean = self.mini_batches if local_steps is None else local_steps
         self.partner = neighbour(name, graph, asks, setting.seed)
-        draw = STEP_DRAWS[steps]
-        self.steps = draw(name, mean, self.mini_batches, setting.seed)
-        self._always = np.full((1, 1), int(mean)) if draw in CONSTANT else None
-        process = as_process(setting.delay)
-        self._process = process.seeded(setting.seed)
-        self._known = Ahead(process, setting.seed)
+        self.steps = STEP_DRAWS[steps](name, mean, self.mini_batches, setting.seed)
+        self._always = np.full((1, 1), int(mean)) if STEP_DRAWS[steps] is _fixed else None
+        self._known = Ahead(as_process(setting.delay), setting.seed)
         self._everybody = np.arange(self.workers)
         self._communication = setting.communication
         self._seconds = checked_cost(name, setting.communication, self.workers)
@@ -161,14 +165,11 @@ class PairClock:
     def init(self) -> PairState:
         """Begin the local steps of all nodes at 0 s."""
         workers, everybody = self.workers, self._everybody
-        begin, end = np.zeros(workers), np.zeros(workers)
         first, waits = np.zeros(workers, np.int64), np.full(workers, -1)
         nothing = np.full(workers, np.inf)
         asked = table_of(self.partner, first, 1, np.int64)[:, 0]
         number = self.steps(everybody, first)
-        for step in range(number.max()):
-            at = np.flatnonzero(step < number)
-            end[at] += self._process.duration(at, end[at], step)
+        begin, end = np.zeros(workers), self._known.first_ends(number)
         cost = np.where(asked == everybody, 0.0, self.costs(first, 1)[:, 0])
         wake, land = (end.copy(), nothing) if self.blocking else (nothing, end + cost)
         nodes = wavefront.Nodes(
@@ -179,19 +180,18 @@ class PairClock:
     def extend(self, state: PairState, updates: int) -> tuple[PairState, Schedule]:
         """Return the next `updates` rows."""
         nodes, pending = (type(part)(*(a.copy() for a in part)) for part in state[2:])
-        rows = wavefront.empty_rows(updates, self.width)
         sides = 2 if self.blocking else 1  # sides of a meeting that begin another round
         steps = sides * self.width * updates / self.workers * self.mini_batches
         ahead = functools.partial(self._ahead, columns_of(self.workers, self.mini_batches, steps))
-        wavefront.fill(nodes, pending, state.time, self.blocking, ahead, rows)
+        rows = wavefront.filled(nodes, pending, state.time, self.blocking, ahead, updates)
         until = state.update + updates
         version = np.arange(state.update, until, dtype=np.int32)[:, None]
-        time = float(rows.time[-1]) if updates else state.time
+        time = float(rows["time"][-1]) if updates else state.time
         return PairState(until, time, nodes, pending), Schedule(
             version=np.tile(version, (1, 2 * self.width)),
             offset=state.update,
             population=self.workers,
-            **rows._asdict(),
+            **rows,
         )
 
     def costs(self, first: np.ndarray, columns: int) -> np.ndarray:
@@ -220,18 +220,14 @@ class PairClock:
 
 def check_neighbours(name: str, setting: Setting) -> None:
     """Raise ValueError unless every worker has a neighbour and a duration per mini-batch."""
-    graph, workers = setting.graph, setting.workers
+    graph = setting.graph
     if graph is None:
         raise Unfit(
             name, "nodes meet neighbours, but got no graph", "take a method with a graph, as swarm"
         )
     if setting.links is not None:
         raise Unfit(name, "nodes draw their own partners, but got links", "leave them out")
-    if set(graph) != set(range(workers)):
-        raise ValueError(
-            f"{name}: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "
-            f"workers; label the nodes 0..{workers - 1}"
-        )
+    check_nodes(name, graph, setting.workers)
     lonely = [i for i in graph if set(graph[i]) <= {i} or graph.has_edge(i, i)]
     if lonely:
         raise ValueError(
@@ -249,8 +245,8 @@ class MeetingState(NamedTuple):
     since: np.ndarray  # [P] s, from which on it waits
 
 
-class Meetings:
-    """`Arrivals` of nodes that meet in pairs; an update lists the node that asked and its partner.
+class PairProtocol:
+    """`AsyncProtocol` of pairs; an update lists the node that asked and its partner.
 
     A node that meets itself is alone in its update. The version of an arrival does not matter, as
     every node works on its own copy.
@@ -259,10 +255,10 @@ class Meetings:
     def __init__(self, clock: PairClock):
         self._clock = clock
 
-    def face(self) -> Arrivals:
-        """Return the reaction as a rule shows it."""
+    def face(self) -> AsyncProtocol:
+        """Return the decision as a rule shows it."""
         apart = not self._clock.blocking
-        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
+        return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
 
     def init(self) -> MeetingState:
         """Begin the first local steps of all nodes."""
@@ -281,13 +277,13 @@ class Meetings:
         waits[worker] = -1
         return state._replace(waits=waits)
 
-    def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Reaction:
+    def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Decision:
         """Let the node meet its partner, or wait for it if both have to stop."""
         del version
         partner = int(self._clock.partner(worker, state.rounds[worker]))
         if not self._clock.blocking:
             met = (worker,) if partner == worker else (worker, partner)
-            return Reaction(self._done(state, (worker,)), True, met, (worker,))
+            return Decision(self._done(state, (worker,)), True, met, (worker,))
         waiting = np.flatnonzero(state.waits == worker)
         if waiting.size:  # the node that has waited longest, ties by node
             first = int(waiting[np.argmin(state.since[waiting])])
@@ -297,8 +293,8 @@ class Meetings:
         else:
             waits, since = state.waits.copy(), state.since.copy()
             waits[worker], since[worker] = partner, now
-            return Reaction(state._replace(waits=waits, since=since), counts=True)
-        return Reaction(self._done(state, met), True, met, met)
+            return Decision(state._replace(waits=waits, since=since), counts=True)
+        return Decision(self._done(state, met), True, met, met)
 
     def _done(self, state: MeetingState, nodes: tuple[int, ...]) -> MeetingState:
         """Return the state after these nodes have met and begin their next local steps."""

@@ -119,19 +119,17 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
 
         return process.in_time(seed)._replace(constant=of)
 
-    shortest = process.shortest * float(dense.min())
-    named = max(dense.size - sparse, process.workers)
     # The rounding of factors of factors differs from that of one constant.
     plain = process.in_time is not None and process.in_time(0).constant is None
-    return Process(
-        f"persistent({process.name})",
-        shortest,
-        process.uses_time,
-        bind,
-        workers=named,
-        names=process.names,
-        read=process.read,
+    return replace(
+        process,
+        name=f"persistent({process.name})",
+        shortest=process.shortest * float(dense.min()),
+        workers=max(dense.size - sparse, process.workers),
+        bind=bind,
+        draw=None,
         in_time=in_time if plain else None,
+        records=(),
     )
 
 
@@ -153,15 +151,13 @@ def spells(law: Law | Process, mini_batches: int) -> Process:
         inner = process.in_time(seed)
         return inner._replace(work=lambda worker, count: inner.work(worker, count // mini_batches))
 
-    return Process(
-        f"spells({process.name})",
-        process.shortest,
-        process.uses_time,
-        bind,
-        workers=process.workers,
-        names=process.names,
-        read=process.read,
+    return replace(
+        process,
+        name=f"spells({process.name})",
+        bind=bind,
+        draw=None,
         in_time=in_time if process.in_time is not None else None,
+        records=(),
     )
 
 

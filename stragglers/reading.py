@@ -7,7 +7,7 @@ import stat
 import warnings
 import zipfile
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -48,23 +48,13 @@ def arrays(path: str | Path | BinaryIO) -> dict[str, np.ndarray]:
                 raise ValueError(
                     f"its {size / 1e6:.3g} MB would become {claimed / 1e6:,.0f} MB of arrays"
                 )
-            return {
-                name: _array(stack.enter_context(archive.open(member)))
-                for name, member in zip(names, members, strict=True)
-            }
+            found = {}
+            for name, member in zip(names, members, strict=True):
+                with archive.open(member) as content:
+                    found[name] = np.lib.format.read_array(content)
+                    content.read()
+            return found
         except Exception as error:  # zip, its codecs and NumPy's headers raise a dozen kinds
-            raise ValueError(_reason(error)) from error
-
-
-def _array(member: IO[bytes]) -> np.ndarray:
-    """Read the array in a member of an archive, and the member to its end."""
-    array = np.lib.format.read_array(member)
-    member.read()
-    return array
-
-
-def _reason(error: Exception) -> str:
-    """Return the reason why a file cannot be read, on one line and not without a word."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).split())[:200] or type(error).__name__
+            reason = error.strerror if isinstance(error, OSError) else None
+            reason = reason or " ".join(str(error).split())[:200] or type(error).__name__
+            raise ValueError(reason) from error

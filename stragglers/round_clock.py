@@ -16,10 +16,12 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from stragglers.processes import Process, as_process
+from stragglers.order_statistics import IN_FLIGHT
+from stragglers.processes import as_process
 from stragglers.rule import (
     Links,
     Setting,
+    check_nodes,
     checked_transfers,
     hides,
     one_number,
@@ -85,60 +87,8 @@ def seconds_each(busy: np.ndarray, batches: np.ndarray, whole: int, cuts: bool) 
     return np.where(busy > 0, busy / np.maximum(begun, 1), np.nan)
 
 
-def ends_by_mini_batch(process: Process, workers: int, mini_batches: int) -> Callable:
-    """Return a function that ends a round's mini-batches, [P, M], each after its own duration."""
-    worker, offsets = np.arange(workers), np.arange(mini_batches)
-
-    def ends_at_once(t: int, begin: np.ndarray, attempts: np.ndarray) -> np.ndarray:
-        begin = begin[:, None]
-        return begin + process.draw(worker[:, None], begin, attempts[:, None] + offsets).cumsum(1)
-
-    def ends_in_turn(t: int, begin: np.ndarray, attempts: np.ndarray) -> np.ndarray:
-        ends, now = np.empty((workers, mini_batches)), begin
-        for step in offsets:
-            now = ends[:, step] = now + process.draw(worker, now, attempts + step)
-        return ends
-
-    return ends_in_turn if process.uses_time else ends_at_once
-
-
-def ends_by_round(process: Process, workers: int, mini_batches: int) -> Callable:
-    """Return a function that ends a round's mini-batches, [P, M], after one duration per round."""
-    worker, steps = np.arange(workers), np.arange(1, mini_batches + 1)
-    return lambda t, begin, attempts: (
-        begin[:, None] + process.duration(worker, begin, t)[:, None] * steps
-    )
-
-
-def stop_after_current(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
-    """Return finished mini-batches [P] and ready times [P], if begun mini-batches count."""
-    last = ends[np.arange(len(ends)), np.maximum(started - 1, 0)]
-    return started, np.where(started > 0, last, begin)
-
-
-def stop_at_once(begin, ends, signal, started) -> tuple[np.ndarray, np.ndarray]:
-    """Return finished mini-batches [P] and ready times [P], if the signal cuts mini-batches."""
-    done = (ends <= signal).sum(axis=1)
-    return done, np.minimum(ends[:, -1], np.maximum(signal[:, 0], begin))
-
-
-# in_flight -> (True if the signal cuts, finished mini-batches and ready times then)
-STOPS = {"finish": (False, stop_after_current), "cut": (True, stop_at_once)}
-LEFTOVERS = {"carry": True, "drop": False}  # True if unfinished mini-batches go on
-
-
-def land_everywhere(ready: np.ndarray, active: np.ndarray) -> float:
-    """Land at all workers once all are ready."""
-    return ready.max()
-
-
-def stay(ready: np.ndarray, active: np.ndarray) -> np.ndarray:
-    """Land at each worker once it is ready itself."""
-    return ready
-
-
-def land_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: int) -> Landing:
-    """Land at each worker once it and its neighbours of the round are ready, in max-plus form.
+def landing_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: int) -> Landing:
+    """Return a landing at each worker once it and its neighbours of the round are ready (max-plus).
 
     Neighbours are those in `graph` (D-PSGD, 1705.09056), or those that `links` makes active
     (MATCHA, 1905.09435), or all workers where neither is given. Nodes other than the workers, and
@@ -150,7 +100,9 @@ def land_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: int
         return lambda ready, active: np.maximum(
             ready, ready[partners[active]].max(axis=0, initial=-np.inf)
         )
-    return land_everywhere if near is None else lambda ready, active: ready[near].max(axis=1)
+    if near is None:
+        return lambda ready, active: ready.max()
+    return lambda ready, active: ready[near].max(axis=1)
 
 
 def activations(links: Links | None, first: int, count: int) -> np.ndarray:
@@ -169,11 +121,7 @@ def activations(links: Links | None, first: int, count: int) -> np.ndarray:
 
 def _closed_neighbourhoods(graph: nx.Graph, workers: int) -> np.ndarray:
     """Return each worker and its neighbours, [P, 1 + max degree], padded with the worker itself."""
-    if set(graph) != set(range(workers)):
-        raise ValueError(
-            f"rounds: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "
-            f"workers; label the nodes 0..{workers - 1}"
-        )
+    check_nodes("rounds", graph, workers)
     width = 1 + max(degree for _, degree in graph.degree)
     near = np.tile(np.arange(workers)[:, None], (1, width))
     for i in range(workers):
@@ -215,34 +163,23 @@ class ClockState(NamedTuple):
 
 
 UNSENT = -np.inf  # s, landing of a transfer that was never sent
-NEVER = np.full((1, 1), np.inf)  # s, signal that never comes
+LEFTOVERS = {"carry": True, "drop": False}  # True if unfinished mini-batches go on
 DRAWN_AT_ONCE = 1 << 20  # limit of durations
 
 
-class Work(NamedTuple):
-    """Work of the workers in a round, in seconds."""
+def _known(leaves: float, start, ready, ends, done, stops) -> np.ndarray:
+    """Return the times [P] s at which messages that leave after this share are known.
 
-    start: np.ndarray  # [P]
-    ready: np.ndarray  # [P]
-    ends: np.ndarray  # [P, M] of the mini-batches
-    done: np.ndarray  # [P] finished mini-batches
-    stops: np.ndarray  # [P, 1] or [1, 1], of the signal
-
-    def known(self, leaves: float) -> np.ndarray:
-        """Return the times [P] at which messages that leave after this share are known.
-
-        The share is of the last mini-batch. A whole round's last mini-batch is known from the
-        start; another one when the signal comes.
-        """
-        if leaves == 0:
-            return self.start
-        if leaves == 1:
-            return self.ready
-        workers, whole = self.ends.shape
-        last = _begins(self.start, self.ends)[np.arange(workers), np.maximum(self.done - 1, 0)]
-        signal = np.minimum(self.stops[:, 0], self.ready)
-        sure = np.where(self.done == whole, last, signal)
-        return np.maximum(last + leaves * (self.ready - last), sure)
+    The share is of the last mini-batch. A whole round's last mini-batch is known from the start;
+    another one when the signal comes. start, ready: [P] s of the work; ends: [P, M] s and done: [P]
+    of its mini-batches; stops: [P, 1] or [1, 1] s of the signal.
+    """
+    if leaves in (0, 1):
+        return ready if leaves else start
+    workers, whole = ends.shape
+    last = _begins(start, ends)[np.arange(workers), np.maximum(done - 1, 0)]
+    sure = np.where(done == whole, last, np.minimum(stops[:, 0], ready))
+    return np.maximum(last + leaves * (ready - last), sure)
 
 
 def _begins(start: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -265,21 +202,14 @@ class RoundClock:
         self.mini_batches = one_number("rounds", setting)
         self._process = as_process(setting.delay)
         self._signal = signal
-        self.cuts, self._stop = _choose("in_flight", in_flight, STOPS)
+        self.cuts = _choose("in_flight", in_flight, IN_FLIGHT)
         self.carries = _choose("leftovers", leftovers, LEFTOVERS)
-        by_round = per_round("rounds", setting.draw)
-        ends = ends_by_round if by_round else ends_by_mini_batch
-        seeded = self._process.seeded(setting.seed)
-        self._ends_of = ends(seeded, self.workers, self.mini_batches)
-        self._draw = None if by_round or seeded.uses_time else seeded.draw
+        self._by_round = per_round("rounds", setting.draw)
+        self._seeded = self._process.seeded(setting.seed)
         self._links = setting.links
-        near = land_at_neighbours(setting.graph, setting.links, self.workers)
-        everywhere = land_everywhere
-        self._land, self._meet = _choose(
-            "landing",
-            landing,
-            {"neighbours": (near, stay), "all": (everywhere, everywhere)},
-        )
+        near = landing_at_neighbours(setting.graph, setting.links, self.workers)
+        self._everywhere = _choose("landing", landing, {"neighbours": False, "all": True})
+        self._land = (lambda ready, active: ready.max()) if self._everywhere else near
         self._transfers = checked_transfers("rounds", setting.communication, self.workers)
         self._check(signal)
 
@@ -306,16 +236,22 @@ class RoundClock:
         for row in range(updates):
             t = state.update + row
             if within is None:
-                ends = self._ends_of(t, free, attempts)
+                ends = self._ends(t, free, attempts)
                 stops = np.reshape(signal(free, ends), (-1, 1))
-                started = (_begins(free, ends) < stops).sum(axis=1)
-                done, ready = self._stop(free, ends, stops, started)
+                started = done = (_begins(free, ends) < stops).sum(axis=1)
+                if self.cuts:
+                    done = (ends <= stops).sum(axis=1)
+                    ready = np.minimum(ends[:, -1], np.maximum(stops[:, 0], free))
+                else:
+                    last = ends[np.arange(self.workers), np.maximum(started - 1, 0)]
+                    ready = np.where(started > 0, last, free)
             else:
                 ends = free[:, None] + within[row]
-                stops, started, done, ready = NEVER, whole, whole, ends[:, -1]
-            work = Work(free, ready, ends, done, stops)
+                stops, started, done, ready = np.full((1, 1), np.inf), whole, whole, ends[:, -1]
             start[row], first[row], batches[row] = free, consumed, done
-            spent[row], finish[row], under_way = self._exchange(t, work, active[row], under_way)
+            spent[row], finish[row], under_way = self._exchange(
+                t, (free, ready, ends, done, stops), active[row], under_way
+            )
             busy[row] = ready - free
             free = finish[row]
             attempts = attempts + started
@@ -336,6 +272,20 @@ class RoundClock:
             offset=state.update,
         )
 
+    def _ends(self, t: int, begin: np.ndarray, attempts: np.ndarray) -> np.ndarray:
+        """Return the ends [P, M] s of the mini-batches of round t, begun at `begin`."""
+        worker, steps = np.arange(self.workers), np.arange(self.mini_batches)
+        if self._by_round:
+            return begin[:, None] + self._seeded.duration(worker, begin, t)[:, None] * (steps + 1)
+        draw = self._seeded.draw
+        if not self._seeded.uses_time:
+            each = draw(worker[:, None], begin[:, None], attempts[:, None] + steps)
+            return begin[:, None] + each.cumsum(1)
+        ends, now = np.empty((self.workers, self.mini_batches)), begin
+        for step in steps:
+            now = ends[:, step] = now + draw(worker, now, attempts + step)
+        return ends
+
     def _whole_rounds(
         self, attempts: np.ndarray, updates: int, signal: Signal
     ) -> np.ndarray | None:
@@ -345,29 +295,34 @@ class RoundClock:
         on its begin, and they are not too many.
         """
         shape = (updates, self.workers, self.mini_batches)
-        if signal is not never or self._draw is None or np.prod(shape) > DRAWN_AT_ONCE:
+        fixed = signal is never and not (self._by_round or self._seeded.uses_time)
+        if not fixed or np.prod(shape) > DRAWN_AT_ONCE:
             return None
         rounds, worker, step = np.ogrid[: shape[0], : shape[1], : shape[2]]
         counts = attempts[:, None] + (rounds * self.mini_batches + step)
-        within = self._draw(worker, np.zeros((1, 1, 1)), counts).cumsum(axis=2)
+        within = self._seeded.draw(worker, np.zeros((1, 1, 1)), counts).cumsum(axis=2)
         return within if np.isfinite(within[..., -1]).all() else None
 
-    def _exchange(self, t: int, work: Work, active: np.ndarray, under_way: tuple):
-        """Return exposed seconds [P] of round t, its landing [P], and later transfers."""
-        transfers = self._transfers(t)
+    def _exchange(self, t: int, work: tuple, active: np.ndarray, under_way: tuple):
+        """Return exposed seconds [P] of round t, its landing [P], and later transfers.
+
+        work: as for `_known`.
+        """
+        transfers, ready = self._transfers(t), work[1]
         arrived, *later = *under_way, *[UNSENT] * (under_way == ())
-        landed, at = work.ready, UNSENT
+        landed, at = ready, UNSENT
         for transfer in transfers:
-            at = np.maximum(self._land(work.known(transfer.leaves), active), at) + transfer.seconds
+            known = _known(transfer.leaves, *work)
+            at = np.maximum(self._land(known, active), at) + transfer.seconds
             if transfer.late:
                 later += [UNSENT] * (transfer.late - len(later))
                 later[transfer.late - 1] = np.maximum(later[transfer.late - 1], at)
             else:
                 arrived = np.maximum(arrived, at)
-                landed = np.maximum(landed, self._meet(work.ready, active))
+                landed = ready.max() if self._everywhere else ready
         seconds = total_seconds(transfers)
         if any(map(hides, transfers)):
-            seconds = np.clip(arrived - work.ready, 0.0, seconds)  # the rest hides behind the work
+            seconds = np.clip(arrived - ready, 0.0, seconds)  # the rest hides behind the work
         return seconds, np.maximum(landed, arrived), tuple(later)
 
     def _check(self, signal: Signal) -> None:

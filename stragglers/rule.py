@@ -66,7 +66,7 @@ class Setting(NamedTuple):
     draw: str = "mini_batch"  # a duration per "mini_batch", or per "round"
 
 
-class Sight(NamedTuple):
+class RoundView(NamedTuple):
     """View of a round from a worker's device that asks whether to go on."""
 
     finished: np.ndarray  # [workers] mini-batches finished in this round
@@ -113,7 +113,7 @@ class Trigger(NamedTuple):
     calibration: of a deadline that is not known before.
     """
 
-    stop: Callable[[Sight], bool] | None
+    stop: Callable[[RoundView], bool] | None
     mini_batches: int | np.ndarray
     cuts: bool = False
     carries: bool = True
@@ -129,7 +129,7 @@ class Trigger(NamedTuple):
         return (self.stop, self.goal, self.calibration) != (None, None, None)
 
 
-class Reaction(NamedTuple):
+class Decision(NamedTuple):
     """Decision of a rule at an arrival, or at a time that is due: nothing, a hold, or an update."""
 
     state: Any
@@ -139,11 +139,11 @@ class Reaction(NamedTuple):
     proceed: tuple[int, ...] = ()  # workers that begin another contribution, at their parameters
 
 
-class Arrivals(NamedTuple):
+class AsyncProtocol(NamedTuple):
     """Reactions of a rule to workers that run freely, each on a process of its own.
 
     init: () -> state, of workers that have all begun a contribution at version 0.
-    on_arrival: (state, worker, version at which the contribution was taken, seconds) -> Reaction.
+    on_arrival: (state, worker, version at which the contribution was taken, seconds) -> Decision.
         Every arrival is reported, also one whose worker has been restarted in the meantime.
     mini_batches: (state, worker) -> mini-batches of the contribution that the worker begins next.
     begun: (state, worker, version, seconds) -> state in which the worker's contribution in flight
@@ -154,18 +154,18 @@ class Arrivals(NamedTuple):
         can keep a state of its own and report nothing but its own arrivals to it.
     due: state -> s, time at which the rule reacts without an arrival; inf: at no time that is
         known. None: it reacts to arrivals alone.
-    on_due: (state, seconds) -> Reaction, at that time or soon after; all earlier arrivals were
+    on_due: (state, seconds) -> Decision, at that time or soon after; all earlier arrivals were
         reported before. None where `due` is.
     """
 
     init: Callable[[], Any]
-    on_arrival: Callable[[Any, int, int, float], Reaction]
+    on_arrival: Callable[[Any, int, int, float], Decision]
     mini_batches: Callable[[Any, int], int]
     begun: Callable[[Any, int, int, float], Any]
     observe: Callable[[Any, float, float], Any] | None = None
     apart: bool = False
     due: Callable[[Any], float] | None = None
-    on_due: Callable[[Any, float], Reaction] | None = None
+    on_due: Callable[[Any, float], Decision] | None = None
 
 
 class Turnout(NamedTuple):
@@ -212,7 +212,7 @@ class Rule(NamedTuple):
     asynchronous: bool = False
     observe: Callable[[Any, float, float], Any] | None = None
     trigger: Trigger | None = None
-    arrivals: Arrivals | None = None
+    arrivals: AsyncProtocol | None = None
     data: tuple[str, ...] = ()
     turnout: Turnout = Turnout()
 
@@ -231,7 +231,16 @@ def checked_transfers(
         cost = communication(t) if callable(communication) else communication
         transfers = cost if isinstance(cost, tuple) else (Transfer(cost),)
         for transfer in transfers:
-            _check_seconds(name, transfer.seconds, workers)
+            seconds = transfer.seconds
+            if np.size(seconds) not in (1, workers):
+                raise ValueError(
+                    f"{name}: communication gave {np.size(seconds)} numbers for {workers} workers; "
+                    "return one, or one per worker"
+                )
+            if not (np.min(seconds) >= 0 and np.max(seconds) < np.inf):
+                raise ValueError(
+                    f"{name}: needs communication >= 0, got {seconds}; set it in finite seconds"
+                )
             if not (0 <= transfer.leaves <= 1 and transfer.late >= 0):
                 raise ValueError(
                     f"{name}: a transfer leaves={transfer.leaves}, late={transfer.late}; give a "
@@ -260,18 +269,6 @@ def total_seconds(transfers: Sequence[Transfer]) -> float | np.ndarray:
 def hides(transfer: Transfer) -> bool:
     """Return True if a worker goes on with its work while this is under way."""
     return transfer.leaves < 1 or transfer.late > 0
-
-
-def _check_seconds(name: str, seconds: float | np.ndarray, workers: int) -> None:
-    if np.size(seconds) not in (1, workers):
-        raise ValueError(
-            f"{name}: communication gave {np.size(seconds)} numbers for {workers} workers; "
-            "return one, or one per worker"
-        )
-    if not (np.min(seconds) >= 0 and np.max(seconds) < np.inf):
-        raise ValueError(
-            f"{name}: needs communication >= 0, got {seconds}; set it in finite seconds"
-        )
 
 
 def per_round(name: str, draw: str) -> bool:
@@ -313,3 +310,12 @@ def one_number(name: str, setting: Setting) -> int:
             "give one number, or take a rule that counts contributions, as k_sync"
         )
     return int(each[0])
+
+
+def check_nodes(name: str, graph: nx.Graph, workers: int) -> None:
+    """Raise ValueError unless the nodes of the graph are the workers."""
+    if set(graph) != set(range(workers)):
+        raise ValueError(
+            f"{name}: the graph has the nodes {sorted(graph, key=str)}, the rule {workers} "
+            f"workers; label the nodes 0..{workers - 1}"
+        )

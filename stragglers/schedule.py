@@ -34,16 +34,11 @@ MOST_UPDATES = 2**53
 MOST_COUNTED = 2**32  # counters of mini-batches are random addresses, of 32 bits
 
 
-def complaint(schedule, columns: Mapping[str, np.ndarray]) -> str | None:
-    """Return a contradiction to the meaning of a `stragglers.schedule.Schedule`, or None.
+def _complaints(schedule, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield contradictions to the meaning of a schedule; only the first can be relied on.
 
     columns: its arrays with a leading axis of updates.
     """
-    return next(_complaints(schedule, columns), None)
-
-
-def _complaints(schedule, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield all contradictions, of which only the first can be relied on."""
     shape = schedule.workers.shape
     wanted = {"time": shape[:1], "matchings": None}
     for name, value in columns.items():
@@ -86,16 +81,12 @@ def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
     yield "time must not decrease", np.diff(schedule.time) >= 0
     yield "time must be the latest finish", schedule.time[:, None] >= finish - slack
     yield "finish must not precede start", finish >= start
-    yield (
-        "busy and communication must be >= 0",
-        np.minimum(schedule.busy, schedule.communication) >= 0,
-    )
+    least = np.minimum(schedule.busy, schedule.communication)
+    yield "busy and communication must be >= 0", least >= 0
     yield "busy + communication must fit", spent <= finish - start + slack
     yield "workers must be >= 0", schedule.workers >= 0
-    yield (
-        "workers must be below the population",
-        ~real | (schedule.workers < schedule.all_workers),
-    )
+    there = schedule.workers < schedule.all_workers
+    yield "workers must be below the population", ~real | there
     yield "batches must be >= 0", batches >= 0
     yield "first must be >= 0", schedule.first >= 0
     yield "first + batches must be at most 2^32", ends <= MOST_COUNTED
@@ -254,10 +245,6 @@ class Schedule:
         events = tuple(event for event, row in with_row if begin <= row < end)
         return replace(self, **rows, held=held, events=events, offset=self.offset + begin)
 
-    def holding(self, held: np.ndarray) -> "Schedule":
-        """Return the same rows, followed by reads of the versions `held`."""
-        return replace(self, held=held)
-
     def using(self, matchings: np.ndarray) -> "Schedule":
         """Return the same rows with the active matchings [T, M] of each update."""
         return replace(self, matchings=matchings)
@@ -265,14 +252,16 @@ class Schedule:
     def save(self, path: str | Path) -> None:
         """Write all arrays to an `.npz` file, of the newest format."""
         names = [field.name for field in fields(self) if field.name != "events"]
-        values = {name: getattr(self, name) for name in names} | _event_columns(self.events)
+        values = {name: getattr(self, name) for name in names}
+        if self.events:
+            columns = zip(Event._fields, zip(*self.events, strict=True), strict=True)
+            values |= {f"event_{name}": np.array(column) for name, column in columns}
         present = {name: value for name, value in values.items() if value is not None}
         np.savez_compressed(path, format=FORMAT, **present)
 
     def validate(self) -> None:
         """Raise ValueError where the arrays contradict each other or the meaning of a column."""
-        found = complaint(self, _columns(self))
-        if found is not None:
+        for found in _complaints(self, _columns(self)):
             raise ValueError(f"schedule: {found}")
 
 
@@ -313,14 +302,11 @@ def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
     filler = {"workers": nobody, "start": time, "finish": time, "version": row, "restored": -1}
     if schedule.partner is not None:
         filler["partner"] = width - missing + np.zeros_like(row) + np.arange(missing)
-    kept = {name: getattr(schedule, name) for name in _columns(schedule)}
-    wide = {
-        name: np.concatenate(
-            [values, np.broadcast_to(filler.get(name, 0), row.shape).astype(values.dtype)], axis=1
-        )
-        for name, values in kept.items()
-        if name not in ("time", "matchings")
-    }
+    wide = {}
+    for name, values in _columns(schedule).items():
+        if name not in ("time", "matchings"):
+            added = np.broadcast_to(filler.get(name, 0), row.shape).astype(values.dtype)
+            wide[name] = np.concatenate([values, added], axis=1)
     return replace(schedule, **wide)
 
 
@@ -372,18 +358,8 @@ def _columns(schedule: Schedule) -> dict[str, np.ndarray]:
     return {n: getattr(schedule, n) for n in names if getattr(schedule, n) is not None}
 
 
-def _event_columns(events: Sequence[Event]) -> dict[str, np.ndarray]:
-    """Return events as arrays of a file, no arrays for no events."""
-    if not events:
-        return {}
-    return {
-        f"event_{name}": np.array(values)
-        for name, values in zip(Event._fields, zip(*events, strict=True), strict=True)
-    }
-
-
 def _events(values: dict[str, np.ndarray]) -> tuple[Event, ...]:
-    """Take the arrays of `_event_columns` out of a file's arrays."""
+    """Take the columns of events, as `save` writes them, out of a file's arrays."""
     columns = [values.pop(f"event_{name}", None) for name in Event._fields]
     if all(column is None for column in columns):
         return ()

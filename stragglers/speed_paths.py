@@ -119,14 +119,6 @@ def sojourn(sojourns: np.ndarray, i: int, of: int, value: float) -> int:
     return low
 
 
-def register() -> None:
-    """Let compiled functions call `duration`."""
-    from numba.extending import register_jitable  # not at the top: importing numba takes a second
-
-    for function in (sojourn, duration):
-        register_jitable(function)
-
-
 def _last(path: Path, of: int, worker: np.ndarray, value: np.ndarray) -> np.ndarray:
     """Return the last sojourn of every worker whose switch, or work by then, is at most `value`."""
     stride = path.sojourns.shape[1]

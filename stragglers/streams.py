@@ -11,7 +11,6 @@ NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015)
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 
 import numpy as np
 
@@ -93,7 +92,7 @@ def uniforms(seed: int, stream: Sequence[int], worker: np.ndarray, count: np.nda
     tail = np.array([word for number in stream for word in words(number)], np.uint32)
     out = np.empty(worker.size)
     flat = (np.ascontiguousarray(part, np.int64).ravel() for part in (worker, count))
-    _compiled()(known, tail, _BLOCK, *flat, out)
+    compiled(_fill, _product, _advanced, _mixed)(known, tail, _BLOCK, *flat, out)
     return out.reshape(worker.shape)
 
 
@@ -216,23 +215,19 @@ def _fill(known, tail, block, workers, counts, out):
         at_worker, at_count = worker, count
 
 
-def compiler() -> ModuleType:
-    """Return numba, whose import takes a second and is left to large runs."""
+@functools.cache
+def compiled(function: Callable, *helpers: Callable) -> Callable:
+    """Return a function of a module as machine code, kept on disk; helpers: functions it calls.
+
+    The import of numba takes a second and is left to those who need it.
+    """
     try:
         import numba
+        from numba.extending import register_jitable
     except ImportError as error:
         raise ImportError(
             f"this schedule needs numba ({error}); run pip install 'gossax[schedules]'"
         ) from error
-    return numba
-
-
-@functools.cache
-def _compiled() -> Callable[..., None]:
-    """Return `_fill` as machine code, kept on disk: that of a nested function would not be."""
-    numba = compiler()
-    from numba.extending import register_jitable
-
-    for function in (_product, _advanced, _mixed):
-        register_jitable(function)
-    return numba.njit(_fill, cache=True)
+    for helper in helpers:
+        register_jitable(helper)
+    return numba.njit(function, cache=True)

@@ -13,10 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stragglers import earliest
-from stragglers.earliest import interleaved
-from stragglers.lookahead import Seconds
-from stragglers.pair_loop import compiled, loop
+from stragglers import lookahead, speed_paths
+from stragglers.lookahead import Seconds, interleaved, tree_of
 from stragglers.schedule import Schedule
 
 # Pending meetings per place of a row: with more, rows are hardly fuller, but less in order.
@@ -66,18 +64,17 @@ class Lookahead(NamedTuple):
     round: np.ndarray  # [P] int64, round of the first column of the draws
 
 
-class Rows(NamedTuple):
-    """Columns that the event loop fills, [T, 2 width] each, and the times of the rows."""
-
-    time: np.ndarray  # [T] s
-    workers: np.ndarray  # int32
-    partner: np.ndarray  # int32
-    start: np.ndarray  # s
-    finish: np.ndarray  # s
-    batches: np.ndarray  # int32
-    first: np.ndarray  # int64
-    busy: np.ndarray  # s
-    communication: np.ndarray  # s
+# Columns that the event loop fills, [T, 2 width] each, behind the times of the rows; in seconds.
+_COLUMNS = {
+    "workers": "int32",
+    "partner": "int32",
+    "start": "float64",
+    "finish": "float64",
+    "batches": "int32",
+    "first": "int64",
+    "busy": "float64",
+    "communication": "float64",
+}
 
 
 class Meetings(NamedTuple):
@@ -96,30 +93,29 @@ def empty_window(width: int) -> Pending:
     return Pending(np.zeros(1, np.int64), whole, whole, whole, real, real, real, np.zeros(size))
 
 
-def empty_rows(updates: int, width: int) -> Rows:
-    """Return rows that are yet to be filled."""
-    kinds = (np.int32, np.int32, float, float, np.int32, np.int64, float, float)
-    return Rows(np.empty(updates), *(np.empty((updates, 2 * width), kind) for kind in kinds))
-
-
-def fill(
-    nodes: Nodes, pending: Pending, time: float, blocking: bool, ahead: Callable, rows: Rows
-) -> None:
-    """Fill all `rows` after a row that landed at `time`, and move `nodes` and `pending` on.
+def filled(
+    nodes: Nodes, pending: Pending, time: float, blocking: bool, ahead: Callable, updates: int
+) -> dict[str, np.ndarray]:
+    """Return rows after one that landed at `time`, as columns, and move `nodes` and `pending` on.
 
     ahead: (nodes, s until when paths of speeds have to be known) -> Lookahead that lets every
         node go on.
     """
+    shape = updates, 2 * (pending.land.size // WINDOW_PER_WIDTH)
+    columns = {name: np.empty(shape, kind) for name, kind in _COLUMNS.items()}
+    rows = {"time": np.empty(updates), **columns}
     row, until, unknown = 0, np.zeros(1), np.zeros_like(nodes.round)
     *often, counter, begun = interleaved([*nodes[:_OFTEN], unknown, unknown])
     moving, place = Nodes(*often, *nodes[_OFTEN:]), np.arange(pending.land.size)
-    landing, levels = earliest.tree_of(nodes.land)
-    waking, _ = earliest.tree_of(nodes.wake)
-    fixed = place, moving[:-2], (landing, waking, levels), tuple(pending), tuple(rows)
-    while row < rows.time.size:
+    landing, levels = tree_of(nodes.land)
+    waking, _ = tree_of(nodes.wake)
+    fixed = place, moving[:-2], (landing, waking, levels), tuple(pending), tuple(rows.values())
+    while row < updates:
         known = ahead(moving, until[0])
         counter[:], begun[:] = known.seconds.counter, known.round
-        run = compiled() if isinstance(known.seconds.table, np.ndarray) else loop
+        run = loop
+        if isinstance(known.seconds.table, np.ndarray):
+            run = lookahead.compiled(loop, wait, wait_no_more)
         draws = (tuple(known.seconds._replace(counter=counter)), *known[1:-1], begun)
         row = run(row, time, until, blocking, draws, *fixed)
     moved = (*moving[:-2], *(tree[: nodes.land.size] for tree in (waking, landing)))
@@ -127,6 +123,194 @@ def fill(
         array[:] = new
     for array in pending[1:]:
         array[:] = array[place]
+    return rows
+
+
+def wait(queues, end, i, j) -> None:
+    """Let i wait for j; of nodes that wait since the same time, the lowest number comes first."""
+    waits, longest, behind = queues
+    waits[i] = j
+    before, other = -1, longest[j]
+    while other >= 0 and (end[other] < end[i] or (end[other] == end[i] and other < i)):
+        before, other = other, behind[other]
+    behind[i] = other
+    if before < 0:
+        longest[j] = i
+    else:
+        behind[before] = i
+
+
+def wait_no_more(queues, i) -> None:
+    """Let i leave the node that it waits for, if it waits."""
+    waits, longest, behind = queues
+    j = waits[i]
+    if j < 0:
+        return
+    before, other = -1, longest[j]
+    while other != i:
+        before, other = other, behind[other]
+    if before < 0:
+        longest[j] = behind[i]
+    else:
+        behind[before] = behind[i]
+    waits[i] = -1
+
+
+def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) -> int:
+    """Fill rows from `row` on while everything is in the lookahead; return the next row.
+
+    place: [W], places of the pending meetings, in their order; behind them, free places.
+    until: [1] s, end that paths of speeds must reach, where they are too short.
+    trees: times at which nodes land and at which they wake, and levels, see `stragglers.lookahead`.
+    This function is compiled, except where durations are drawn when they are looked up.
+    """
+    seconds, drawn_partner, drawn_steps, cost, known = ahead
+    table, counter, columns, constant, path, slowest = seconds
+    begin, end, steps, first, round_, asked, waits = nodes
+    landing, waking, levels = trees
+    count, pair, brought, counters, begun, ended, spent, landed = pending
+    times, workers, partner, start, finish, batches, firsts, busy, communication = rows
+    size, width = landed.size, workers.shape[1] // 2
+    in_time = path.shape[1] > 0
+    freed = np.empty(width, np.int64)
+    touched = np.full(begin.size, -1, np.int32)  # the row at which a node was last seen
+    # The node that has waited longest for each node, and the next one behind each in a queue.
+    longest, behind = np.full(begin.size, -1, np.int32), np.full(begin.size, -1, np.int32)
+    queues = waits, longest, behind
+
+    def steps_of(i, column):
+        """Return the local steps of a round."""
+        of_all, always = drawn_steps.shape
+        return drawn_steps[min(i, of_all - 1), min(column, always - 1)]
+
+    def seconds_of(i, column):
+        """Return the communication of a round."""
+        of_all, always = cost.shape
+        return cost[min(i, of_all - 1), min(column, always - 1)]
+
+    def exhausted(i, at):
+        """Return True if the round after this one, begun at `at`, is not known to its end."""
+        column, n = round_[i] + 1 - known[i], first[i] + steps[i] - counter[i]
+        if column >= drawn_partner.shape[1] or n + steps_of(i, column) > columns:
+            return True
+        if in_time:
+            latest = at
+            for step in range(steps_of(i, column)):
+                latest += max(constant[i], 1.0) * slowest * table[i, n + step]
+            if latest >= path[i, -1, speed_paths.SWITCH]:
+                until[0] = latest
+                return True
+        return False
+
+    def work(i, at):
+        """Begin the next round of local steps."""
+        first[i] += steps[i]
+        round_[i] += 1
+        column = round_[i] - known[i]
+        steps[i] = steps_of(i, column)
+        begin[i] = at
+        end[i] = at
+        for step in range(steps[i]):
+            lasting = table[i, first[i] + step - counter[i]]
+            if in_time:
+                lasting = speed_paths.duration(path, i, end[i], lasting) * constant[i]
+            end[i] += lasting
+        if blocking:
+            lookahead.set_time(waking, levels, i, end[i])
+            lookahead.set_time(landing, levels, i, np.inf)
+        else:
+            asked[i] = drawn_partner[i, column]
+            longer = 0.0 if asked[i] == i else seconds_of(i, column)
+            lookahead.set_time(landing, levels, i, end[i] + longer)
+
+    def meet(i, j):
+        """Land with j, both idle, after the longer communication of the two."""
+        longer = max(seconds_of(i, round_[i] - known[i]), seconds_of(j, round_[j] - known[j]))
+        lookahead.set_time(landing, levels, i, max(end[i], end[j]) + longer)
+        asked[i] = j
+        wait_no_more(queues, i)
+        wait_no_more(queues, j)
+
+    def look(i):
+        """Serve the node that has waited longest for i; else meet the drawn partner, or wait."""
+        lookahead.set_time(waking, levels, i, np.inf)
+        waiting = longest[i]
+        j = drawn_partner[i, round_[i] - known[i]]
+        if waiting >= 0:
+            meet(waiting, i)
+        elif waits[j] >= 0:
+            meet(i, j)
+        else:
+            wait(queues, end, i, j)
+
+    if blocking:
+        for i in range(waits.size):
+            if waits[i] >= 0:
+                wait(queues, end, i, waits[i])
+    while row < times.size:
+        while count[0] < size:
+            i = lookahead.earliest(landing, levels)
+            if blocking:
+                idle = lookahead.earliest(waking, levels)
+                if waking[idle] <= landing[i]:
+                    look(idle)
+                    continue
+            j, now = asked[i], landing[i]
+            if exhausted(i, now) or (blocking and exhausted(j, now)):
+                return row
+            p = place[count[0]]
+            ready = max(end[i], end[j]) if blocking else end[i]
+            landed[p] = now
+            for side, node in ((0, i), (1, j)):
+                alone = side == 1 and not blocking
+                pair[p, side], counters[p, side] = node, first[node]
+                brought[p, side] = 0 if alone else steps[node]
+                begun[p, side] = now if alone else begin[node]
+                ended[p, side] = now if alone else end[node]
+                spent[p, side] = 0.0 if alone else now - ready
+            count[0] += 1
+            work(i, now)
+            if blocking:
+                work(j, now)
+
+        taken, kept, n = 0, 0, 0
+        times[row] = times[row - 1] if row > 0 else time
+        while taken < width and n < size:
+            p = place[n]
+            i, j = pair[p]
+            free = touched[i] < row and touched[j] < row
+            touched[i] = row
+            touched[j] = row
+            n += 1
+            if not free:
+                place[kept] = p
+                kept += 1
+                continue
+            for side in range(1 if i == j else 2):
+                at = taken + side * width
+                workers[row, at], firsts[row, at] = pair[p, side], counters[p, side]
+                partner[row, at] = at if i == j else taken + (1 - side) * width
+                start[row, at], finish[row, at] = begun[p, side], landed[p]
+                batches[row, at] = brought[p, side]
+                busy[row, at] = ended[p, side] - begun[p, side]
+                communication[row, at] = spent[p, side]
+            times[row] = max(times[row], landed[p])
+            freed[taken] = p
+            taken += 1
+        for left in range(n, size):
+            place[kept] = place[left]
+            kept += 1
+        place[kept:] = freed[:taken]
+        count[0] = kept
+        for at in range(2 * width):  # unused positions
+            asking = at % width
+            if asking >= taken or (at >= width and partner[row, asking] == asking):
+                workers[row, at], partner[row, at] = begin.size, at
+                start[row, at] = finish[row, at] = times[row]
+                batches[row, at] = firsts[row, at] = 0
+                busy[row, at] = communication[row, at] = 0.0
+        row += 1
+    return row
 
 
 def interactions(schedule: Schedule) -> Meetings:
@@ -147,23 +331,3 @@ def meetings(schedule: Schedule, workers: int) -> np.ndarray:
     counts = np.zeros((workers, workers), np.int64)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
     return counts + counts.T - np.diag(counts.diagonal())
-
-
-def copy_staleness(schedule: Schedule) -> np.ndarray:
-    """Return the seconds [I], for every interaction, since the partner's copy had its own work.
-
-    0 where the partner brings its work along. Before its first delivery a worker's copy dates
-    from the first start of the schedule. The public copy of 1910.12308 (non-blocking) lacks the
-    local steps that are not finished.
-    """
-    met = interactions(schedule)
-    stride = max(met.time.size, 1)
-    # A worker and a place in the order as one number: the last delivery before is one search.
-    place = met.pairs.astype(np.int64) * stride + np.arange(met.time.size)[:, None]
-    brings = schedule.batches[met.row[:, None], met.position] > 0
-    delivered = np.sort(place[brings])
-    at = delivered.searchsorted(place[:, 1], side="right") - 1
-    last = delivered[at]
-    known = (at >= 0) & (last // stride == met.pairs[:, 1])
-    beginning = schedule.start.min(initial=np.inf)
-    return met.time - np.where(known, met.time[last % stride], beginning)

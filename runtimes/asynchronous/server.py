@@ -1,7 +1,7 @@
 """The server of workers that nobody marches in step: what it knows, and what an arrival changes.
 
 Here is no process, no thread and no clock: arrivals come with their times, and what is to be done
-is answered as orders. The waiting rule decides through its face `stragglers.rule.Arrivals`.
+is answered as orders. The waiting rule decides through its face `stragglers.rule.AsyncProtocol`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from runtimes.asynchronous.worker import Delivery, Order, first_state, uplink_of
 from runtimes.base import remembers
 from runtimes.gossip import partition
 from runtimes.gossip.partition import Uplink
-from stragglers.rule import Arrivals, Reaction
+from stragglers.rule import AsyncProtocol, Decision
 from stragglers.schedule import Event, Schedule, concatenate
 
 
@@ -146,7 +146,7 @@ class UpdateLog:
         self._observed = packed["observed"].tolist()
 
     def repeated(
-        self, arrivals: Arrivals, state: Any, losses: Sequence[tuple[float, float]]
+        self, arrivals: AsyncProtocol, state: Any, losses: Sequence[tuple[float, float]]
     ) -> Any:
         """The state of a rule after all updates, and after the losses that it has seen."""
         for happened in self._in_order(losses):
@@ -337,7 +337,7 @@ class ParameterServer:
     def __init__(
         self,
         algorithm: Algorithm,
-        arrivals: Arrivals,
+        arrivals: AsyncProtocol,
         params: Any,
         *,
         workers: int,
@@ -398,16 +398,16 @@ class ParameterServer:
         if order is None or delivery.number != order.number:
             return []  # it was sent for something newer in the meantime
         del self._in_flight[who]
-        reaction = self._arrivals.on_arrival(self.rule, who, order.version, now)
-        if reaction.counts:
+        decision = self._arrivals.on_arrival(self.rule, who, order.version, now)
+        if decision.counts:
             own = (delivery.contribution, delivery.busy, now, now, who in self._renewed)
             self._held.append(Pending(who, order, *own))
             self._renewed.discard(who)
             self.consumed[who] += order.batches
             self.counted[who] = order.number
-        commands = self._followed(reaction, now)
-        commands += self._sent(reaction.proceed, order.version, now)
-        for one in reaction.proceed:
+        commands = self._followed(decision, now)
+        commands += self._sent(decision.proceed, order.version, now)
+        for one in decision.proceed:
             self._more[one] = self._in_flight[one].number
         self._forget()
         return commands
@@ -423,12 +423,12 @@ class ParameterServer:
         self._forget()
         return commands
 
-    def _followed(self, reaction: Reaction, now: float) -> list[Command]:
-        """Make the update of a reaction, and send to work whom it restarts."""
-        self.rule = reaction.state
-        if reaction.update:
-            self._update(reaction, now)
-        return list(self._sent(reaction.restart, self.update, now))
+    def _followed(self, decision: Decision, now: float) -> list[Command]:
+        """Make the update of a decision, and send to work whom it restarts."""
+        self.rule = decision.state
+        if decision.update:
+            self._update(decision, now)
+        return list(self._sent(decision.restart, self.update, now))
 
     def drop(self, who: int, now: float) -> list[Command]:
         """Leave out the samples of the worker's order, and let it begin another one."""
@@ -550,13 +550,13 @@ class ParameterServer:
             self._models.begin(who, order, self.state, served, waiting, who in self._renewed)
         return Begin(who, order)
 
-    def _update(self, reaction: Reaction, now: float) -> None:
-        """Apply the contributions of the workers in `reaction.update`, in their order."""
+    def _update(self, decision: Decision, now: float) -> None:
+        """Apply the contributions of the workers in `decision.update`, in their order."""
         taken = []
-        for who in reaction.update:
+        for who in decision.update:
             at = next(n for n, held in enumerate(self._held) if held.worker == who)
             taken.append(self._held.pop(at))
-        if self.remembers and len(set(reaction.update)) < len(reaction.update):
+        if self.remembers and len(set(decision.update)) < len(decision.update):
             raise AssertionError("server: a worker delivers twice, against the rule's turnout")
         self.state = self._applied(taken, [self.point(h.worker, h.order) for h in taken])
         self.update += 1

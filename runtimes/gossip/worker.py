@@ -30,7 +30,7 @@ from runtimes.asynchronous.pool import reason
 from runtimes.asynchronous.worker import WorkerParts
 from runtimes.gossip.partition import Half, PairProgram
 from stragglers.pair_log import Entry, Meeting
-from stragglers.rule import Arrivals, Reaction, Rule
+from stragglers.rule import AsyncProtocol, Decision, Rule
 
 MEET = "meet"  # the group of calls of other workers
 ASKS, ANSWERS = 0, 1  # positions in a meeting, as in a row of the schedule
@@ -227,16 +227,16 @@ class Pairing:
     tell: (worker, Step), called for both workers of a meeting once both have arrived.
     """
 
-    def __init__(self, arrivals: Arrivals, tell: Callable[[int, Step], None]):
+    def __init__(self, arrivals: AsyncProtocol, tell: Callable[[int, Step], None]):
         self._arrivals, self._tell = arrivals, tell
         self._state, self._lock = arrivals.init(), threading.Lock()
 
     def arrived(self, who: int, now: float) -> None:
         """Note that the worker has done its local steps, and waits for a Step."""
         with self._lock:
-            reaction = self._arrivals.on_arrival(self._state, who, 0, now)
-            self._state = reaction.state
-        for one, step in steps_after(self._arrivals, reaction).items():
+            decision = self._arrivals.on_arrival(self._state, who, 0, now)
+            self._state = decision.state
+        for one, step in steps_after(self._arrivals, decision).items():
             self._tell(one, step)
 
     def batches(self, who: int) -> int:
@@ -250,13 +250,13 @@ class Pairing:
             self._state = self._arrivals.begun(self._state, who, 0, now)
 
 
-def steps_after(arrivals: Arrivals, reaction: Reaction) -> dict[int, Step]:
-    """Return the steps of the workers that begin anew after this reaction."""
-    met = reaction.update
+def steps_after(arrivals: AsyncProtocol, decision: Decision) -> dict[int, Step]:
+    """Return the steps of the workers that begin anew after this decision."""
+    met = decision.update
     partners = {} if len(met) < 2 else dict(zip(met, met[::-1], strict=True))
     return {
-        one: Step(partners.get(one), one == met[0], arrivals.mini_batches(reaction.state, one))
-        for one in reaction.restart
+        one: Step(partners.get(one), one == met[0], arrivals.mini_batches(decision.state, one))
+        for one in decision.restart
     }
 
 
@@ -541,8 +541,8 @@ class GossipWorker:
         if not self._arrivals.apart:
             self._tell(Arrival(self._me, self.now()))
             return self._steps.get()
-        reaction = self._arrivals.on_arrival(rule, self._me, 0, self.now())
-        return steps_after(self._arrivals, reaction)[self._me]._replace(rule=reaction.state)
+        decision = self._arrivals.on_arrival(rule, self._me, 0, self.now())
+        return steps_after(self._arrivals, decision)[self._me]._replace(rule=decision.state)
 
     def _meet(self, progress: Progress, step: Step) -> bool:
         """Carry out the step; False if the partner has gone."""

@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from stragglers.delays import Law
-from stragglers.event_clock import EventClock, Server
 from stragglers.order_statistics import sums_means
-from stragglers.rule import Arrivals, Reaction, Rule, Setting, most_mini_batches
+from stragglers.rule import AsyncProtocol, Decision, Rule, Setting
 from stragglers.rules import k_protocols
 from stragglers.schedule import Schedule
+from stragglers.server_clock import EventClock, Server
 
 PROTOCOLS = {
     "k_sync": k_protocols.K_SYNC,
@@ -43,11 +43,6 @@ class AdaState(NamedTuple):
     def update(self) -> int:
         """Index of the next row."""
         return self.protocol.update
-
-
-def proportional_k(k: int) -> Callable[[float], float]:
-    """Return (F_0 / F) -> K where the runtime is proportional to K: K_0 sqrt(F_0 / F)."""
-    return lambda ratio: k * math.sqrt(ratio)
 
 
 def exponential_k(workers: int, k: int) -> Callable[[float], float]:
@@ -115,17 +110,16 @@ def adasync(
     if not 1 <= k <= workers:
         raise ValueError(f"adasync: needs 1 <= k <= {workers} workers, got k={k}; set k in it")
     clock = EventClock("adasync", setting, k, PROTOCOLS[protocol])
-    return _Adaptive(clock, _chooser(setting, clock), interval, lowest_loss).rule()
-
-
-def _chooser(setting: Setting, clock: EventClock) -> Callable[[float], float]:
-    """Return (F_0 / F) -> K of the protocol; see the module's three cases."""
-    workers, k = clock.workers, clock.k
     if not clock.protocol.idle:
-        return proportional_k(k)
-    if isinstance(setting.delay, Law) and len(set(clock.mini_batches.tolist())) == 1:
-        return tabled_k(setting.delay, workers, k, most_mini_batches(setting.mini_batches))
-    return exponential_k(workers, k)
+
+        def chosen(ratio: float) -> float:
+            return k * math.sqrt(ratio)
+
+    elif isinstance(setting.delay, Law) and len(set(clock.mini_batches.tolist())) == 1:
+        chosen = tabled_k(setting.delay, workers, k, int(clock.mini_batches[0]))
+    else:
+        chosen = exponential_k(workers, k)
+    return _Adaptive(clock, chosen, interval, lowest_loss).rule()
 
 
 class _Adaptive:
@@ -149,7 +143,7 @@ class _Adaptive:
             self.extend,
             asynchronous=self._clock.asynchronous,
             observe=self.observe,
-            arrivals=Arrivals(
+            arrivals=AsyncProtocol(
                 lambda: self._begun(self._server.init()),
                 self.on_arrival,
                 lambda state, worker: self._server.mini_batches(state.protocol, worker),
@@ -168,10 +162,10 @@ class _Adaptive:
         after, schedule = self._clock.extend(state.protocol, updates, k=state.k)
         return state._replace(protocol=after), schedule
 
-    def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Reaction:
-        """Return the protocol's reaction, with the K of the state."""
-        reaction = self._server.on_arrival(state.protocol, worker, version, now, k=state.k)
-        return reaction._replace(state=state._replace(protocol=reaction.state))
+    def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Decision:
+        """Return the protocol's decision, with the K of the state."""
+        decision = self._server.on_arrival(state.protocol, worker, version, now, k=state.k)
+        return decision._replace(state=state._replace(protocol=decision.state))
 
     def begun(self, state: AdaState, worker: int, version: int, now: float) -> AdaState:
         """Return the protocol's state in which the worker has begun anew."""

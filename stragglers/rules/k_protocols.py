@@ -20,8 +20,8 @@ update, then scalar or [workers]. Bad values raise ValueError.
 
 import math
 
-from stragglers.event_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 from stragglers.rule import Goal, Rule, Setting, Trigger
+from stragglers.server_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 
 # A compiled program has nothing of a server's rule as a constant, not even its name.
 ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace")
@@ -33,25 +33,21 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
     """Return the rule of a server that updates on k contributions; name: for errors."""
     clock = EventClock(name, setting, k, protocol)
     server = GraceServer if protocol.waits_on else Server
+    trigger, each = None, clock.mini_batches
+    if protocol.cancels:  # an update restarts all workers, as a round does
+        # A worker that idles after its push takes one contribution, else a fast one may push all k.
+        most, goal = each if protocol.idle else k * each, Goal(lambda finished: finished // each, k)
+        trigger = Trigger(None, most, cuts=True, sees_all=False, whole=each, goal=goal)
     return Rule(
         clock.workers,
         clock.init,
         clock.extend,
         asynchronous=clock.asynchronous,
-        trigger=_trigger(clock) if protocol.cancels else None,
-        arrivals=server(protocol, k, clock.mini_batches).face(),
+        trigger=trigger,
+        arrivals=server(protocol, k, each).face(),
         data=ALL_DATA,
         turnout=clock.turnout(k, k),
     )
-
-
-def _trigger(clock: EventClock) -> Trigger:
-    """Return the trigger of a protocol in which an update restarts all workers, as a round does."""
-    each, k = clock.mini_batches, clock.k
-    goal = Goal(lambda finished: finished // each, k)
-    # A worker that idles after its push takes one contribution, else a fast one may push all k.
-    most = each if clock.protocol.idle else k * each
-    return Trigger(None, most, cuts=True, sees_all=False, whole=each, goal=goal)
 
 
 def k_sync(setting: Setting, *, k: int) -> Rule:

@@ -22,13 +22,13 @@ Bad values raise ValueError.
 import networkx as nx
 import numpy as np
 
-from stragglers.pair_clock import Meetings, PairClock, check_neighbours
+from stragglers.pair_clock import PairClock, PairProtocol, check_neighbours
 from stragglers.rule import Rule, Setting, Turnout, Unfit
 
 
 def _rule(clock: PairClock) -> Rule:
     turnout = Turnout(fewest=1, pairs=True, stopped=clock.blocking)
-    arrivals = Meetings(clock).face()
+    arrivals = PairProtocol(clock).face()
     return Rule(clock.workers, clock.init, clock.extend, arrivals=arrivals, turnout=turnout)
 
 

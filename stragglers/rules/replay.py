@@ -1,5 +1,7 @@
 """Waiting rule of a recorded schedule: offline studies of real runs."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from stragglers.round_clock import ClockState
@@ -26,7 +28,7 @@ def recorded(schedule: Schedule) -> Rule:
         later = schedule.version[end:]
         held = np.unique(later[later <= end + schedule.offset]).astype(np.int32)
         rows = schedule.slice(begin, end)
-        return state._replace(update=end + schedule.offset), rows.holding(held)
+        return state._replace(update=end + schedule.offset), replace(rows, held=held)
 
     turnout = Turnout(
         schedule.fewest,

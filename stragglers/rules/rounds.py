@@ -21,12 +21,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from stragglers import round_clock
 from stragglers.round_clock import ClockState, RoundClock, Signal
-from stragglers.rule import Calibration, Goal, Rule, Setting, Sight, Trigger, Unfit
+from stragglers.rule import Calibration, Goal, RoundView, Rule, Setting, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
-from stragglers.thresholds import drop_compute_threshold
 
 # A compiled program has nothing of a rule in rounds as a constant, not even its name.
 DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", "in_flight")
@@ -34,7 +34,7 @@ DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", 
 
 def _rule(
     clock: RoundClock,
-    stop: Callable[[Sight], bool] | None = None,
+    stop: Callable[[RoundView], bool] | None = None,
     goal: Goal | None = None,
     sees_all: bool = False,
 ) -> Rule:
@@ -88,7 +88,7 @@ def deadline(
 ) -> Rule:
     """Let all compute for `seconds`, at most M mini-batches."""
     clock = RoundClock(setting, round_clock.until_deadline(seconds), landing, leftovers, in_flight)
-    return _rule(clock, lambda sight: sight.elapsed >= seconds)
+    return _rule(clock, lambda view: view.elapsed >= seconds)
 
 
 def quorum(
@@ -129,12 +129,12 @@ def quorum_grace(
     signal = round_clock.until_grace(k, gamma)
     clock = RoundClock(setting, signal, landing, leftovers, in_flight)
 
-    def stop(sight: Sight) -> bool:
-        full = sight.ready[sight.finished >= clock.mini_batches]
+    def stop(view: RoundView) -> bool:
+        full = view.ready[view.finished >= clock.mini_batches]
         if full.size < k:
             return False
         reached = np.partition(full, k - 1)[k - 1]
-        return bool(sight.elapsed >= reached + gamma * max(reached, 0.0))
+        return bool(view.elapsed >= reached + gamma * max(reached, 0.0))
 
     return _rule(clock, stop, sees_all=True)
 
@@ -191,6 +191,39 @@ def drop_compute(
 
     trigger = _trigger(clock)._replace(calibration=Calibration(calibration, choose))
     return Rule(clock.workers, clock.init, extend, trigger=trigger, data=DATA)
+
+
+def drop_compute_threshold(
+    durations: ArrayLike, communication: ArrayLike = 0.0, candidates: int = 200
+) -> float:
+    """Return DropCompute's tau, the seconds of computing per round of most throughput (2306.10598).
+
+    durations: seconds of every mini-batch, [rounds, workers, M], in rounds in which all were
+    finished; communication: seconds of a round, scalar or [rounds]. A threshold keeps the
+    mini-batches that have ended by then and shortens a round to it. It has the most mini-batches
+    per second of `candidates` evenly spaced quantiles of the measured ends; of equal ones it is the
+    latest. Missing or negative numbers raise ValueError.
+    """
+    durations = np.asarray(durations, np.float64)
+    if durations.ndim != 3 or not durations.size or not (durations > 0).all():
+        raise ValueError(
+            f"drop_compute_threshold: needs positive durations [rounds, workers, mini-batches], "
+            f"got shape {durations.shape}; measure at least one round"
+        )
+    if candidates < 1 or not np.min(communication) >= 0:
+        raise ValueError(
+            f"drop_compute_threshold: needs candidates >= 1 and communication >= 0 s, got "
+            f"{candidates} and {communication}; set both"
+        )
+    ends = durations.cumsum(axis=2)
+    # A threshold between two ends gains nothing; the first candidate keeps everything.
+    taus = np.quantile(ends, np.linspace(1, 0, candidates), method="lower")
+    kept = np.searchsorted(np.sort(ends, axis=None), taus, side="right")
+    full = ends.max(axis=(1, 2))
+    seconds = np.minimum(taus[:, None], full).mean(axis=1) + np.mean(communication)
+    rate = kept / seconds
+    # At equal throughput more samples are better, and equal rates differ by rounding.
+    return float(taus[np.argmax(rate >= rate.max() * (1 - 1e-9))])
 
 
 class AdaptiveState(NamedTuple):
@@ -250,8 +283,8 @@ def adaptive_deadline(
             past = np.concatenate([past, each])[-window:]
         return AdaptiveState(now, past), concatenate(rows) if rows else clock.extend(now, 0)[1]
 
-    def stop(sight: Sight) -> bool:
-        return sight.elapsed >= round_deadline(sight.past, c, whole)
+    def stop(view: RoundView) -> bool:
+        return view.elapsed >= round_deadline(view.past, c, whole)
 
     trigger = Trigger(stop, whole, clock.cuts, clock.carries, remembers=window)
     return Rule(clock.workers, init, extend, trigger=trigger, data=(*DATA, "c", "window"))

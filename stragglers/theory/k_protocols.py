@@ -1,14 +1,12 @@
-"""Predictions of "Slow and Stale Gradients" for its four protocols: seconds and staleness.
+"""Predictions of "Slow and Stale Gradients" for its four protocols, without random numbers.
 
 Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv 1803.01113. P workers have iid durations X of a
 mini-batch, and a server updates on k gradients. A rule is called as in
-`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async. No random numbers
-are used here. The effect on the error is in `stragglers.theory.convergence`.
+`stragglers.rules.k_protocols`: k_sync, k_batch_sync, k_async or k_batch_async.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,77 +14,36 @@ from stragglers.delays import Law, Residual
 from stragglers.order_statistics import convolved, graded, order_statistic_mean
 
 
-def expected_runtime(rule: str, law: Law, k: int, workers: int) -> float:
-    """Return the expected seconds between two updates, without communication.
-
-    k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync: the k-th point of P superposed
-    renewal processes, by quadrature to about 0.5 %; k_async: for exponential durations, for k = 1
-    or P, and for deterministic ones if k divides P. Elsewhere k_async has no closed form and
-    raises ValueError, as a bad k does. Source: 1803.01113.
-    """
-    low, high = runtime_bounds(rule, law, k, workers)
-    if low != high:
-        raise ValueError(
-            f"expected_runtime: {rule} has no closed form for {law} and k={k}; take "
-            f"runtime_bounds, or simulate stragglers.rules.{rule}"
-        )
-    return low
-
-
 def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, float]:
-    """Return (low, high), seconds between which `expected_runtime` lies; equal where it is known.
+    """Return (low, high), bounds of the expected seconds between two updates without communication.
 
-    k_async: at least k E[X] / P. At most E[X_{k:P}] for distributions whose residual durations are
-    shorter than new ones ("new-longer-than-used"), at least that where they are longer, and no
-    upper bound where neither holds. Source: 1803.01113, K-async SGD.
+    They are equal where it is known. k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync:
+    the k-th point of P superposed renewal processes, by quadrature to about 0.5 %. k_async: known
+    for exponential durations, for k = 1 or P, and for deterministic ones if k divides P; else at
+    least k E[X] / P, at most E[X_{k:P}] for distributions whose residual durations are shorter than
+    new ones ("new-longer-than-used"), at least that where they are longer, and without an upper
+    bound where neither holds. A bad k raises ValueError. Source: 1803.01113.
     """
-    check_k(rule, k, workers)
-    return _THEORY[rule].runtime(law, k, workers)
-
-
-def check_k(rule: str, k: int, workers: int) -> None:
-    """Raise ValueError for an unknown rule, or for a k that it cannot wait for."""
     if rule not in _THEORY:
         raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_THEORY)}")
-    distinct = _THEORY[rule].distinct
+    bounds, distinct = _THEORY[rule]
     if workers < 1 or k < 1 or (distinct and k > workers):
         most = f" <= {workers} workers" if distinct else ""
         raise ValueError(
             f"theory: {rule} needs workers >= 1 and 1 <= k{most}, got workers={workers}, k={k}; "
             "set k in this range"
         )
+    return bounds(law, k, workers)
 
 
-def mean_staleness(rule: str, k: int, workers: int) -> float:
-    """Return the mean staleness of gradients, in updates, for every distribution.
+def stability_limit(delay: float) -> float:
+    """Return the largest stable rate times curvature if every gradient has staleness `delay`.
 
-    k_async: P/k - 1; k_batch_async: (P-1)/k; 0 if an update cancels contributions in flight.
-    Counts: of P workers in flight, and of k workers (or one) that read a new version at a time.
+    2 sin(pi / (2 (2 d + 1))): there a root of z^(d+1) - z^d + eta l reaches the unit circle.
     """
-    check_k(rule, k, workers)
-    return _THEORY[rule].staleness(k, workers)
-
-
-def fresh_share(rule: str, k: int, workers: int) -> float:
-    """Return the share p0 of gradients taken at the newest version, for exponential durations.
-
-    k_async: k/P; k_batch_async: the mean over i = 1..k of 1 - (1 - 1/P)^i; 1 if an update cancels
-    contributions in flight. Source: 1803.01113, p0, exponential delays.
-    """
-    check_k(rule, k, workers)
-    return _THEORY[rule].fresh(k, workers)
-
-
-def sync_over_async(law: Law, workers: int) -> float:
-    """Return seconds per update of fully synchronous SGD over Async-SGD's, P E[X_{P:P}] / E[X].
-
-    For exponential durations P H_P, roughly P log P. A distribution without a mean raises
-    ValueError.
-    Source: 1803.01113, runtime of fully synchronous against asynchronous SGD.
-    """
-    if math.isinf(law.mean()):
-        raise ValueError(f"sync_over_async: {law} has no mean; take a law that has one")
-    return workers * order_statistic_mean(law, workers, workers) / law.mean()
+    if delay < 0:
+        raise ValueError(f"stability_limit: needs delay >= 0 updates, got {delay}; count updates")
+    return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
 
 
 def _batch_async(law: Law, k: int, workers: int) -> tuple[float, float]:
@@ -121,28 +78,12 @@ def _batch_sync(law: Law, k: int, workers: int) -> tuple[float, float]:
     return (_superposed(law, k, workers),) * 2
 
 
-def _batch_async_fresh(k: int, workers: int) -> float:
-    return float(np.mean(1 - (1 - 1 / workers) ** np.arange(1, k + 1)))
-
-
-class _Theory(NamedTuple):
-    """Formulas of a protocol."""
-
-    runtime: Callable[[Law, int, int], tuple[float, float]]  # law, k, workers -> bounds, s
-    distinct: bool  # True if the k contributions come from k workers
-    staleness: Callable[[int, int], float] = lambda k, workers: 0.0  # k, workers -> mean, updates
-    fresh: Callable[[int, int], float] = lambda k, workers: 1.0  # k, workers -> share
-
-
-_THEORY: dict[str, _Theory] = {
-    "k_sync": _Theory(_sync, distinct=True),
-    "k_batch_sync": _Theory(_batch_sync, distinct=False),
-    "k_async": _Theory(
-        _async, True, lambda k, workers: workers / k - 1, lambda k, workers: k / workers
-    ),
-    "k_batch_async": _Theory(
-        _batch_async, False, lambda k, workers: (workers - 1) / k, _batch_async_fresh
-    ),
+# Rule -> (law, k, workers -> bounds in seconds; True if the k contributions come from k workers).
+_THEORY: dict[str, tuple[Callable[[Law, int, int], tuple[float, float]], bool]] = {
+    "k_sync": (_sync, True),
+    "k_batch_sync": (_batch_sync, False),
+    "k_async": (_async, True),
+    "k_batch_async": (_batch_async, False),
 }
 
 _POINTS = 2**14 + 1  # points of a lattice, up to its horizon

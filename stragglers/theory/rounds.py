@@ -2,8 +2,8 @@
 
 A round is the one of Non-blocking SGD (arXiv 2211.00889, run-time analysis) with landing at all
 workers. For iid durations and for fixed speeds there are closed forms and quadratures, without
-random numbers. Landing at neighbours has bounds. For durations with a memory the `estimate_`
-functions simulate both rules with the same delays.
+random numbers. `estimate_gain` simulates both rules with the same delays, for durations with a
+memory and for landing at neighbours.
 """
 
 import math
@@ -58,37 +58,6 @@ def speeds_gain(
         seconds = (done * slowness).max()
     share = done.sum() / (mini_batches * slowness.size)
     return float(share * _shorter(mini_batches * slowness.max(), seconds, communication))
-
-
-def neighbour_gain_bounds(
-    law: Law,
-    workers: int,
-    mini_batches: int,
-    degree: int,
-    communication: float = 0.0,
-    draw: str = "round",
-) -> tuple[float, float]:
-    """Return bounds, below and above, of the throughput gain where neighbours wait for each other.
-
-    degree: the smallest of the graph; `communication` D follows the work. A blocking round takes at
-    most D + E[max of all X], as the barrier's. It takes at least D + E[max of degree + 1 of X]: by
-    Jensen E max_j (t_j + X_j) >= min_j E t_j + E max_j X_j, as X_j does not depend on t_j. In
-    non-blocking rounds with others "cut" all stop at one signal and are ready at once, so that
-    these are the rounds of `throughput_gain`. The bounds meet on a complete graph. Other arguments
-    and errors as there; an impossible degree raises ValueError.
-    Source: the round of arXiv 2211.00889 and the max-plus recursion of D-PSGD, 1705.09056.
-    """
-    if not 0 <= degree < workers:
-        raise ValueError(
-            f"neighbour_gain_bounds: got degree={degree}; {workers} workers have 0 to "
-            f"{workers - 1} neighbours"
-        )
-    near = moments(law, degree + 1, mini_batches, draw, "cut")
-    far = moments(law, workers, mini_batches, draw, "cut")
-    return tuple(
-        far.share * _shorter(blocking, far.nonblocking, communication)
-        for blocking in (near.blocking, far.blocking)
-    )
 
 
 def estimate_gain(

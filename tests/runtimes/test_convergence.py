@@ -12,7 +12,7 @@ from algorithms import all_reduce
 from algorithms.base import scale_by_samples
 from runtimes import simulate
 from stragglers import delays
-from stragglers.theory import convergence
+from stragglers.theory.k_protocols import stability_limit
 from tests import planned
 
 P, WIDTH = 8, 2048  # workers, coordinates
@@ -72,11 +72,16 @@ def floor(protocol, k, rate, law=EXPONENTIAL, looks=40):
     return np.mean([0.5 * np.mean(advance(apart)[0] ** 2) for _ in range(looks)])
 
 
+def stationary_loss(rate, k):
+    """Return E[w^2 / 2] in the stationary state of w <- (1 - rate) w - rate * noise / sqrt(k)."""
+    return rate * VARIANCE / (2 * k * (2 - rate))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("rate", [0.2, 0.8])
 def test_k_sync_has_the_stationary_loss_of_theory(k, rate):
-    expected = convergence.stationary_loss(rate, k, VARIANCE)
+    expected = stationary_loss(rate, k)
     assert floor("k_sync", k, rate) == pytest.approx(expected, rel=0.03)
 
 
@@ -90,7 +95,7 @@ def after_one_update(rate: float) -> float:
 
 def test_a_gradient_one_update_old_raises_the_floor_as_an_ar2_process_says():
     rate, law = 0.2, delays.deterministic(1.0)
-    expected = after_one_update(rate) * convergence.stationary_loss(rate, 4, VARIANCE)
+    expected = after_one_update(rate) * stationary_loss(rate, 4)
     rule = planned.rule("k_async", law, P, 1, 0, k=4)
     _, schedule = rule.extend(rule.init(), 50)
     assert (schedule.staleness[1:] == 1).all()
@@ -102,8 +107,7 @@ def test_a_gradient_one_update_old_raises_the_floor_as_an_ar2_process_says():
 def test_asynchrony_raises_the_error_floor_at_k_1_and_hardly_at_k_4(protocol):
     rate = 0.05
     excess = {
-        k: floor(protocol, k, rate) / convergence.stationary_loss(rate, k, VARIANCE) - 1
-        for k in (1, 4)
+        k: floor(protocol, k, rate) / stationary_loss(rate, k) - 1 for k in (1, 4)
     }
     assert excess[1] > 0.25  # 34 %
     assert abs(excess[4]) < 0.1  # 5 and 8 %, about rate times staleness
@@ -115,7 +119,7 @@ def test_round_robin_delays_are_stable_up_to_the_limit_and_no_further(workers):
     """One coordinate 5 % below the limit, one 5 % beyond it, no noise."""
     delay = workers - 1
     rule = planned.rule("k_async", delays.deterministic(1.0), workers, 1, 0, k=1)
-    curvature = jnp.asarray([0.95, 1.05]) * convergence.stability_limit(delay)
+    curvature = jnp.asarray([0.95, 1.05]) * stability_limit(delay)
 
     def losses(w, centres):
         return 0.5 * (w[None] - centres) ** 2 @ curvature

@@ -13,7 +13,7 @@ from algorithms.links import Links, in_turn
 from stragglers import delays
 from stragglers.processes import markov, persistent
 from stragglers.rule import Transfer
-from stragglers.schedule import Schedule
+from stragglers.schedule import Schedule, concatenate
 from tests import planned
 
 P = 6
@@ -37,23 +37,13 @@ class Row(NamedTuple):
 
 
 # Pushes to the next worker and to the one after it, in turn.
-AHEAD = (np.arange(P) - [[1], [2]]) % P
-PUSHES = {"mini_batches": 3, "links": Links(AHEAD, in_turn(2), directed=True)}
+AHEAD = Links((np.arange(P) - [[1], [2]]) % P, in_turn(2), directed=True)
+PUSHES = {"mini_batches": 3, "links": AHEAD}
 
 
-def a_round_later(seconds):
-    """All is needed a round later."""
-    return (Transfer(seconds, late=1),)
-
-
-def with_the_round(seconds):
-    """All leaves as a round begins."""
-    return (Transfer(seconds, leaves=0.0),)
-
-
-def in_buckets(seconds):
-    """One part leaves in the middle of the last mini-batch, the other after it."""
-    return (Transfer(seconds, leaves=0.5), Transfer(seconds))
+def leaving(*shares, late=0):
+    """Return the function seconds -> transfers that leave after these shares."""
+    return lambda seconds: tuple(Transfer(seconds, share, late) for share in shares)
 
 
 SERVER = {"mini_batches": 1}
@@ -61,12 +51,11 @@ PAIRS = {"mini_batches": 3, "graph": COMPLETE}
 ROWS = {
     "barrier": Row({}),
     "neighbour_barrier": Row({}, {"mini_batches": 3, "graph": RING}),
-    "neighbour_barrier/overlap": Row({}, PUSHES, a_round_later),
-    "neighbour_barrier/beside": Row({}, {"mini_batches": 3, "graph": RING}, with_the_round),
-    "barrier/buckets": Row({}, exchange=in_buckets),
+    "neighbour_barrier/overlap": Row({}, PUSHES, leaving(1.0, late=1)),
+    "neighbour_barrier/beside": Row({}, {"mini_batches": 3, "graph": RING}, leaving(0.0)),
+    "barrier/buckets": Row({}, exchange=leaving(0.5, 1.0)),
     "first_finisher": Row({}),
-    "first_finisher/beside": Row({"in_flight": "cut"}, PUSHES, with_the_round),
-    "first_finisher/buckets": Row({}, exchange=in_buckets),
+    "first_finisher/beside": Row({"in_flight": "cut"}, PUSHES, leaving(0.0)),
     "first_finisher/cut": Row({"in_flight": "cut", "leftovers": "drop"}),
     "deadline": Row({"seconds": 4.0}),
     "quorum": Row({"k": 7}),
@@ -109,6 +98,15 @@ def made(name, delay="law", **options):
 def assert_equal(a, b):
     for field in fields(Schedule):
         np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+
+
+def in_segments(make, lengths):
+    """Return the schedule of segments, each by a rule made anew, as after a restart."""
+    state, pieces = make().init(), []
+    for updates in lengths:
+        state, piece = make().extend(state, updates)
+        pieces.append(piece)
+    return concatenate(pieces)
 
 
 def arrays(state):

@@ -26,30 +26,6 @@ UNEQUAL = [1, 2, 3, 1, 2, 3]  # mini-batches of each worker's contribution
 BOTH = pytest.mark.parametrize(("delay", "each"), [("ties", 1), ("time", UNEQUAL)], ids=str)
 
 
-@row_marks(SERVERS)
-@BOTH
-def test_a_contribution_lasts_for_the_sum_of_its_mini_batches(name, each, delay):
-    """Worker i's attempts c, c + 1, ..., each begun when the one before has ended."""
-    rule = made(name, delay, mini_batches=each)
-    schedule = whole(rule, 60)
-    each = np.append(np.broadcast_to(each, P), 0)  # nobody finishes nothing
-    np.testing.assert_array_equal(schedule.batches, each[schedule.workers])
-    draw = as_process(DELAYS[delay]).seeded(0).duration
-    for i in np.unique(schedule.workers[schedule.batches > 0]):
-        first = schedule.first[schedule.workers == i]  # no counter is skipped or used twice
-        np.testing.assert_array_equal(np.sort(first), each[i] * np.arange(first.size))
-        assert first[0] == 0
-        end = 0.0
-        for attempt in range(each[i]):
-            end += float(draw(i, end, attempt))
-        once = (schedule.workers == i) & (schedule.start == 0)
-        lasted = schedule.busy[once].tolist()  # of whom the first update has not cancelled
-        if rule.trigger is None:  # nobody begins another within an update, and is then cut
-            assert lasted in ([], [end])
-        else:
-            assert all(seconds >= end for seconds in lasted)
-
-
 class Free:
     """Workers that nobody marches in step: what they draw, and what is on its way."""
 
@@ -151,7 +127,7 @@ def test_arrivals_make_the_updates_of_the_plan(name, each, delay):
 
 
 def met(rule, delay, count, blocking):
-    """The meetings (landing, asked, partner, start, first, local steps) in their order by time."""
+    """Return meetings (landing, asked, partner, start, first, local steps) by time."""
     free, meetings, begun = Free(rule, delay), [], dict.fromkeys(range(P), (0.0, 0))
     steps = [rule.arrivals.mini_batches(free.state, i) for i in range(P)]
     while len(meetings) < count:

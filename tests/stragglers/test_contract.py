@@ -10,9 +10,8 @@ from runtimes import mesh
 from stragglers import delays, rules
 from stragglers.inject import Injector
 from stragglers.processes import from_law, persistent
-from stragglers.rule import Setting, Sight, whole
+from stragglers.rule import RoundView, Setting, whole
 from stragglers.rules import RULES
-from stragglers.schedule import concatenate
 from tests import planned
 from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
@@ -23,9 +22,9 @@ from tests.stragglers.contract_rows import (
     SHIFTED,
     WITH_TRIGGER,
     P,
-    a_round_later,
     arrays,
     assert_equal,
+    in_segments,
     made,
     row_marks,
 )  # fmt: skip
@@ -37,19 +36,15 @@ def test_every_rule_has_a_row():
     assert {name.split("/")[0] for name in ROWS} | {"replay"} == set(RULES)  # replay needs a file
 
 
-# A law without ties takes the way of those that have some.
 @ALL
 @pytest.mark.parametrize("delay", ["ties", "time"])
 def test_segments_equal_the_whole(name, delay):
-    once = whole(made(name, delay, communication=COSTS), 40)
+    def rule():
+        return made(name, delay, communication=lambda t: COSTS * (1 + t % 2))
+
+    once = whole(rule(), 40)
     once.validate()
-    rule, pieces = made(name, delay, communication=COSTS), []
-    state = rule.init()
-    for updates in (1, 16, 0, 23):
-        state, piece = rule.extend(state, updates)
-        pieces.append(piece)
-    assert state.update == 40
-    assert_equal(concatenate(pieces), once)
+    assert_equal(in_segments(rule, (1, 16, 0, 23)), once)
 
 
 @ALL
@@ -104,7 +99,7 @@ APART = (0.1, 0.4, 0.5)
 
 
 def counted(schedule, workers):
-    """[updates, workers] mini-batches in every update."""
+    """Return the mini-batches of each worker in every update, [updates, workers]."""
     rows = np.arange(schedule.updates)[:, None]
     batches = np.zeros((schedule.updates, workers + 1), int)
     np.add.at(batches, (rows, schedule.workers), schedule.batches)
@@ -115,17 +110,15 @@ def counted(schedule, workers):
 @pytest.mark.parametrize(
     ("name", "own", "each"),
     [
-        ("barrier", {}, 3),
+        ("first_finisher", {"in_flight": "cut"}, 3),
         slow("neighbour_barrier", {}, 2),
-        ("first_finisher", {}, 3),
-        slow("first_finisher", {"in_flight": "cut"}, 3),
         ("deadline", {"seconds": 0.45}, 3),
+        slow("first_finisher", {}, 3),
         slow("quorum_grace", {"k": 1, "gamma": 0.5, "in_flight": "cut"}, 3),
         slow("adaptive_deadline", {"c": 0.5, "in_flight": "cut"}, 3),
-        slow("k_sync", {"k": 2}, 3),
+        slow("k_batch_sync", {"k": 2}, 3),
         ("k_sync", {"k": 2}, [3, 1, 1]),
-        ("k_batch_sync", {"k": 2}, 3),
-        slow("rennala", {"k": 3, "interrupt": True}, 1),
+        ("rennala", {"k": 3, "interrupt": True}, 1),
     ],
     ids=str,
 )
@@ -160,7 +153,7 @@ def test_devices_make_the_updates_of_the_clock(name, own, each):
 
 
 def late_adopter(setting, *, k: "int"):
-    """A user's rule, in a module whose annotations are texts."""
+    """Wait as k_sync: a user's rule, in a module whose annotations are texts."""
     return RULES["k_sync"](setting, k=k)
 
 
@@ -179,38 +172,18 @@ def test_refusals_list_the_rules_that_would_work(monkeypatch):
     assert "replay" not in rules.showing(lambda rule: True, setting)  # it needs a file
 
 
-def test_an_overlapped_message_is_there_a_round_later():
-    """Two workers, 1 and 3 s a round, 5 s a message: max(ready, what was sent the round before)."""
-    delay = persistent(delays.deterministic(1.0), [1.0, 3.0])
-    pair = nx.complete_graph(2)
-    late = a_round_later(5.0)
-    rule = planned.rule("neighbour_barrier", delay, 2, graph=pair, communication=late)
-    finish = whole(rule, 3).finish
-    # Ready at 1 and 3, nothing was sent before; then at 2 and 6, sent at 3 for 8; then at 9 and 11.
-    np.testing.assert_array_equal(finish, [[1, 3], [8, 8], [11, 11]])
-
-
-@row_marks(WITH_TRIGGER)
-def test_who_stops_by_what_others_do_says_so(name):
+def test_who_stops_by_what_others_do_says_so():
     """On several processes nobody sees them; else the stop is the same whatever they have done."""
-    trigger = made(name).trigger
-    if trigger.stop is None or trigger.sees_all:
-        return
-    for elapsed in (0.0, 1.0, 4.5, 100.0):
-        whole_round = np.full(P, np.max(trigger.mini_batches))
-        sights = [
-            Sight(finished, elapsed, finished * seconds, np.full((n, P), seconds))
-            for finished in (np.zeros(P, int), whole_round)
-            for n, seconds in ((0, 0.1), (3, 0.1), (3, 9.0))
-        ]
-        assert len({bool(trigger.stop(sight)) for sight in sights}) == 1
-
-
-def test_rules_that_look_at_single_workers_are_known():
-    """Of the others every one runs on several processes."""
-    alone = {n.split("/")[0] for n in WITH_TRIGGER if looks_around(made(n).trigger)}
+    triggers = {name: made(name).trigger for name in WITH_TRIGGER}
+    stopping = {name: trigger for name, trigger in triggers.items() if trigger.stop is not None}
+    alone = {name.split("/")[0] for name, trigger in stopping.items() if trigger.sees_all}
     assert alone == {"quorum_grace", "adaptive_deadline"}
-
-
-def looks_around(trigger):
-    return trigger.stop is not None and trigger.sees_all
+    for trigger in (trigger for trigger in stopping.values() if not trigger.sees_all):
+        for elapsed in (0.0, 1.0, 4.5, 100.0):
+            whole_round = np.full(P, np.max(trigger.mini_batches))
+            views = [
+                RoundView(finished, elapsed, finished * seconds, np.full((n, P), seconds))
+                for finished in (np.zeros(P, int), whole_round)
+                for n, seconds in ((0, 0.1), (3, 0.1), (3, 9.0))
+            ]
+            assert len({bool(trigger.stop(view)) for view in views}) == 1

@@ -20,21 +20,17 @@ LAWS = [
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_sample_mean_is_the_mean(law):
+def test_samples_quantiles_and_the_mean_agree_and_scale(law):
     sample = law.sample(np.random.default_rng(0), (200, 1000))
     assert sample.shape == (200, 1000)
     assert sample.min() >= law.quantile(0.0)
     np.testing.assert_allclose(sample.mean(), law.mean(), rtol=0.01)
-
-
-@pytest.mark.parametrize("law", LAWS, ids=str)
-def test_quantiles_rise_and_scale(law):
     u = np.linspace(0, 1, 101)[:-1]
     assert (np.diff(law.quantile(u)) >= 0).all()
     slower = law.scaled(3.0)
     np.testing.assert_allclose(slower.quantile(u), 3 * law.quantile(u), rtol=1e-14)
     assert slower.mean() == pytest.approx(3 * law.mean())
-    assert slower.name == law.name and slower != law
+    assert slower.name == law.name and slower != law and str(slower) == f"3 * {law}"
 
 
 def test_quantiles_worked_out():
@@ -45,22 +41,16 @@ def test_quantiles_worked_out():
     law = delays.bernoulli_slowdown(2.0, 5.0, 0.25)
     np.testing.assert_array_equal(law.quantile([0.0, 0.75, 0.76, 1.0]), [2, 2, 10, 10])
     assert delays.exponential(1.0).quantile(1.0) == math.inf
-
-
-def test_laws_share_random_numbers():
     a, b = (law.sample(np.random.default_rng(3), 50) for law in (LAWS[1], LAWS[2]))
-    np.testing.assert_allclose(b, 1 + a)
+    np.testing.assert_allclose(b, 1 + a)  # the same uniforms
 
 
-def test_means_at_the_edges():
+def test_means_at_the_edges_texts_and_the_registry():
     assert delays.pareto(1.0, 1.0).mean() == math.inf
     assert delays.jitter(2.0, 0.0) == delays.deterministic(2.0)
     assert delays.jitter(2.0, 0.7).mean() == pytest.approx(2.0)
-
-
-def test_text_shows_the_call():
     assert str(delays.pareto(1.0, 3.0)) == "pareto(minimum=1, shape=3)"
-    assert str(delays.exponential(1.0).scaled(0.5)) == "0.5 * exponential(scale=1)"
+    assert set(delays.LAWS) == {law.name for law in LAWS} | {"jitter"}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +71,3 @@ def test_text_shows_the_call():
 def test_bad_values(call, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         call()
-
-
-def test_registry_is_complete():
-    assert set(delays.LAWS) == {law.name for law in LAWS} | {"jitter"}

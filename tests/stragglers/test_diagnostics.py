@@ -19,6 +19,7 @@ def test_a_barrier_is_as_far_off_as_its_update_is_large():
     assert found.staleness == 0
     np.testing.assert_allclose(found.share, 1 / 3)
     np.testing.assert_allclose(found.sent, 1 / 3)
+    assert diagnose(planned.plan("barrier", UNEQUAL, 3, 10, 2).slice(4, 10), 3).tree_distance == 5
 
 
 def test_equal_workers_of_async_sgd_are_one_round_behind():
@@ -29,6 +30,8 @@ def test_equal_workers_of_async_sgd_are_one_round_behind():
     assert found.tree_distance == 3
     assert found.mean_distance == pytest.approx(3, rel=0.02)  # the first ones are fresher
     assert found.staleness == pytest.approx(schedule.mean_staleness)
+    assert not found.limits.any() and not found.waits.any()  # nobody waits
+    np.testing.assert_allclose(found.sent, found.share)
 
 
 def test_distance_counts_the_mini_batches_of_stale_updates():
@@ -49,24 +52,11 @@ def test_distance_counts_the_mini_batches_of_stale_updates():
     assert found.mean_distance == pytest.approx(np.mean(distances))
 
 
-def test_a_segment_is_diagnosed_from_its_own_first_row():
-    schedule = planned.plan("barrier", UNEQUAL, 3, 10, 2)
-    assert diagnose(schedule.slice(4, 10), 3).tree_distance == 5
-
-
 def test_everybody_waits_for_the_slowest():
     """Of 4 s, the worker of 1 s a mini-batch waits 3 and the one of 2 s waits 2."""
     found = diagnose(planned.plan("barrier", UNEQUAL, 3, 10), 3)
     np.testing.assert_array_equal(found.limits, [0, 0, 1])
     np.testing.assert_array_equal(found.waits, [[0, 0, 30], [0, 0, 20], [0, 0, 0]])
-
-
-def test_where_nobody_waits_nobody_is_waited_for():
-    found = diagnose(planned.plan("k_async", UNEQUAL, 3, 40, k=1), 3)
-    assert not found.limits.any()
-    assert not found.waits.any()
-    np.testing.assert_array_equal(found.share.argsort(), [2, 1, 0])
-    np.testing.assert_allclose(found.sent, found.share)
 
 
 def test_mini_batches_and_messages_are_shared_out_apart():

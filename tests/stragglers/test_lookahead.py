@@ -10,8 +10,7 @@ from stragglers import delays, lookahead
 from stragglers.processes import markov, persistent, spells
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
-from stragglers.schedule import Schedule
-from stragglers.speed_paths import SWITCH
+from tests.stragglers.contract_rows import assert_equal
 
 MARKOV = markov(delays.shifted_exponential(1.0, 1.0), 5.0, 9.0, 3.0)
 PROCESSES = {
@@ -19,50 +18,39 @@ PROCESSES = {
     "spells": spells(persistent(MARKOV, [1.0, 2.0, 1.0, 1.5, 1.0, 1.0]), 3),
     "factors of factors": persistent(persistent(MARKOV, {0: 1.1}), {0: 1.3}),
 }
-SETTINGS = {
-    "k_batch_async": {"k": 4},
-    "k_sync": {"k": 4},
-    "k_batch_sync": {"k": 4},
-    "ringmaster": {"limit": 2, "interrupt": True, "k": 2},
-    "random_pairs": {"width": 1, "blocking": True},
-    "bipartite_pairs": {"width": 1},
-}
-
-
-def assert_equal(a, b):
-    for field in dataclasses.fields(Schedule):
-        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
 
 
 @pytest.mark.parametrize(
-    ("name", "delay"),
+    ("name", "own", "delay"),
     [
-        ("k_batch_async", "slow workers"),
-        ("k_sync", "factors of factors"),
-        ("k_batch_sync", "spells"),
-        ("ringmaster", "slow workers"),
-        ("random_pairs", "spells"),
-        ("bipartite_pairs", "factors of factors"),
+        ("k_batch_async", {"k": 4}, "slow workers"),
+        ("k_sync", {"k": 4}, "factors of factors"),
+        ("k_batch_sync", {"k": 4}, "spells"),
+        ("ringmaster", {"limit": 2, "interrupt": True, "k": 2}, "slow workers"),
+        ("random_pairs", {"width": 1, "blocking": True}, "spells"),
+        ("bipartite_pairs", {"width": 1}, "factors of factors"),
     ],
 )
-def test_a_compiled_loop_gives_what_durations_drawn_one_by_one_give(name, delay, monkeypatch):
+def test_a_compiled_loop_gives_what_durations_drawn_one_by_one_give(name, own, delay, monkeypatch):
     process = PROCESSES[delay]
     graph = nx.cycle_graph(6) if name.endswith("pairs") else None
     setting = Setting(process, 6, 2, 5, graph, communication=0.25)
-    found = whole(RULES[name](setting, **SETTINGS[name]), 150)
+    found = whole(RULES[name](setting, **own), 150)
     apart = setting._replace(delay=dataclasses.replace(process, in_time=None))
-    assert_equal(found, whole(RULES[name](apart, **SETTINGS[name]), 150))
+    assert_equal(found, whole(RULES[name](apart, **own), 150))
     # The same with a table so short that the loop has to come back for more in any place.
     monkeypatch.setattr(lookahead, "WINDOW", 1)
-    assert_equal(found, whole(RULES[name](setting, **SETTINGS[name]), 150))
+    assert_equal(found, whole(RULES[name](setting, **own), 150))
 
 
-def test_a_process_that_nothing_is_known_of_is_drawn_as_it_goes():
-    ahead = lookahead.Ahead(PROCESSES["factors of factors"], 0)
-    begin = np.zeros(2)
-    seconds = ahead.of(np.zeros(2, np.int64), 4, begin, 0.0)
-    begin[1] = 7.0
-    expected = PROCESSES["factors of factors"].seeded(0).duration(1, 7.0, 3)
-    assert seconds.table[1, 3] == expected
-    compiled = lookahead.Ahead(MARKOV, 0).of(np.zeros(2, np.int64), 4, begin, 500.0)
-    assert compiled.path[:, -1, SWITCH].min() > 500.0 and compiled.table.shape == (2, 4)
+@pytest.mark.parametrize("size", [1, 8, 9, 65, 1000])
+def test_the_first_is_who_has_the_least_time(size):
+    rng = np.random.default_rng(size)
+    times = rng.integers(0, 20, size).astype(float)  # with ties
+    tree, levels = lookahead.tree_of(times)
+    assert lookahead.earliest(tree, levels) == np.argmin(times)
+    for _ in range(300):
+        who = lookahead.earliest(tree, levels) if rng.random() < 0.5 else rng.integers(size)
+        times[who] = np.inf if rng.random() < 0.3 else times[who] + rng.integers(-3, 20)
+        lookahead.set_time(tree, levels, who, times[who])
+        assert lookahead.earliest(tree, levels) == np.argmin(times)

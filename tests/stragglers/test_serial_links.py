@@ -25,6 +25,19 @@ def test_two_nodes_that_ask_each_other_at_once_take_turns():
     np.testing.assert_allclose(spent[2:], 0.25)
 
 
+def test_load_waits_passive_nodes_do_not_and_partners_that_stop_are_refused():
+    made = schedule(16, nx.complete_graph(16), delays.jitter(1.0, 0.3), updates=400)
+    over = [serial_links.pair_seconds(made, 16, t).mean() / t for t in (1e-9, 0.1, 0.5)]
+    assert over[0] == pytest.approx(1, rel=0.01) and over[0] < over[1] < over[2]
+    made = schedule(8, topology.ring(8), kind="bipartite_pairs")
+    met = wavefront.interactions(made).pairs
+    spent = serial_links.pair_seconds(made, 8, 0.1)
+    assert len(spent) == (met[:, 0] != met[:, 1]).sum() < len(met)
+    assert (spent >= 0.1 - 1e-12).all()
+    with pytest.raises(ValueError, match="stop for meetings; make it with blocking=false"):
+        serial_links.pair_seconds(schedule(4, nx.complete_graph(4), blocking=True), 4, 0.1)
+
+
 def test_transfers_to_the_centre_of_a_star_queue_in_the_order_of_asking():
     """Node i asks at 1 + i / 100 s and is served as the i-th."""
     n = 5
@@ -35,41 +48,10 @@ def test_transfers_to_the_centre_of_a_star_queue_in_the_order_of_asking():
     np.testing.assert_allclose(spent[:n], 0.1 * np.arange(1, n + 1) - asked)
 
 
-def test_a_meeting_is_a_transfer_where_links_are_never_taken():
-    made = schedule(8, nx.complete_graph(8), delays.jitter(1.0, 0.3))
-    spent = serial_links.pair_seconds(made, 8, 1e-9)
-    np.testing.assert_allclose(spent, 1e-9, rtol=0.01)
-    assert len(spent) == len(wavefront.interactions(made).time)
-
-
-def test_more_load_is_more_waiting():
-    made = schedule(16, nx.complete_graph(16), delays.jitter(1.0, 0.3), updates=400)
-    over = [serial_links.pair_seconds(made, 16, t).mean() / t for t in (0.01, 0.1, 0.5)]
-    assert 1.0 <= over[0] < over[1] < over[2]
-
-
-def test_passive_nodes_of_a_bipartite_schedule_do_not_communicate():
-    made = schedule(8, topology.ring(8), kind="bipartite_pairs")
-    met = wavefront.interactions(made).pairs
-    spent = serial_links.pair_seconds(made, 8, 0.1)
-    assert len(spent) == (met[:, 0] != met[:, 1]).sum() < len(met)
-    assert (spent >= 0.1 - 1e-12).all()
-
-
-def test_partners_that_stop_are_refused():
-    made = schedule(4, nx.complete_graph(4), blocking=True)
-    with pytest.raises(ValueError, match="stop for meetings; make it with blocking=false"):
-        serial_links.pair_seconds(made, 4, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("graph", "matchings"),
-    [(topology.ring(8), 2), (topology.hypercube(8), 3), (topology.complete(8), 7)],
-)
-def test_equal_nodes_gossip_for_a_transfer_per_matching(graph, matchings):
-    partners = graph_matchings(graph)[1]
-    spent = serial_links.matching_rounds(np.ones((3, 8)), partners, 0.1)
-    np.testing.assert_allclose(spent, 0.1 * matchings)
+def test_equal_nodes_gossip_for_a_transfer_per_matching():
+    for graph, matchings in ((topology.ring(8), 2), (topology.hypercube(8), 3)):
+        spent = serial_links.matching_rounds(np.ones((3, 8)), graph_matchings(graph)[1], 0.1)
+        np.testing.assert_allclose(spent, 0.1 * matchings)
 
 
 def test_neighbours_wait_for_a_slow_node_and_for_its_neighbours_later():

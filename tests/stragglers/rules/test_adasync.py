@@ -5,7 +5,7 @@ import pytest
 
 from stragglers import delays
 from stragglers.processes import persistent
-from stragglers.rules.adasync import exponential_k, proportional_k, tabled_k
+from stragglers.rules.adasync import exponential_k, tabled_k
 from stragglers.schedule import concatenate
 from tests import planned
 
@@ -17,12 +17,6 @@ LAWS = [
     delays.pareto(1.0, 3.0),
     delays.uniform(1.0, 2.0),
 ]
-
-
-def test_closed_forms_by_hand():
-    assert proportional_k(2)(9.0) == pytest.approx(6.0)
-    # K^2 / (16 - K) = (16 / 12) 3 = 4 at K = sqrt(68) - 2.
-    assert exponential_k(P, 4)(3.0) == pytest.approx(np.sqrt(68) - 2)
 
 
 @pytest.mark.parametrize("k", [1, 4, 15, 16])
@@ -42,13 +36,6 @@ def test_the_table_starts_with_k_0_and_grows_as_the_loss_falls(law):
         if k > 1:
             assert ks[-1] == P
             assert tabled_k(law, P, k)(1e-9) == 1
-
-
-def test_the_table_agrees_with_the_closed_form_where_that_is_exact():
-    """Exponential durations, far from the ends: log(P / (P - K)) is E[X_{K:P}] to 1/P."""
-    table, closed = tabled_k(EXPONENTIAL, 200, 20), exponential_k(200, 20)
-    for ratio in (1.0, 2.0, 5.0, 20.0):
-        assert table(ratio) == pytest.approx(closed(ratio), rel=0.03)
 
 
 def adaptive(protocol, delay=EXPONENTIAL, **options):
@@ -82,20 +69,10 @@ def test_k_follows_the_loss_at_the_end_of_every_interval():
     # Nothing in between two ends; below the lowest loss everybody; never fewer than one, nor more
     # than there are.
     assert chosen == [2, 4, 4, 8, 16, 1, 16]
-
-
-def test_a_loss_that_is_not_finite_changes_nothing():
-    slow = persistent(EXPONENTIAL, {0: 4.0})
-    for rule in (adaptive("k_async", slow, k=2), adaptive("k_batch_sync", k=2)):
-        state = rule.observe(rule.init(), 0.0, 2.0)
-        for loss in (float("inf"), float("nan")):
-            assert rule.observe(state, 6.0, loss) == state
-
-
-def test_training_that_begins_at_the_lowest_loss_is_refused():
-    rule = adaptive("k_async", lowest_loss=2.5)
-    with pytest.raises(ValueError, match=r"at a loss of 2\.3, not above lowest_loss=2\.5; set"):
-        rule.observe(rule.init(), 0.0, 2.3)
+    for loss in (float("inf"), float("nan")):
+        assert rule.observe(state, 99.0, loss) == state
+    with pytest.raises(ValueError, match=r"at a loss of 0\.9, not above lowest_loss=1; set"):
+        rule.observe(rule.init(), 0.0, 0.9)
 
 
 def test_the_table_knows_laws_without_a_mean_and_without_variance():
@@ -124,14 +101,11 @@ def test_segments_with_different_k_make_one_schedule():
     assert (together.workers[:20, 2:] == P).all() and not together.batches[:20, 2:].any()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_bad_values_are_refused():
+    for own, words in (
         ({"protocol": "barrier", "interval": 1.0}, "unknown protocol 'barrier'"),
         ({"protocol": "k_sync", "interval": 0.0}, "interval > 0"),
         ({"protocol": "k_sync", "interval": 1.0, "k": 17}, "1 <= k <= 16"),
-    ],
-)
-def test_bad_values_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        planned.rule("adasync", EXPONENTIAL, P, **options)
+    ):
+        with pytest.raises(ValueError, match=words):
+            planned.rule("adasync", EXPONENTIAL, P, **own)

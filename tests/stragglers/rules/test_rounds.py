@@ -1,233 +1,169 @@
-import inspect
-from dataclasses import fields
+"""Rules in rounds: by hand, against independent recursions, and in limiting cases."""
 
 import networkx as nx
 import numpy as np
 import pytest
 
+from algorithms.links import Links, in_turn
 from stragglers import delays, round_clock
+from stragglers.inject import Injector, Measured
 from stragglers.processes import as_process, markov, persistent
-from stragglers.round_clock import until_deadline
 from stragglers.rule import Transfer
-from stragglers.rules import RULES
-from stragglers.schedule import Schedule, concatenate
+from stragglers.rules.rounds import drop_compute_threshold, round_deadline
+from stragglers.schedule import concatenate
 from tests import planned
+from tests.stragglers.contract_rows import SHIFTED, assert_equal
 
-EXPONENTIAL = delays.shifted_exponential(1.0, 1.0)
 RING = nx.cycle_graph(8)
-FIVE_TIMES = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)  # a nominal round takes 1 s
+FIVE_TIMES = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)
 OWN = {
     "deadline": {"seconds": 12.0},
     "quorum": {"k": 20},
     "anytime": {"seconds": 12.0},
     "drop_compute": {"calibration": 6},
 }
-ROUNDS = {"barrier", "neighbour_barrier", "first_finisher", "deadline", "quorum"} | {
-    "anytime",
-    "drop_compute",
-}
-CARRYING = [
-    name for name in sorted(ROUNDS) if "leftovers" in inspect.signature(RULES[name]).parameters
-]
+CARRYING = ["barrier", "deadline", "first_finisher", "neighbour_barrier", "quorum"]
 
 
-def rule(name, delay=EXPONENTIAL, workers=8, mini_batches=8, seed=0, **options):
+def rule(name, delay=SHIFTED, workers=8, mini_batches=8, seed=0, **options):
     if name == "neighbour_barrier":
         options = {"graph": RING} | options
     return planned.rule(name, delay, workers, mini_batches, seed, **OWN.get(name, {}) | options)
 
 
-def whole(rule, updates):
-    return rule.extend(rule.init(), updates)[1]
+def plain_rounds(delay, rounds, stop, cut, carry, near, cost, by_round=False, everywhere=False):
+    """Columns of every round, from what each worker does in it.
+
+    stop: (begins, ends) -> signals; near: round -> [P, P] bool, of whom each waits for.
+    """
+    draw = as_process(delay).seeded(3).duration
+    free, attempt, consumed, due, rows = np.zeros(P), np.zeros(P, int), np.zeros(P, int), {}, []
+    for t in range(rounds):
+        ends = np.zeros((P, M))
+        for i, m in np.ndindex(P, M):
+            now = ends[i, m - 1] if m else free[i]
+            of = (free[i], t) if by_round else (now, attempt[i] + m)
+            ends[i, m] = now + draw(i, *of)
+        begins = np.column_stack([free, ends[:, :-1]])
+        signal = np.broadcast_to(stop(free, ends), P)
+        started = (begins < signal[:, None]).sum(axis=1)
+        if cut:
+            done = (ends <= signal[:, None]).sum(axis=1)
+            ready = np.minimum(ends[:, -1], np.maximum(signal, free))
+        else:
+            done = started
+            ready = np.array([ends[i, n - 1] if n else free[i] for i, n in enumerate(done)])
+        waits, arrived, at = near(t), due.pop(t, np.full(P, -np.inf)), -np.inf
+        landed = np.full(P, ready.max()) if everywhere else ready
+        for part in cost:
+            last = begins[np.arange(P), np.maximum(done - 1, 0)]
+            sure = np.where(done == M, last, np.minimum(signal, ready))
+            known = np.maximum(last + part.leaves * (ready - last), sure)
+            known = {0: free, 1: ready}.get(part.leaves, known)
+            at = np.maximum([known[waits[i]].max() for i in range(P)], at) + part.seconds
+            if part.late:
+                due[t + part.late] = np.maximum(due.get(t + part.late, -np.inf), at)
+            else:
+                arrived = np.maximum(arrived, at)
+        finish = np.maximum(landed, arrived)
+        rows.append((free, finish, done, consumed, ready - free))
+        free, attempt = finish, attempt + started
+        consumed = consumed + (done if carry else M)
+    return [np.array(column) for column in zip(*rows, strict=True)]
 
 
-def assert_equal(a, b):
-    for field in fields(Schedule):
-        np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+P, M = 6, 3
+SIX = nx.cycle_graph(P)
+NEAR = nx.to_numpy_array(SIX, range(P)) + np.eye(P) > 0
+ALL = np.ones((P, P), bool)
+COST = 0.1 + 0.1 * np.arange(P)
+PUSHES = Links((np.arange(P) - [[1], [2]]) % P, in_turn(2), directed=True)
+PAIRS = np.array([[1, 0, 3, 2, 5, 4], [5, 2, 1, 4, 3, 0]])
+COINS = np.random.default_rng(7).random((100, 2)) < 0.5
+COMING = Links(PAIRS, lambda begin, count: COINS[begin : begin + count])
 
 
-def throughput(schedule):
-    return schedule.batches.sum() / schedule.time[-1]
+def linked(links):
+    """Of whom each waits in a round: itself and its active partners."""
+
+    def near(t):
+        partners = links.partners[links.active(t, 1)[0]]
+        return np.eye(P, dtype=bool) | (partners[..., None] == np.arange(P)).any(axis=0)
+
+    return near
 
 
-def test_round_worked_out_finish():
-    """Worker 0 needs 1 s a mini-batch, worker 1 needs 2.5 s: at 4 s it is in its second."""
-    delay = persistent(delays.deterministic(1.0), [1.0, 2.5])
-    schedule = planned.plan("first_finisher", delay, 2, 2, 4, 0, communication=0.5)
-    np.testing.assert_array_equal(schedule.batches, [[4, 2], [4, 2]])
-    np.testing.assert_array_equal(schedule.first, [[0, 0], [4, 2]])
-    np.testing.assert_array_equal(schedule.busy, [[4.0, 5.0], [4.0, 5.0]])
-    np.testing.assert_array_equal(schedule.start, [[0.0, 0.0], [5.5, 5.5]])
-    np.testing.assert_array_equal(schedule.finish, [[5.5, 5.5], [11.0, 11.0]])
-    np.testing.assert_array_equal(schedule.time, [5.5, 11.0])
-    np.testing.assert_array_equal(schedule.version, [[0, 0], [1, 1]])
-    np.testing.assert_array_equal(schedule.idle, [[1.0, 0.0], [1.0, 0.0]])
-    assert schedule.mean_staleness == 0
+def never(begins, ends):
+    return np.inf
 
 
-def test_round_worked_out_cut():
-    delay = persistent(delays.deterministic(1.0), [1.0, 2.5])
-    schedule = planned.plan("first_finisher", delay, 2, 2, 4, 0, in_flight="cut", leftovers="drop")
-    np.testing.assert_array_equal(schedule.batches, [[4, 1], [4, 1]])
-    np.testing.assert_array_equal(schedule.first, [[0, 0], [4, 4]])
-    np.testing.assert_array_equal(schedule.busy, 4.0)
-    np.testing.assert_array_equal(schedule.time, [4.0, 8.0])
-    assert schedule.idle_fraction == 0
+def first(begins, ends):
+    return ends[:, -1].min()
 
 
-def test_deadline_and_quorum_worked_out():
-    delay = persistent(delays.deterministic(1.0), [1.0, 2.5])
-    deadline = planned.plan("deadline", delay, 2, 1, 4, 0, seconds=3.0)
-    np.testing.assert_array_equal(deadline.batches, [[3, 2]])
-    np.testing.assert_array_equal(deadline.time, [5.0])
-    quorum = planned.plan("quorum", delay, 2, 1, 4, 0, k=3)  # ends at 1, 2, 2.5: the third at 2.5
-    np.testing.assert_array_equal(quorum.batches, [[3, 1]])
-    np.testing.assert_array_equal(quorum.time, [3.0])
+def full(k, gamma):
+    def stop(begins, ends):
+        reached = np.sort(ends[:, -1])[k - 1]
+        return reached + gamma * np.maximum(reached - begins, 0)
+
+    return stop
 
 
-def test_cut_mini_batch_is_redone_in_another_time():
-    delay = EXPONENTIAL
-    schedule = planned.plan("first_finisher", delay, 2, 40, 2, 3, in_flight="cut")
-    durations = as_process(delay).seeded(3).duration(np.arange(2)[:, None], 0.0, np.arange(200))
-    attempt = np.zeros(2, int)
-    for row in range(40):
-        ends = np.array([durations[i, attempt[i] : attempt[i] + 2].cumsum() for i in range(2)])
-        signal = ends[:, -1].min()
-        batches = (ends <= signal).sum(axis=1)
-        np.testing.assert_array_equal(schedule.batches[row], batches)
-        attempt += np.minimum(batches + 1, 2)  # a finisher has nothing in flight
+SLOW = markov(SHIFTED, 5.0, 9.0, 1.0)
+BUCKETS = (Transfer(0.8, leaves=0.5), Transfer(COST))
 
 
-@pytest.mark.parametrize("name", ["first_finisher", "deadline", "quorum"])
-@pytest.mark.parametrize("graph", [None, RING], ids=["global", "ring"])
-@pytest.mark.parametrize("in_flight", ["finish", "cut"])
-def test_equal_speeds_equal_blocking_exactly(name, graph, in_flight):
-    delay = delays.deterministic(0.1)
-    options = {"communication": 0.3, "in_flight": in_flight, "graph": graph}
-    options |= {"deadline": {"seconds": 0.9}, "quorum": {"k": 64}}.get(name, {})
-    blocking = "barrier" if graph is None else "neighbour_barrier"
-    expected = whole(rule(blocking, delay, communication=0.3, graph=graph), 50)
-    actual = whole(planned.rule(name, delay, 8, 8, 0, **options), 50)
-    assert (actual.batches == 8).all()
-    assert_equal(actual, expected)
-
-
-@pytest.mark.parametrize("name", CARRYING)
-@pytest.mark.parametrize("in_flight", ["finish", "cut"])
-def test_carry_loses_no_mini_batch_and_uses_none_twice(name, in_flight):
-    schedule = whole(rule(name, in_flight=in_flight), 60)
-    for i in range(8):
-        used = [
-            counter
-            for first, batches in zip(schedule.first[:, i], schedule.batches[:, i], strict=True)
-            for counter in range(first, first + batches)
-        ]
-        assert used == list(range(len(used)))
-
-
-@pytest.mark.parametrize("draw", ["mini_batch", "round"])
-@pytest.mark.parametrize("name", ["barrier", "first_finisher", "drop_compute"])
-def test_segments_equal_the_whole(name, draw):
-    """With communication that changes and mini-batches that are cut."""
-    options = {"draw": draw, "communication": lambda t: 0.1 * t, "in_flight": "cut"}
-    one = whole(rule(name, **options), 30)
-    two = rule(name, **options)
-    state, first = two.extend(two.init(), 11)
-    state, second = rule(name, **options).extend(state, 19)  # a fresh rule, as after a restart
-    assert state.update == 30
-    assert_equal(concatenate([first, second]), one)
-    one.validate()
-
-
-@pytest.mark.parametrize("name", sorted(ROUNDS))
-def test_drop_uses_none_twice(name):
-    schedule = whole(rule(name, **({"leftovers": "drop"} if name in CARRYING else {})), 60)
-    assert (schedule.batches <= 8).all()
-    np.testing.assert_array_equal(schedule.first, np.tile(8 * np.arange(60)[:, None], 8))
-
-
-def test_neighbour_barrier_is_the_max_plus_recursion():
-    graph = nx.path_graph(5)
-    schedule = planned.plan(
-        "neighbour_barrier", EXPONENTIAL, len(graph), 40, 2, 1, graph=graph, communication=0.25
-    )
-    durations = as_process(EXPONENTIAL).seeded(1).duration(np.arange(5)[:, None], 0.0, range(80))
-    now = [0.0] * 5
-    for k in range(40):
-        ready = [now[i] + durations[i, 2 * k] + durations[i, 2 * k + 1] for i in range(5)]
-        now = [max(ready[j] for j in [i, *graph[i]]) + 0.25 for i in range(5)]
-        np.testing.assert_allclose(schedule.finish[k], now, rtol=1e-12)
-    np.testing.assert_array_equal(schedule.time, schedule.finish.max(axis=1))
-
-
-def test_complete_graph_lands_as_everybody():
-    complete = planned.plan("first_finisher", EXPONENTIAL, 8, 50, 8, 0, graph=nx.complete_graph(8))
-    assert_equal(complete, planned.plan("first_finisher", EXPONENTIAL, 8, 50, 8, 0))
-
-
-def test_deadline_runs_from_each_workers_own_begin():
-    schedule = planned.plan("deadline", EXPONENTIAL, 8, 50, 8, 0, seconds=5.0, graph=RING)
-    assert np.ptp(schedule.start, axis=1).max() > 0.5
-    assert (schedule.busy >= 5.0 - 1e-9).all()  # the eighth mini-batch ends after 8 s or more
-
-
-def test_communication_may_differ_by_round_and_worker():
-    cost = np.array([0.1, 0.7])
-    schedule = planned.plan(
-        "barrier", delays.deterministic(1.0), 2, 3, 1, 0, communication=lambda t: cost
-    )
-    np.testing.assert_allclose(schedule.finish[0], [1.1, 1.7])
-    np.testing.assert_allclose(schedule.time, [1.7, 3.4, 5.1])
-    np.testing.assert_array_equal(schedule.communication, np.tile(cost, (3, 1)))
-
-
-def test_the_signal_is_a_knob_of_a_segment():
-    adaptive = rule("deadline")
-    state, first = adaptive.extend(adaptive.init(), 20)
-    state, second = adaptive.extend(state, 20, signal=until_deadline(6.0))
-    assert second.batches.mean() < first.batches.mean()
-    concatenate([first, second]).validate()
-
-
-def test_one_worker():
-    blocking = planned.plan("barrier", EXPONENTIAL, 1, 20, 4, 0)
-    assert_equal(planned.plan("first_finisher", EXPONENTIAL, 1, 20, 4, 0), blocking)
-    assert blocking.idle_fraction == pytest.approx(0, abs=1e-12)
-
-
-def test_rules_meet_the_same_draws():
-    """One duration per round is addressed by the round, so blocking rounds contain the others."""
-    options = {"draw": "round", "in_flight": "cut"}
-    slow, fast = (whole(rule(name, **options), 200) for name in ("barrier", "first_finisher"))
-    assert (np.diff(fast.time) <= np.diff(slow.time) + 1e-9).all()
-
-
-def test_time_dependent_delays_meet_every_mini_batch_at_its_start():
-    delay = markov(EXPONENTIAL, 5.0, 9.0, 1.0)
-    schedule = planned.plan("first_finisher", delay, 3, 20, 2, 5)
-    process, attempt = delay.seeded(5), np.zeros(3, int)
-    for row in range(20):
-        for i in range(3):
-            now = schedule.start[row, i]
-            for _ in range(schedule.batches[row, i]):
-                now = now + process.duration(i, now, attempt[i])
-                attempt[i] += 1
-            assert now - schedule.start[row, i] == pytest.approx(schedule.busy[row, i])
-    schedule.validate()
-
-
-@pytest.mark.slow
-def test_throughput_gains_when_the_mini_batch_in_flight_finishes():
-    nonblocking = planned.plan("first_finisher", FIVE_TIMES, 8, 12000, 8, 0, draw="round")
-    blocking = planned.plan("barrier", FIVE_TIMES, 8, 12000, 8, 0, draw="round")
-    ring = planned.plan(
-        "neighbour_barrier", FIVE_TIMES, len(RING), 12000, 8, 0, graph=RING, draw="round"
-    )
-    assert throughput(nonblocking) / throughput(blocking) == pytest.approx(2.67, rel=0.02)
-    assert throughput(nonblocking) / throughput(ring) == pytest.approx(2.18, rel=0.02)
-    # Landing at neighbours as well, instead of at everybody, gains somewhat more.
-    local = planned.plan("first_finisher", FIVE_TIMES, 8, 12000, 8, 0, draw="round", graph=RING)
-    assert throughput(local) / throughput(ring) == pytest.approx(2.29, rel=0.02)
+@pytest.mark.parametrize(
+    ("name", "own", "stop", "near", "cost", "delay", "setting"),
+    [
+        ("barrier", {}, never, ALL, (Transfer(COST),), SHIFTED, {}),
+        ("barrier", {}, never, ALL, BUCKETS, SLOW, {}),
+        ("barrier", {}, never, ALL, (Transfer(9.0, leaves=0),), SHIFTED, {}),
+        ("neighbour_barrier", {}, never, NEAR, (Transfer(0.3),), SHIFTED, {}),
+        ("neighbour_barrier", {}, never, PUSHES, (Transfer(0.7, late=1),), SHIFTED, {}),
+        ("neighbour_barrier", {}, never, PUSHES, (Transfer(9.0, late=3),), SHIFTED, {}),
+        ("neighbour_barrier", {}, never, COMING, (Transfer(0.3),), SLOW, {}),
+        ("first_finisher", {}, first, NEAR, BUCKETS, SHIFTED, {}),
+        ("first_finisher", {"in_flight": "cut"}, first, COMING, BUCKETS, SLOW, {}),
+        ("first_finisher", {"in_flight": "cut", "leftovers": "drop"}, first, NEAR,
+         (Transfer(0.7, leaves=0),), SHIFTED, {"draw": "round"}),
+        ("first_finisher", {"landing": "all"}, first, NEAR, (Transfer(0.2),), SLOW, {}),
+        ("deadline", {"seconds": 4.0, "in_flight": "cut"}, lambda b, e: b + 4.0, NEAR,
+         (Transfer(0.1),), SHIFTED, {}),
+        ("deadline", {"seconds": 2.5}, lambda b, e: b + 2.5, NEAR, BUCKETS, SHIFTED, {}),
+        ("anytime", {"seconds": 5.0}, lambda b, e: b + 5.0, NEAR, (Transfer(0.1),), SHIFTED, {}),
+        ("quorum", {"k": 7, "leftovers": "drop"}, lambda b, e: np.sort(e, None)[6], NEAR,
+         (Transfer(COST),), SLOW, {}),
+        ("quorum_grace", {"k": 2, "gamma": 0.5, "in_flight": "cut"}, full(2, 0.5), NEAR,
+         (Transfer(COST),), SHIFTED, {}),
+        ("quorum_grace", {"k": 6, "gamma": 0.0, "in_flight": "cut"}, never, ALL,
+         (Transfer(COST),), SHIFTED, {}),
+    ],
+)  # fmt: skip
+def test_rounds_are_those_of_a_plain_loop(name, own, stop, near, cost, delay, setting):
+    among = {"links": near} if isinstance(near, Links) else {"graph": SIX} if near is NEAR else {}
+    options = {"communication": lambda t: cost, **among, **setting}
+    plan = planned.plan(name, delay, P, 40, M, 3, **options, **own)
+    plan.validate()
+    assert not plan.staleness.any()
+    waits = linked(near) if isinstance(near, Links) else lambda t: near
+    everywhere = name == "barrier" or own.get("landing") == "all" or not among
+    drops = name == "anytime" or own.get("leftovers") == "drop"
+    start, finish, batches, begun, busy = plain_rounds(
+        delay, 40, stop, name == "anytime" or own.get("in_flight") == "cut", not drops,
+        (lambda t: ALL) if everywhere else waits, cost, bool(setting), everywhere,
+    )  # fmt: skip
+    np.testing.assert_array_equal(plan.batches, batches)
+    np.testing.assert_array_equal(plan.first, begun)
+    for column, expected in ((plan.start, start), (plan.finish, finish), (plan.busy, busy)):
+        np.testing.assert_allclose(column, expected, rtol=1e-11, atol=1e-11)
+    hidden = any(part.leaves < 1 or part.late for part in cost)
+    if not hidden:
+        total = sum(part.seconds for part in cost)
+        np.testing.assert_array_equal(plan.communication, np.broadcast_to(total, (40, P)))
+    if isinstance(near, Links):
+        np.testing.assert_array_equal(plan.matchings, near.active(0, 40))
+    assert plan.time.tolist() == plan.finish.max(axis=1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -248,16 +184,20 @@ def test_throughput_gains_when_the_mini_batch_in_flight_finishes():
         (lambda: rule("first_finisher", leftovers="keep"), "choose one of carry, drop"),
         (lambda: rule("first_finisher", landing="here"), "choose one of neighbours, all"),
         (lambda: rule("drop_compute", calibration=0), "needs calibration >= 1 rounds, got 0"),
+        (lambda: rule("quorum_grace", k=9), "1 <= k <= 8 workers, got k=9"),
+        (lambda: rule("quorum_grace", k=1, gamma=-1.0), "gamma >= 0, got -1"),
+        (lambda: rule("adaptive_deadline", c=-1.0), "c >= 0, got -1"),
+        (lambda: rule("adaptive_deadline", window=0), "window >= 1 rounds, got 0"),
+        (lambda: drop_compute_threshold(np.ones((8, 8))), r"got shape \(8, 8\)"),
+        (lambda: drop_compute_threshold(np.ones((0, 8, 8))), "measure at least one round"),
+        (lambda: drop_compute_threshold(-np.ones((1, 8, 8))), "needs positive durations"),
+        (lambda: drop_compute_threshold(np.ones((1, 8, 8)), -1.0), "got 200 and -1.0"),
+        (lambda: drop_compute_threshold(np.ones((1, 8, 8)), candidates=0), "candidates >= 1"),
     ],
 )
 def test_bad_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_short_deadline_is_allowed_where_nothing_is_cut():
-    schedule = planned.plan("deadline", EXPONENTIAL, 8, 10, 8, 0, seconds=0.5)
-    assert (schedule.batches == 1).all()
 
 
 @pytest.mark.parametrize("name", ["barrier", "neighbour_barrier"])
@@ -274,5 +214,118 @@ def test_rounds_that_are_drawn_at_once_are_those_that_are_drawn_one_by_one(name,
     at_once = rows()
     monkeypatch.setattr(round_clock, "DRAWN_AT_ONCE", 0)
     one_by_one = rows()
-    for column in ("time", "start", "finish", "busy", "communication", "first", "batches"):
-        np.testing.assert_array_equal(getattr(at_once, column), getattr(one_by_one, column))
+    assert_equal(at_once, one_by_one)
+
+
+# --- deadlines from measured durations ---
+
+
+def test_threshold_worked_out():
+    """Three workers end at 1 and 2 s, the fourth at 1 and 10 s, of which 1, 2 and 10 s are tried.
+
+    Per second they keep 4 / (1 + D), 7 / (2 + D) and 8 / (10 + D): equal at D = 1/3 and D = 54.
+    """
+    durations = [[[1, 1], [1, 1], [1, 1], [1, 9]]]
+    for communication, tau in ((0.0, 1), (0.3, 1), (0.4, 2), (53.0, 2), (55.0, 10)):
+        assert drop_compute_threshold(durations, communication, candidates=10) == tau
+    assert drop_compute_threshold(durations, candidates=1) == 10
+
+
+def test_threshold_maximises_the_measured_throughput():
+    rng = np.random.default_rng(0)
+    durations = FIVE_TIMES.sample(rng, (50, 8, 1)) * np.ones(8)
+    ends = durations.cumsum(axis=2)
+
+    def rate(tau):
+        seconds = [min(tau, round_.max()) for round_ in ends]
+        return (ends <= tau).sum() / (np.sum(seconds) + 50 * 0.25)
+
+    tau = drop_compute_threshold(durations, communication=0.25, candidates=2 * ends.size)
+    assert rate(tau) == pytest.approx(max(rate(t) for t in np.unique(ends)))
+    assert rate(drop_compute_threshold(durations, 0.25)) > 0.99 * rate(tau)
+    assert rate(tau) > 1.5 * rate(ends.max())
+
+
+def test_equal_speeds_drop_nothing():
+    assert drop_compute_threshold(np.full((5, 8, 8), 0.125)) == 1.0
+    setting, options = (delays.deterministic(0.1), 8, 60, 8, 0), {"in_flight": "cut"}
+    dropped = planned.plan("drop_compute", *setting, calibration=5, **options)
+    assert_equal(dropped, planned.plan("barrier", *setting, **options))
+
+
+def test_rule_worked_out():
+    """One worker takes 9 s a mini-batch, three take 1 s: blocking 18 s, then a deadline of 2 s."""
+    delay = persistent(delays.deterministic(1.0), {3: 9.0})
+    options = {"calibration": 2, "in_flight": "cut", "communication": 1.0}
+    schedule = planned.plan("drop_compute", delay, 4, 4, 2, 0, **options)
+    np.testing.assert_array_equal(schedule.batches[:2], 2)
+    np.testing.assert_array_equal(schedule.batches[2:], [[2, 2, 2, 0]] * 2)
+    np.testing.assert_array_equal(schedule.first[:, 3], [0, 2, 4, 6])  # leftovers are dropped
+    np.testing.assert_allclose(schedule.time, [19, 38, 41, 44])
+
+
+def test_a_calibration_that_is_cut_off_goes_on_to_the_same_deadline():
+    rng = np.random.default_rng(0)
+    durations, exchanges = rng.exponential(size=(6, 3, 4)), rng.exponential(size=6)
+    calibration = planned.rule("drop_compute", FIVE_TIMES, 3, 4, calibration=5).trigger.calibration
+    whole = Measured(calibration, 3, 4)
+    whole.add(durations, exchanges)
+    begun, resumed = Measured(calibration, 3, 4), Measured(calibration, 3, 4)
+    begun.add(durations[:3], exchanges[:3])
+    assert begun.deadline == np.inf and begun.mini_batches == 4
+    resumed.unpack(begun.pack())
+    resumed.add(durations[3:], exchanges[3:])
+    assert resumed.deadline == whole.deadline < np.inf and resumed.mini_batches == 0
+    finished = Measured(calibration, 3, 4)
+    finished.unpack(resumed.pack())
+    assert finished.deadline == whole.deadline
+    threshold = drop_compute_threshold(durations[:5], exchanges[:5])
+    np.testing.assert_allclose(whole.deadline, threshold, rtol=1e-8)
+
+
+# --- patience that follows what was seen ---
+
+APART = persistent(delays.deterministic(1.0), [1.0, 2.0, 4.0, 10.0])
+
+
+@pytest.mark.parametrize("in_flight", ["finish", "cut"])
+def test_the_deadlines_follow_from_the_schedule_alone(in_flight):
+    """Of every round after the first, from `busy` and `batches` of the rounds before it."""
+    c, window, mini_batches = 0.5, 3, 4
+    own = {"c": c, "window": window, "in_flight": in_flight}
+    plan = planned.plan("adaptive_deadline", SHIFTED, 6, 40, mini_batches, **own)
+    stopped = 0
+    for t in range(1, plan.updates):
+        rows = slice(max(0, t - window), t)
+        begun = plan.batches[rows] + (in_flight == "cut") * (plan.batches[rows] < mini_batches)
+        seen = plan.busy[rows] / begun
+        median = np.median(seen)
+        deadline = mini_batches * (median + c * np.median(abs(seen - median)))
+        short = plan.batches[t] < mini_batches
+        stopped += short.sum()
+        assert (plan.busy[t][short] >= deadline * (1 - 1e-6)).all()
+        if in_flight == "cut":
+            assert plan.busy[t].max() <= deadline * (1 + 1e-6)
+    assert stopped > 20
+    assert round_deadline(np.full((2, 3), np.nan), 3.0, 4) == np.inf  # nothing was seen
+
+
+def test_an_injector_keeps_what_it_has_seen_in_its_checkpoint():
+    """A mesh that goes on has the deadlines of one that was not cut off."""
+    trigger = planned.rule("adaptive_deadline", APART, 2, 2, window=2).trigger
+    injector = Injector(2, trigger, 0)
+    injector.resume()
+    for t in range(3):
+        for worker in range(2):
+            injector.begin(worker, t, 0)
+        for worker in range(2):
+            for done in (1, 2):
+                injector.tick(worker, t, done, 0)
+        for worker in range(2):
+            injector.land(worker, t, 0)
+    injector.pause()
+    packed = injector.pack()
+    assert packed["past"].shape == (2, 2)
+    again = Injector(2, trigger, 0)
+    again.unpack(packed)
+    np.testing.assert_array_equal(again.pack()["past"], packed["past"])

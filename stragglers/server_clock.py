@@ -10,18 +10,16 @@ another time.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stragglers import earliest
-from stragglers.earliest import interleaved
-from stragglers.event_loop import compiled, loop
-from stragglers.lookahead import Ahead, columns_of
+from stragglers import lookahead, speed_paths
+from stragglers.lookahead import Ahead, columns_of, interleaved, tree_of
 from stragglers.processes import as_process
 from stragglers.rule import (
-    Arrivals,
-    Reaction,
+    AsyncProtocol,
+    Decision,
     Setting,
     Turnout,
     Unfit,
@@ -72,16 +70,16 @@ class Protocol(NamedTuple):
         return self.grace > 0
 
 
-class _Rows(NamedTuple):
-    """Columns that the event loop fills, [T, k] each."""
-
-    workers: np.ndarray  # int32
-    start: np.ndarray  # s
-    finish: np.ndarray  # s
-    first: np.ndarray  # int64
-    version: np.ndarray  # int32
-    busy: np.ndarray  # s
-    communication: np.ndarray  # s
+# Columns that the event loop fills, [T, k] each, in its order; times in seconds.
+_COLUMNS = {
+    "workers": "int32",
+    "start": "float64",
+    "finish": "float64",
+    "first": "int64",
+    "version": "int32",
+    "busy": "float64",
+    "communication": "float64",
+}
 
 
 class EventClock:
@@ -95,11 +93,15 @@ class EventClock:
     def __init__(self, name: str, setting: Setting, k: int, protocol: Protocol):
         self.name, self.k, self.protocol = name, k, protocol
         self.mini_batches = mini_batches_each(name, setting)
-        _check_server(name, setting)
+        if setting.graph is not None or setting.links is not None:
+            raise Unfit(
+                name,
+                "workers push to a server and have no neighbours, but got a graph or links",
+                "leave both out, or take a rule in rounds as neighbour_barrier",
+            )
+        check_draw(name, setting, "")
         self.check_k(k)
-        process = as_process(setting.delay)
-        self._process = process.seeded(setting.seed)
-        self._ahead = Ahead(process, setting.seed)
+        self._ahead = Ahead(as_process(setting.delay), setting.seed)
         self._communication = setting.communication
         self._seconds = checked_cost(name, setting.communication, self.workers)
 
@@ -129,13 +131,9 @@ class EventClock:
 
     def init(self) -> EventState:
         """Begin a contribution of every worker at 0 s."""
-        zeros, end = np.zeros(self.workers, np.int64), np.zeros(self.workers)
-        for step in range(self.mini_batches.max()):
-            at = np.flatnonzero(step < self.mini_batches)
-            end[at] += self._process.duration(at, end[at], step)
-        return EventState(
-            0, 0.0, 0.0, np.zeros(self.workers), end, zeros, self.mini_batches.copy(), zeros
-        )
+        zeros, begin = np.zeros(self.workers, np.int64), np.zeros(self.workers)
+        end = self._ahead.first_ends(self.mini_batches)
+        return EventState(0, 0.0, 0.0, begin, end, zeros, self.mini_batches.copy(), zeros)
 
     def extend(
         self, state: EventState, updates: int, *, k: int | None = None
@@ -144,21 +142,20 @@ class EventClock:
         k = self.k if k is None else k
         self.check_k(k)
         cost = self._costs(state.update, updates)
-        kinds = (np.int32, float, float, np.int64, np.int32, float, float)
         width = self.workers if self.protocol.waits_on else k
-        rows = _Rows(*(np.empty((updates, width), kind) for kind in kinds))
+        rows = {name: np.empty((updates, width), kind) for name, kind in _COLUMNS.items()}
         after, opened = self._filled(state, cost, k, rows)
-        landed = np.concatenate([[state.time], rows.finish.max(axis=1)])
+        landed = np.concatenate([[state.time], rows["finish"].max(axis=1)])
         time = np.maximum.accumulate(landed)  # an update over cheaper links may overtake
         after = after._replace(update=state.update + updates, time=float(time[-1]), opened=opened)
         each = np.append(self.mini_batches, 0)  # no worker has finished 0 mini-batches
         return after, Schedule(
             time=time[1:],
-            batches=each[rows.workers].astype(np.int32),
+            batches=each[rows["workers"]].astype(np.int32),
             held=after.version.astype(np.int32),
             offset=state.update,
             population=self.workers,
-            **rows._asdict(),
+            **rows,
         )
 
     def _costs(self, update: int, updates: int) -> np.ndarray:
@@ -172,14 +169,14 @@ class EventClock:
         )
 
     def _filled(
-        self, state: EventState, cost: np.ndarray, k: int, rows: _Rows
+        self, state: EventState, cost: np.ndarray, k: int, rows: dict[str, np.ndarray]
     ) -> tuple[EventState, float]:
         """Fill `rows`; return the state's arrays after them, and the next row's opening."""
         unknown = np.zeros(self.workers, np.int64)
         *arrays, counter, steps = interleaved([*state[3:], unknown, self.mini_batches])
         _, end, _, attempts, _ = arrays
         fixed = (steps, k, *self.protocol)
-        longest, (updates, width) = int(self.mini_batches.max()), rows.workers.shape
+        longest, (updates, width) = int(self.mini_batches.max()), rows["workers"].shape
         place, times = np.zeros(3, np.int64), np.array([0.0, 0.0, 0.0, state.opened])
         taken = np.zeros(updates, np.int64)
         while place[0] < updates:
@@ -188,22 +185,152 @@ class EventClock:
             seconds = self._ahead.of(attempts, columns, end, times[1])
             counter[:] = seconds.counter
             seconds = seconds._replace(counter=counter)
-            run = compiled() if isinstance(seconds.table, np.ndarray) else loop
+            run = lookahead.compiled(loop) if isinstance(seconds.table, np.ndarray) else loop
             where = place, times, taken, state.update
-            moving = tuple(arrays), earliest.tree_of(end)
-            run(*where, tuple(seconds), fixed, cost, *moving, tuple(rows))
+            moving = tuple(arrays), tree_of(end)
+            run(*where, tuple(seconds), fixed, cost, *moving, tuple(rows.values()))
         after = (np.ascontiguousarray(array) for array in arrays)
         return EventState(*state[:3], *after), float(times[3])
 
 
-def _check_server(name: str, setting: Setting) -> None:
-    if setting.graph is not None or setting.links is not None:
-        raise Unfit(
-            name,
-            "workers push to a server and have no neighbours, but got a graph or links",
-            "leave both out, or take a rule in rounds as neighbour_barrier",
-        )
-    check_draw(name, setting, "")
+def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) -> None:
+    """Fill rows from `place` on while all durations are known, and move `place` on.
+
+    place: [3], position to go on from: a row; in it a contribution, or beyond its last one, an
+        effect of the update; and a worker that the update may interrupt.
+    times: [4] s of the last push or of the update, of the end of known speed paths that the next
+        step needs, of the end of the row's grace, and of the row's opening.
+    size: [T] contributions of every row, 0 of one that still waits.
+    due: the tree of the least `end`, and its levels, as `stragglers.lookahead` has them.
+    This function is compiled, except where durations are drawn when they are looked up.
+    """
+    table, counter, columns, constant, path, slowest = ahead
+    steps, k, idle, limit, interrupt, grace, share = protocol
+    begin, end, version, attempts, consumed = state
+    workers, start, finish, first, taken, busy, spent = rows
+    updates, width = workers.shape
+    late = grace > 0  # pushes within the grace count
+    costs, own = cost.shape  # a row per update, or one for all; columns likewise for the workers
+    cancel = interrupt and limit == 1  # an update restarts all workers
+    in_time = path.shape[1] > 0
+    held = np.zeros(end.size, np.bool_)  # workers that are in the row already, and have gone on
+    tree, levels = due
+
+    def enter(i):
+        """Tell the tree the end of worker i."""
+        lookahead.set_time(tree, levels, i, np.inf if held[i] else end[i])
+
+    def seconds(row, i):
+        return cost[min(row, costs - 1), min(i, own - 1)]
+
+    def restart(i, at):
+        """Begin a contribution; False if too little is known of it, and nothing is done."""
+        n = attempts[i] - counter[i]
+        if n + steps[i] > columns:
+            return False
+        if in_time:
+            latest = at
+            for step in range(steps[i]):
+                latest += max(constant[i], 1.0) * slowest * table[i, n + step]
+            if latest >= path[i, -1, speed_paths.SWITCH]:
+                times[1] = latest
+                return False
+        begin[i] = at
+        end[i] = at
+        for step in range(steps[i]):
+            work = table[i, n + step]
+            if in_time:
+                work = speed_paths.duration(path, i, end[i], work) * constant[i]
+            end[i] += work
+            attempts[i] += 1
+        return True
+
+    row, c, after = place
+    if late and not idle and row < updates and size[row] == 0:
+        for j in range(c):
+            held[workers[row, j]] = True
+            enter(workers[row, j])
+    while row < updates:
+        while size[row] == 0:
+            i = lookahead.earliest(tree, levels)
+            now = max(tree[i], times[3])  # a worker that is back early has waited
+            if c == width or (c >= k and now > times[2]):
+                if c < width:
+                    times[0] = times[2]
+                size[row] = c
+                continue
+            if update + row - version[i] >= limit:  # too large a staleness: ignored
+                if not restart(i, now + seconds(row, i)):
+                    place[0], place[1], place[2] = row, c, after
+                    return
+                version[i] = update + row
+                enter(i)
+                continue
+            began, pushed, landed, took = begin[i], end[i], now, 0.0
+            if not (idle or cancel):
+                took = seconds(row, i)
+                landed = now + took
+            if idle:
+                end[i] = np.inf
+            elif (not cancel or c < k - 1) and not restart(i, landed):
+                place[0], place[1], place[2] = row, c, after
+                return
+            held[i] = late and not idle
+            enter(i)
+            workers[row, c], start[row, c], finish[row, c] = i, began, landed
+            first[row, c], taken[row, c] = consumed[i], version[i]
+            busy[row, c], spent[row, c] = pushed - began, took
+            consumed[i] += steps[i]
+            if not (idle or cancel):
+                version[i] = update + row + (c == k - 1 and not late)
+            times[0] = now
+            c += 1
+            if late and c == k:
+                times[2] = now + grace
+                if not idle:
+                    back = finish[row, 0] + busy[row, 0]  # expected next push of the first worker
+                    times[2] = now + min(grace, share * max(0.0, back - now))
+                    for j in range(c - 1):
+                        times[2] = min(times[2], max(now, end[workers[row, j]]))
+            if late and not idle and c >= k:
+                times[2] = min(times[2], max(now, end[i]))
+        now, n = times[0], size[row]
+        while (idle or cancel) and c < 2 * n:
+            i = workers[row, c - n]
+            # Only a worker's last push waits for the update and lands with it.
+            if first[row, c - n] + steps[i] == consumed[i]:
+                took = seconds(row, i)
+                if not cancel:
+                    if not restart(i, now + took):
+                        place[0], place[1], place[2] = row, c, after
+                        return
+                    version[i] = update + row + 1
+                    enter(i)
+                spent[row, c - n] = took
+                finish[row, c - n] = now + took
+                if not idle:
+                    busy[row, c - n] = now - start[row, c - n]  # it went on until it was cut
+            c += 1
+        if interrupt:
+            while after < end.size:
+                if update + row + 1 - version[after] >= limit:
+                    if not restart(after, now + seconds(row, after)):
+                        place[0], place[1], place[2] = row, c, after
+                        return
+                    version[after] = update + row + 1
+                    enter(after)
+                after += 1
+        if late:
+            times[3] = now
+            for j in range(n, width):  # no contribution
+                workers[row, j], first[row, j], taken[row, j] = end.size, 0, update + row
+                start[row, j] = finish[row, j] = now
+                busy[row, j] = spent[row, j] = 0.0
+            for j in range(n):
+                held[workers[row, j]] = False
+                enter(workers[row, j])
+        row, c, after = row + 1, 0, 0
+    place[0], place[1], place[2] = row, c, after
 
 
 def check_draw(name: str, setting: Setting, instead: str) -> None:
@@ -224,7 +351,7 @@ class ServerState(NamedTuple):
 
 
 class Server:
-    """`Arrivals` of a protocol that updates on k contributions.
+    """`AsyncProtocol` of a protocol that updates on k contributions.
 
     mini_batches: [P] of each worker's contribution.
     """
@@ -232,15 +359,15 @@ class Server:
     def __init__(self, protocol: Protocol, k: int, mini_batches: np.ndarray):
         self.protocol, self.k, self._mini_batches = protocol, k, mini_batches
 
-    def face(self) -> Arrivals:
-        """Return the reaction as a rule shows it."""
-        return Arrivals(self.init, self.on_arrival, self.mini_batches, self.begun)
+    def face(self) -> AsyncProtocol:
+        """Return the decisions as a rule shows them."""
+        return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun)
 
-    def init(self) -> ServerState:
+    def init(self) -> Any:
         """Begin a contribution of every worker at version 0."""
         return ServerState(0, np.zeros(self._mini_batches.size, np.int64), ())
 
-    def mini_batches(self, state: ServerState, worker: int) -> int:
+    def mini_batches(self, state: Any, worker: int) -> int:
         """Return the mini-batches of the worker's next contribution."""
         del state
         return int(self._mini_batches[worker])
@@ -254,17 +381,17 @@ class Server:
 
     def on_arrival(
         self, state: ServerState, worker: int, version: int, now: float, k: int | None = None
-    ) -> Reaction:
+    ) -> Decision:
         """React to a contribution; k: contributions of an update; default: the rule's number."""
         del now  # a server counts contributions, at any time
         if version != state.version[worker]:
-            return Reaction(state, counts=False)  # its worker has begun anew in the meantime
+            return Decision(state, counts=False)  # its worker has begun anew in the meantime
         protocol, newest = self.protocol, state.update
         if newest - version >= protocol.limit:
-            return self._restarted(state, Reaction(state, counts=False), (worker,))
+            return self._restarted(state, Decision(state, counts=False), (worker,))
         held = (*state.held, worker)
         if len(held) < (self.k if k is None else k):
-            waiting = Reaction(state._replace(held=held), counts=True)
+            waiting = Decision(state._replace(held=held), counts=True)
             if protocol.idle:
                 return waiting
             if protocol.cancels:
@@ -275,14 +402,14 @@ class Server:
         if protocol.interrupt:
             old = np.flatnonzero(state.update - state.version >= protocol.limit)
             free = (*free, *old.tolist())
-        made = Reaction(state, counts=True, update=held)
+        made = Decision(state, counts=True, update=held)
         return self._restarted(state, made, tuple(dict.fromkeys(free)))
 
-    def _restarted(self, state: ServerState, reaction: Reaction, workers) -> Reaction:
-        """Return the reaction, with these workers sent to the newest version."""
+    def _restarted(self, state: ServerState, decision: Decision, workers) -> Decision:
+        """Return the decision, with these workers sent to the newest version."""
         version = state.version.copy()
         version[list(workers)] = state.update
-        return reaction._replace(state=state._replace(version=version), restart=workers)
+        return decision._replace(state=state._replace(version=version), restart=workers)
 
 
 class GraceState(NamedTuple):
@@ -297,19 +424,12 @@ class GraceState(NamedTuple):
     due: float  # s, of the update; inf as long as its k-th contribution is missing
 
 
-class GraceServer:
-    """`Arrivals` of a protocol whose updates wait for k contributions and then for a grace.
+class GraceServer(Server):
+    """`AsyncProtocol` of a protocol whose updates wait for k contributions and then for a grace."""
 
-    mini_batches: [P] of each worker's contribution.
-    """
-
-    def __init__(self, protocol: Protocol, k: int, mini_batches: np.ndarray):
-        self._protocol, self._k, self._mini_batches = protocol, k, mini_batches
-
-    def face(self) -> Arrivals:
-        """Return the reaction as a rule shows it."""
-        own = self.init, self.on_arrival, self.mini_batches, self.begun
-        return Arrivals(*own, due=lambda state: state.due, on_due=self.on_due)
+    def face(self) -> AsyncProtocol:
+        """Return the decisions as a rule shows them."""
+        return super().face()._replace(due=lambda state: state.due, on_due=self.on_due)
 
     def init(self) -> GraceState:
         """Begin a contribution of every worker at version 0."""
@@ -317,47 +437,42 @@ class GraceServer:
         none = np.zeros(workers, np.int64), np.zeros(workers)
         return GraceState(0, *none, (), (), math.inf, math.inf)
 
-    def mini_batches(self, state: GraceState, worker: int) -> int:
-        """Return the mini-batches of the worker's next contribution."""
-        del state
-        return int(self._mini_batches[worker])
-
     def begun(self, state: GraceState, worker: int, version: int, now: float) -> GraceState:
         """Begin the worker's contribution now, at this version, whatever it did before."""
         return _sent(state, (worker,), version, now)
 
-    def on_arrival(self, state: GraceState, worker: int, version: int, now: float) -> Reaction:
+    def on_arrival(self, state: GraceState, worker: int, version: int, now: float) -> Decision:
         """Hold a contribution; `on_due` makes the update, after all arrivals until then."""
         if version != state.version[worker]:
-            return Reaction(state, counts=False)  # its worker has begun anew in the meantime
+            return Decision(state, counts=False)  # its worker has begun anew in the meantime
         seconds = now - float(state.begun[worker])
         if worker in state.held:
             # A worker is in an update once. Its return ends the grace, which hides no more time.
-            due = now if len(state.held) >= self._k else state.due
+            due = now if len(state.held) >= self.k else state.due
             early = (*state.early, (worker, seconds))
-            return Reaction(state._replace(early=early, due=due), counts=True)
+            return Decision(state._replace(early=early, due=due), counts=True)
         state = self._with(state, worker, seconds, now)
-        if self._protocol.idle:
-            return Reaction(state, counts=True)
-        return Reaction(_sent(state, (worker,), state.update, now), True, restart=(worker,))
+        if self.protocol.idle:
+            return Decision(state, counts=True)
+        return Decision(_sent(state, (worker,), state.update, now), True, restart=(worker,))
 
-    def on_due(self, state: GraceState, now: float) -> Reaction:
+    def on_due(self, state: GraceState, now: float) -> Decision:
         """Make the update; workers that were back before it are in the next one."""
         early = tuple(worker for worker, _ in state.early)
-        free = state.held if self._protocol.idle else early
+        free = state.held if self.protocol.idle else early
         after = state._replace(update=state.update + 1, held=(), early=(), due=math.inf)
         for worker, seconds in state.early:
             after = self._with(after, worker, seconds, now)
-        return Reaction(_sent(after, free, after.update, now), False, state.held, free)
+        return Decision(_sent(after, free, after.update, now), False, state.held, free)
 
     def _with(self, state: GraceState, worker: int, seconds: float, now: float) -> GraceState:
         """Return the state with one more contribution in the next update, and the time of this."""
         held = (*state.held, worker)
         back = state.back if state.held else now + seconds
-        due, grace = state.due, self._protocol.grace
-        if len(held) == self._k:
-            if not self._protocol.idle:
-                grace = min(grace, self._protocol.share * max(0.0, back - now))
+        due, grace = state.due, self.protocol.grace
+        if len(held) == self.k:
+            if not self.protocol.idle:
+                grace = min(grace, self.protocol.share * max(0.0, back - now))
             due = now if state.early else now + grace
         if len(held) == state.version.size:
             due = now  # no other worker can come along
