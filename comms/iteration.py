@@ -140,7 +140,8 @@ def byte_scheduler(trace: LayerTrace, cost, bytes: float) -> Iteration:
     agreement on the order. Peng et al., "ByteScheduler", SOSP 2019.
     """
     seconds = buckets.seconds_of(cost)
-    _check_bytes("byte_scheduler", bytes)
+    if not bytes > 0:
+        raise ValueError(f"byte_scheduler: needs bytes > 0, got {bytes}; set the size of a part")
     sizes, ready = trace.backward_order()
     rest = sizes % bytes
     parts = np.ceil(sizes / bytes).astype(int)
@@ -201,11 +202,6 @@ def _bucketed(plan: Callable, trace: LayerTrace, cost) -> Iteration:
 
 def _tuned(schedule: Callable, trace: LayerTrace, cost) -> Iteration:
     return min((schedule(trace, cost, size) for size in SIZES), key=lambda it: it.seconds)
-
-
-def _check_bytes(schedule: str, bytes: float):
-    if not bytes > 0:
-        raise ValueError(f"{schedule}: needs bytes > 0, got {bytes}; set the size of a part")
 
 
 # The authors of ByteScheduler and DeAR tune the size too, by Bayesian optimisation.

@@ -6,14 +6,8 @@ on the side s alone, not on ||x||, but beyond a radius (q - 1) s / 2 of the refe
 off by multiples of q s, and looks like any other. A checksum of the whole k, one per bucket of
 coordinates, detects this. Davies et al., arXiv 2002.09268; for gossip: SwarmSGD, arXiv 1910.12308.
 
-    in_buckets, flat   a vector [size] as the rows [buckets, n] of all functions here, and back
-    encode, decode     the codec
-    side_for, radius   its parameters
-    ravel_floats       a pytree as one flat vector
-    converse           two vectors that are exchanged, with a ladder after a failed decode
-
 A bucket has its own side, checksum and row of the message. All functions are pure, with static
-shapes, for one vector; `jax.vmap` gives many.
+shapes, for one vector [size] as rows [buckets, n]; `jax.vmap` gives many.
 
 In a conversation both send their vector at once, in few bits, then a bit per bucket for what they
 could not read. It goes again with more levels, and at last in full precision, so that finite
@@ -23,6 +17,7 @@ few sizes, 1, 4, 16, ... buckets, large enough for the pair that needs most. One
 `jax.vmap`, `jax.shard_map` and pairs in programs of their own, bit for bit.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,6 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+
+from comms.hashing import lowbias32
 
 BUCKET = 1024  # coordinates: the header is then 1.2 % of a message of 8 bits
 BITS = (2, 16)
@@ -228,20 +225,14 @@ def _checksum(k):
 
     A wrong turn of one coordinate changes k by q and is always seen: odd times q is not 0.
     """
-    weighted = [k.astype(jnp.uint32) * _weights(seed, k.shape[1])[None] for seed in _SEEDS]
+    places = np.arange(k.shape[1], dtype=np.uint32)
+    odd = [lowbias32(places + np.uint32(seed)) | np.uint32(1) for seed in _SEEDS]
+    weighted = [k.astype(jnp.uint32) * weights[None] for weights in odd]
     # One reduction of both: XLA on CPU fuses two reductions into one loop, which is 30 times
     # slower.
     zero = np.uint32(0)
     sums = jax.lax.reduce(weighted, [zero, zero], lambda a, b: [a[0] + b[0], a[1] + b[1]], (1,))
     return jnp.stack(sums, 1)
-
-
-def _weights(seed: int, n: int) -> np.ndarray:
-    """Return odd uint32 [n] by lowbias32 (C. Wellons, "Prospecting for hash functions")."""
-    x = np.arange(n, dtype=np.uint32) + np.uint32(seed)
-    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-    return (x ^ (x >> 16)) | np.uint32(1)
 
 
 def _planes(bits: int) -> list[int]:
@@ -321,8 +312,8 @@ class _Known(NamedTuple):
     """Knowledge of the two about each other half way up the ladder."""
 
     mine: jax.Array  # [buckets, n], as the partner reads it
-    theirs: jax.Array  # [buckets, n], as this worker has read it
-    missing: jax.Array  # [buckets] bool, unreadable buckets of theirs
+    theirs: jax.Array  # [buckets, n], as read here
+    missing: jax.Array  # [buckets] bool, unreadable ones of theirs
 
 
 class _Rung(NamedTuple):
@@ -421,10 +412,7 @@ def _coded(side, bits: int, n: int, key, rung: int) -> _Rung:
             noise = jax.vmap(lambda key: jax.random.uniform(key, (n,), jnp.float32))(keys)
         return encode(rows, _taken(side, index), bits, noise)
 
-    def read(message, reference):
-        return decode(message, reference, bits)
-
-    return _Rung(send, read, row_bytes(n, bits))
+    return _Rung(send, functools.partial(decode, bits=bits), row_bytes(n, bits))
 
 
 def _ask(missing, wire: Wire):

@@ -19,9 +19,6 @@ import scipy
 
 from comms import mixing
 
-# Use of matchings: how often each is active, and with what weight.
-
-
 Edge = tuple[int, int]
 Matching = list[Edge]
 COLOURED = 256  # workers up to which all graphs are coloured in the same way
@@ -174,7 +171,7 @@ def _rotate(at: list[dict[int, int]], u: int, fan: list[int], d: int) -> None:
         at[u][c], at[w][c] = w, u
 
 
-Edges = Sequence[tuple[int, int]]
+Edges = Sequence[Edge]
 
 MOST_CUTS = 300  # rounds; graphs of 8 to 256 workers need fewer than 100 for the default tolerance
 SMALL = 64  # workers up to which dense matrices are quick

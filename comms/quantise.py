@@ -288,19 +288,6 @@ def sign_payload_bytes(size: int) -> int:
     return bitmap.payload_bytes(size) + 4
 
 
-def int8_all_reduce(x, bucket: int = 1024, axis: str = AXIS, key=None) -> jax.Array:
-    """Sum over the workers, float32 of x's shape; every worker sends int8 twice.
-
-    As `comms.quantise.two_phase_all_reduce` of `int8_codec`; the key must differ between workers.
-    """
-    return two_phase_all_reduce(x, int8_codec(bucket), axis, key).total
-
-
-def int8_payload_bytes(size: int, workers: int, bucket: int = 1024) -> int:
-    """Return the bytes of codes and scales of all chunks; 2 (n - 1) / n are sent as by a ring."""
-    return two_phase_bytes(size, workers, int8_codec(bucket))
-
-
 def int8_codec(bucket: int = 1024) -> Codec:
     """Encode rows in int8; stretches of `bucket` entries share a scale, their maximum over 127.
 

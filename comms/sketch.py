@@ -68,7 +68,14 @@ def decode_at(sketch, words, size: int, seed) -> jax.Array:
 
     words: uint32 [ceil(size / 32)], as `bitmap.pack` makes them of a mask.
     """
-    return _fill(_zeros((size, *sketch.shape[2:]), sketch, words), sketch, words, seed)
+
+    def fill(position, out):
+        return out.at[position].set(
+            _estimate(sketch, position, seed), mode="drop", indices_are_sorted=True
+        )
+
+    out = _zeros((size, *sketch.shape[2:]), sketch, words)
+    return bitmap.fold(words, fill, out, _slots(size))
 
 
 def recover(sketch, words, size: int, seed) -> jax.Array:
@@ -113,7 +120,7 @@ def unresolved(words, rows: int, columns: int, size: int, seed) -> jax.Array:
     """Return words of the entries of a bitmap that `recover` leaves at 0, whatever the values are.
 
     There are nearly always none if many entries load a sketch of 3 rows to at most 0.81 of its
-    buckets (`sketch_error.peeling_load`). Entries that share all their buckets are left at any
+    buckets (`peeling_load`). Entries that share all their buckets are left at any
     load: see `resolving_seed`.
     """
 
@@ -157,10 +164,7 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
 
 def payload_bytes(rows: int, columns: int, row_shape: tuple[int, ...] = ()) -> int:
     """Return the bytes of a sketch, an all-reduce's payload of float32; row_shape: that of x[i]."""
-    elements = rows * columns
-    for length in row_shape:
-        elements *= length
-    return 4 * elements
+    return 4 * rows * columns * math.prod(row_shape)
 
 
 def _held(words, rows: int, columns: int, size: int, seed):
@@ -193,17 +197,6 @@ def _estimate(sketch, position, seed):
     rows, columns = sketch.shape[:2]
     row, bucket, sign = _hashes(position, rows, columns, seed, sketch.ndim - 1)
     return _median(list(sign * sketch[row, bucket]))
-
-
-def _fill(out, sketch, words, seed):
-    """Return `out` [size, ...] with estimates where the bitmap is set."""
-
-    def fill(position, out):
-        return out.at[position].set(
-            _estimate(sketch, position, seed), mode="drop", indices_are_sorted=True
-        )
-
-    return bitmap.fold(words, fill, out, _slots(len(out)))
 
 
 def _median(values):

@@ -37,7 +37,7 @@ def monotone_table(rng):
 
 
 def bcaffe(workers):
-    """The ring of the authors' simulation, which pays for n steps each way."""
+    """Return the ring of the authors' simulation, which pays for n steps each way."""
     ring = cost.ring(workers, 0.0, beta=1.2 / (9.0 * 2**30 / 8), gamma=160 / (16e9 * 4))
     return ring._replace(alpha=2 * workers * 45.25e-6)
 

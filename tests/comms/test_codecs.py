@@ -33,7 +33,7 @@ def top_k(x):
 
 
 def threshold(x):
-    message, _ = sparse.above(x, sparse.sidco_threshold(x, 0.1), capacity=SIZE)
+    message, _ = sparse.above(x, 0.1, capacity=SIZE)
     return sparse.all_gather_sum(message, x.size).reshape(x.shape)
 
 
@@ -63,6 +63,10 @@ def sign(x):
     return total.reshape(x.shape)
 
 
+def int8(x, key=None):
+    return quantise.two_phase_all_reduce(x, quantise.int8_codec(16), key=key).total
+
+
 def low_rank(x):
     q = first_factor(x.shape, 1, jax.random.key(0))
     return factored_all_reduce(x, q)[0]
@@ -81,15 +85,15 @@ CODECS = LOSSLESS | {
     "qsgd": qsgd,
     "natural": natural,
     "sign": sign,
-    "int8": lambda x: quantise.int8_all_reduce(x, bucket=16),
-    "int8, random": lambda x: quantise.int8_all_reduce(x, bucket=16, key=key_of_worker()),
+    "int8": int8,
+    "int8, random": lambda x: int8(x, key_of_worker()),
     "powersgd": low_rank,
 }
 QUICK = ("compact", "qsgd", "int8")
 
 
 def all_codecs(x, names=CODECS):
-    """The sum of each codec, by name: one program compiles faster than many."""
+    """Return the sum of each codec, by name: one program compiles faster than many."""
     return {name: CODECS[name](x) for name in names}
 
 
@@ -214,8 +218,8 @@ def test_two_phase_reductions_send_what_they_say(workers, size):
         assert whole == workers * part
         return whole
 
-    payload = quantise.int8_payload_bytes(size, workers, bucket=64)
-    assert sent(lambda x: quantise.int8_all_reduce(x, bucket=64), jnp.zeros(size)) == payload
+    payload = quantise.two_phase_bytes(size, workers, quantise.int8_codec(16))
+    assert sent(int8, jnp.zeros(size)) == payload
     words = jnp.zeros(-(-size // 32), jnp.uint32)
     padding = -words.size % workers
     assert sent(bitmap.union, words) == bitmap.payload_bytes(size) + 4 * padding

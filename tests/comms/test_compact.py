@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from comms import bitmap, compact, owners
+from comms import bitmap, compact
 
 
 def gradients(workers, share, dtype=np.float32, shape=(200, 5)):
@@ -47,7 +47,7 @@ def test_the_sum_through_owners_whether_or_not_lists_hold_it(spmd, workers):
     rooms = ((pushed, pulled), (pushed - 1, pulled), (pushed, pulled - 1))
 
     def sums(x):
-        return [owners.all_reduce(x, owners.Room(*room), compact.dense_sum) for room in rooms]
+        return [compact.owned_all_reduce(x, compact.Room(*room)) for room in rooms]
 
     for (push, pull), found in zip(rooms, spmd(sums, x), strict=True):
         np.testing.assert_array_equal(found.total, np.broadcast_to(x.sum(0), x.shape))
@@ -61,7 +61,7 @@ def test_nan_and_infinity_are_sent():
     x[0, 7, 1], x[1, 8, 2], x[0, 9, 0], x[1, 9, 0] = np.nan, np.inf, np.inf, -np.inf
 
     def sums(x):
-        by_owners = owners.all_reduce(x, owners.Room(3, 3), compact.dense_sum).total
+        by_owners = compact.owned_all_reduce(x, compact.Room(3, 3)).total
         return by_owners, compact.all_reduce(x, 0)[0], compact.all_reduce(x, 10)[0]
 
     with np.errstate(invalid="ignore"):
@@ -71,9 +71,9 @@ def test_nan_and_infinity_are_sent():
 
 def test_room_holds_rows_that_spread_by_chance():
     """Of 4 workers and 1,000 rows; 16 of 64 own rows go to an owner, and 13.9 more."""
-    assert owners.room(4, 1000, 64, 64) == owners.Room(30, 30)
-    assert owners.room(4, 1000, 1000, 2000) == owners.Room(250, 250)
-    assert owners.room(1, 1000, 64, 900) == owners.Room(64, 900)
+    assert compact.room(4, 1000, 64, 64) == compact.Room(30, 30)
+    assert compact.room(4, 1000, 1000, 2000) == compact.Room(250, 250)
+    assert compact.room(1, 1000, 64, 900) == compact.Room(64, 900)
 
 
 def test_within_the_budget_only_its_rows_are_summed():

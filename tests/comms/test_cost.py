@@ -45,7 +45,7 @@ def test_collectives_by_hand():
 
 
 def tree_all_reduce(values, alpha, beta, gamma):
-    """(sums, when the last worker has them) of a binomial tree; a byte per value."""
+    """Return (sums, when the last worker has them) of a binomial tree; a byte per value."""
     workers, size = values.shape
     ready, sums = np.zeros(workers), values.copy()
     hops = [1 << k for k in range((workers - 1).bit_length())]
@@ -63,7 +63,7 @@ def tree_all_reduce(values, alpha, beta, gamma):
 
 
 def doubling_all_reduce(values, alpha, beta, gamma):
-    """The same where pairs swap; a link carries a message each way at a time."""
+    """Return the same where pairs swap; a link carries a message each way at a time."""
     workers, size = values.shape
     ready, sums = np.zeros(workers), values.copy()
     for k in range(workers.bit_length() - 1):

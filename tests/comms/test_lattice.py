@@ -37,7 +37,7 @@ def noise_for(stochastic, size, seed=0, bucket=lattice.BUCKET):
 
 
 def near(rng, size, distance, spread=3.0):
-    """x [size], and a reference at up to `distance` from it."""
+    """Draw x [size], and a reference at up to `distance` from it."""
     x = rng.normal(scale=spread, size=size).astype(np.float32)
     return x, (x + rng.uniform(-distance, distance, size)).astype(np.float32)
 

@@ -11,7 +11,7 @@ from comms.topology import matcha_matchings
 
 
 def check(graph):
-    """Validates a decomposition independently of `validate` and returns its matchings."""
+    """Validate a decomposition independently of `validate` and return its matchings."""
     matchings = matcha.decompose(graph)
     edges = sorted(edge for found in matchings for edge in found)
     assert edges == sorted(tuple(sorted(edge)) for edge in graph.edges)

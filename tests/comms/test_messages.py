@@ -12,7 +12,7 @@ PATH = np.array([[1, 0, 2, 3], [0, 2, 1, 3]])  # of a path of three, with a work
 
 
 def sends(*payloads, settled=0, active=None):
-    """A method that says the same of every update."""
+    """Return a method that says the same of every update."""
     links = None if active is None else SimpleNamespace(active=active)
     return SimpleNamespace(messages=lambda *_: payloads, settled=settled, links=links)
 

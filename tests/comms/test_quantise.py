@@ -32,7 +32,7 @@ def int8(x, key):
     """Return the sum at one of two workers, if the other one's gradient is zero."""
 
     def body(x, key):
-        return quantise.int8_all_reduce(x, bucket=16, key=key)
+        return quantise.two_phase_all_reduce(x, quantise.int8_codec(16), key=key).total
 
     both = jnp.stack([x, jnp.zeros_like(x)])
     return jax.vmap(body, axis_name="workers")(both, jax.random.split(key))[0]
@@ -127,8 +127,9 @@ def test_int8_is_near_the_sum(workers, size):
     x = np.random.default_rng(0).normal(size=(workers, size)).astype(np.float32)
     if size == 1000:
         x[0, 3] = 1e6
-    body = jax.jit(jax.vmap(lambda x: quantise.int8_all_reduce(x, bucket=25), axis_name="workers"))
-    error = np.abs(np.asarray(body(x)) - x.sum(axis=0))
+    codec = quantise.int8_codec(25)
+    body = jax.vmap(lambda x: quantise.two_phase_all_reduce(x, codec).total, axis_name="workers")
+    error = np.abs(np.asarray(jax.jit(body)(x)) - x.sum(axis=0))
     if workers == 1:
         assert not error.any()
     # Half a step of every worker, and half a step of their sum.

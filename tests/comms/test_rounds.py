@@ -24,12 +24,12 @@ def product(matrices):
 
 
 def rate(matrices):
-    """The norm of a turn on what is off the mean, per round."""
+    """Return the norm of a turn on what is off the mean, per round."""
     return np.linalg.norm(product(matrices) - 1 / len(matrices[0]), 2) ** (1 / len(matrices))
 
 
 def most_peers(W):
-    """The largest number of others that a worker hears from, or that hear from it."""
+    """Return the largest number of others that a worker hears from, or that hear from it."""
     heard = (W != 0) & ~np.eye(len(W), dtype=bool)
     return int(max(heard.sum(0).max(), heard.sum(1).max()))
 

@@ -55,19 +55,6 @@ def test_the_sum_counts_an_index_once_per_worker():
     np.testing.assert_array_equal(body(x), [[7.0, 1.0, 7.0, -9.0]] * 3)
 
 
-@pytest.mark.parametrize(
-    ("law", "zeros", "ratio"),
-    [("laplace", 0.9, 0.25), ("normal", 0.0, 0.25), ("standard_t", 0.9, 0.02)],
-)
-def test_the_threshold_is_exceeded_by_about_the_ratio(law, zeros, ratio):
-    rng = np.random.default_rng(0)
-    x = getattr(rng, law)(*[4] * (law == "standard_t"), size=50_000).astype(np.float32)
-    x[rng.random(x.size) < zeros] = 0
-    found = (np.abs(x) > sparse.sidco_threshold(1e-4 * x, ratio) / 1e-4).mean()
-    wanted = min(ratio, 1 - zeros)  # no more than what is not zero
-    assert 0.6 * wanted < found < 1.5 * wanted
-
-
 def test_above_sends_the_first_so_many_and_tells_how_many_there_were():
     x = jnp.array([0.5, -4.0, 1.0, 3.0, -2.0])
     message, found = sparse.above(x, 1.0, 4)
@@ -76,9 +63,6 @@ def test_above_sends_the_first_so_many_and_tells_how_many_there_were():
     assert len(set(np.asarray(message.indices).tolist())) == 4
     message, found = sparse.above(x, 1.0, 2)
     assert found == 3
-    # One stage is the exponential tail.
-    found = sparse.sidco_threshold(np.float32([1.0, -2.0, 3.0, 6.0]), 0.25, stages=1)
-    np.testing.assert_allclose(found, 3 * np.log(4), rtol=1e-6)
     np.testing.assert_array_equal(sparse.decode(message, 5), [0, -4, 0, 3, 0])
 
 
@@ -115,7 +99,6 @@ def test_what_is_not_finite_is_seen_even_if_it_is_not_sent(poison):
     messages = [
         sparse.top_k(x, 1),
         sparse.above(x, 50.0, 1)[0],
-        sparse.above(x, sparse.sidco_threshold(x, 0.1), 5)[0],
         sparse.Sparse(sparse.random_k(x, 1, key), sparse.random_indices(100, 1, key)),
     ]
     for message in messages:
@@ -128,5 +111,3 @@ def test_refusals():
         sparse.top_k(x, 0)
     with pytest.raises(ValueError, match="k = 0 entries"):
         sparse.random_k(x, 0, jax.random.key(0))
-    with pytest.raises(ValueError, match="0 < ratio <= 1 and stages >= 1, got 0 and 2"):
-        sparse.sidco_threshold(x, 0)

@@ -30,7 +30,7 @@ def test_second_moments_of_random_pairs(name, workers, alpha, gamma):
 
 
 def corrected(mix, x, c):
-    """An update of exact diffusion."""
+    """Make an update of exact diffusion."""
     return (x + c + mix(x + c)) / 2, (c - x + mix(x + c)) / 2
 
 

@@ -45,7 +45,7 @@ RUNTIME = (
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
-    """Runs the launcher in this process, in an empty directory: flags -> (exit code, out, err)."""
+    """Run the launcher in this process, in an empty directory: flags -> (exit code, out, err)."""
     monkeypatch.chdir(tmp_path)
     return launcher.caller(monkeypatch, capsys)
 

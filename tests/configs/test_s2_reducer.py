@@ -109,7 +109,7 @@ def test_what_a_task_touches_is_counted_again():
     gradient = jax.jit(jax.grad(lambda p, examples: losses(p, examples).mean()))
 
     def occupied(table, size):
-        """The pieces of `size` elements with a non-zero one; the last one is padded."""
+        """Find the pieces of `size` elements with a non-zero one; the last one is padded."""
         flat = table.ravel() != 0
         return np.pad(flat, (0, -len(flat) % size)).reshape(-1, size).any(axis=1)
 
