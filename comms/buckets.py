@@ -6,8 +6,8 @@ model, whose gradient is ready first. Buckets are runs of neighbours; one channe
 one after the other, in order and without preemption, each from the moment at which all its
 gradients are ready.
 
-A plan for a model of one's own, from its parameters' sizes and the measured times (in seconds from
-the start of the backward pass) at which their gradients are ready:
+A plan from parameters' sizes, and the seconds from the start of the backward pass at which their
+gradients are ready:
 
 >>> import jax, numpy as np
 >>> from comms import buckets, cost
@@ -137,8 +137,8 @@ def optimal(sizes, ready, cost) -> Plan:
     """Find the buckets that finish first, for any cost: exact dynamic programming in O(L^2).
 
     f[j], the earliest end of the first j layers, is the least max(f[i], R_j) + t(S_j - S_i) over
-    the start i of their last bucket, with prefix sizes S and ready times R. Of the earliest plans
-    this is one with few buckets; with the fewest if the cost is affine. Arguments as in `evaluate`.
+    the start i of their last bucket, with prefix sizes S and ready times R. If the cost is affine
+    no earliest plan has fewer buckets. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -155,7 +155,9 @@ def optimal(sizes, ready, cost) -> Plan:
         ends.append(j)
         costs = seconds(total[j] - total[:j])
         i = int(np.argmax(np.maximum(earliest[:j], ready[j - 1]) + costs <= deadline))
-        deadline = max(earliest[i], _before(deadline, costs[i]))
+        start = deadline - costs[i]  # rounded such that it ends by the deadline
+        start = start if start + costs[i] <= deadline else np.nextafter(start, -np.inf)
+        deadline = max(earliest[i], start)
         j = i
     return _timeline(ends[::-1], sizes, ready, cost)
 
@@ -179,12 +181,6 @@ PLANNERS: dict[str, Planner] = {
     "asc": Planner(asc),
     "optimal": Planner(optimal),
 }
-
-
-def _before(deadline: float, seconds: float) -> float:
-    """Return a start that ends by the deadline in floating point too."""
-    start = deadline - seconds
-    return start if start + seconds <= deadline else np.nextafter(start, -np.inf)
 
 
 def _timeline(ends: Sequence[int], sizes: np.ndarray, ready: np.ndarray, cost) -> Plan:
@@ -279,13 +275,16 @@ def bucketed_weighted_mean(
     for bucket in buckets:
         for dtype, members in flat_buffers(bucket, floats).items():
             parts = [term(jnp.asarray(leaves[i], dtype), own, total) for i in members]
-            sums = reduce(_flat(parts, token), axis)
+            flat = [*(x.ravel() for x in parts), token.astype(parts[0].dtype)[None]]
+            sums = reduce(jnp.concatenate(flat), axis)
             # The token of an inexact sum may be any number; compilers keep a float times 0.
             token = 0 * sums[-1]
             start = 0
             for i, x in zip(members, parts, strict=True):
+                # Divide as if they had been all-reduced alone: else operations fused with their
+                # removal from the buffer, such as momentum, would round differently.
                 of_leaf = sums[start : start + x.size].reshape(x.shape)
-                means[i] = _mean(of_leaf, total)
+                means[i] = mean_of(jax.lax.optimization_barrier(of_leaf), total)
                 start += x.size
     return jax.tree.unflatten(structure, means)
 
@@ -296,13 +295,3 @@ def flat_buffers(bucket: Sequence[int], dtypes: Sequence) -> dict:
     for i in bucket:
         buffers.setdefault(dtypes[i], []).append(i)
     return buffers
-
-
-def _flat(parts, token):
-    return jnp.concatenate([*(x.ravel() for x in parts), token.astype(parts[0].dtype)[None]])
-
-
-def _mean(sums, total):
-    # Divide as if they had been all-reduced alone: else operations fused with their removal from
-    # the buffer, such as momentum, would be rounded differently than after a plain `pmean`.
-    return mean_of(jax.lax.optimization_barrier(sums), total)

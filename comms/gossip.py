@@ -1,19 +1,9 @@
 """Exchange with neighbours, as bodies that run under a named axis.
 
-The functions and their uses:
-- `mix`: x_i <- sum_j W_ij x_j, one permutation per matching of the graph. On a mesh only
-  neighbours talk; under `vmap` it is a fused gather, faster than a dense [n, n] product from
-  16 workers on.
-- `mix_active`: the same with matchings that are switched on and off as data. Under `vmap`
-  one pass over the values hears all active matchings.
-- `pull`: the move of the values by mixing, free of the rounding of the values themselves.
-- `exchange`: a partner's value where partners are data, for simulated workers; on a mesh it
-  sends everything to everyone.
-- `exchange_matching`: a partner's value on a mesh, where the partners are one of a few fixed
-  matchings.
-
-All of them run under `jax.vmap`, `jax.pmap` and `jax.shard_map` alike. Values travel in their
-own dtype, are weighed and summed in float32 at least, and come back in their own dtype.
+On a mesh only neighbours talk; under `vmap` a permutation is a fused gather, faster than a dense
+[n, n] product from 16 workers on. All functions run under `jax.vmap`, `jax.pmap` and
+`jax.shard_map` alike. Values travel in their own dtype, are weighed and summed in float32 at least,
+and come back in their own dtype.
 """
 
 import functools
@@ -146,7 +136,7 @@ def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str)
 def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
     """Return every leaf as the worker at position `partner` (int scalar, may be traced) holds it.
 
-    Any partner at all, one's own position included; need not be mutual.
+    Any partner at all, one's own position included; on a mesh everything goes to everyone.
     """
     return jax.tree.map(lambda x: jax.lax.all_gather(x, axis)[partner], tree)
 

@@ -35,8 +35,7 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
 def best_constant(graph: nx.Graph) -> np.ndarray:
     """Return the fastest equal weights of all edges, W = I - a L with a = `best_step(graph)`.
 
-    The diagonal may be negative (a star's centre, say), which is legal (Xiao and
-    Boyd, "Fast linear iterations for distributed averaging", 2004).
+    The diagonal may be negative (Xiao, Boyd, "Fast linear iterations for distributed averaging").
     """
     return np.eye(len(graph)) - best_step(graph) * laplacian(graph)
 
@@ -44,8 +43,7 @@ def best_constant(graph: nx.Graph) -> np.ndarray:
 def uniform_neighbour(graph: nx.Graph) -> np.ndarray:
     """Return equal weights 1 / (max degree + 1) of all edges, and the rest on the diagonal.
 
-    Non-negative; on a regular graph it is the average over a worker and its neighbours, which
-    gives the ring its 1/3.
+    On a regular graph it is the average over a worker and its neighbours.
     """
     step = 1 / (1 + max(degree for _, degree in graph.degree))
     return np.eye(len(graph)) - step * laplacian(graph)

@@ -148,15 +148,6 @@ def test_without_loss_where_nothing_is_left_out(workers):
             np.testing.assert_allclose(short, long[name], rtol=0.03, atol=0.03, err_msg=name)
 
 
-@pytest.mark.slow
-def test_empty():
-    given = [np.zeros((2, *shape), np.float32) for shape in ((0,), (0, 3), (5, 0))]
-    every = jax.vmap(lambda of: jax.tree.map(all_codecs, of), axis_name="workers")
-    for x, of_shape in zip(given, jax.jit(every)(given), strict=True):
-        for name, found in of_shape.items():
-            assert found.shape == x.shape, name
-
-
 @pytest.mark.parametrize("names", [QUICK, slow(tuple(CODECS))], ids=["quick", "all"])
 def test_what_is_not_finite_stays_visible_on_every_worker(names):
     """Also where infinities of two workers cancel."""

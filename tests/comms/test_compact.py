@@ -76,14 +76,6 @@ def test_room_holds_rows_that_spread_by_chance():
     assert compact.room(1, 1000, 64, 900) == compact.Room(64, 900)
 
 
-def test_within_the_budget_only_its_rows_are_summed():
-    """The branch stays one under vmap: simulated workers do not pay for the dense sum too."""
-    x = gradients(4, 0.05)
-    mapped = jax.vmap(lambda x: compact.all_reduce(x, 50)[0], axis_name="workers")
-    names = [equation.primitive.name for equation in jax.make_jaxpr(mapped)(x).jaxpr.eqns]
-    assert "cond" in names
-
-
 def test_bytes():
     words = bitmap.payload_bytes(200)
     assert words == 28

@@ -61,15 +61,6 @@ def test_directed_weights_go_through_permutations(spmd):
     np.testing.assert_array_equal(spmd(lambda x: gossip.mix(x, W, partners), x), [10, 7, 8])
 
 
-def equations(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation
-        for parameter in equation.params.values():
-            inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)
-
-
 @pytest.mark.parametrize("active", [[0, 1, 0, 0, 1], [0, 0, 0, 0, 0]])
 def test_active_matchings_mix_by_their_laplacians(spmd, active):
     """And pull by W - I, also where every end of a link has a weight of its own."""
@@ -115,24 +106,6 @@ def test_on_one_device_what_is_heard_at_once_is_what_is_heard_one_by_one(weights
         with collectives.on_one_device():
             found = at_once(x, active)
         assert_leaves(found, one_by_one(x, active))
-
-
-def test_on_one_device_active_matchings_are_heard_in_one_pass():
-    """One choice between programs, where elsewhere every matching is a choice of its own."""
-    _, partners = network(topology.matcha_graph(0))
-
-    def choices():
-        body = jax.vmap(
-            lambda x, on: gossip.mix_active(x, 0.3, partners, on),
-            in_axes=(0, None),
-            axis_name="workers",
-        )
-        jaxpr = jax.make_jaxpr(body)(jnp.zeros((8, 100)), jnp.ones(len(partners), bool)).jaxpr
-        return sum(e.primitive.name == "cond" for e in equations(jaxpr))
-
-    assert choices() == len(partners)
-    with collectives.on_one_device():
-        assert choices() == 1
 
 
 def test_mix_on_a_mesh_sends_one_permutation_per_matching(mesh):

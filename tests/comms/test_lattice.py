@@ -140,20 +140,6 @@ def test_a_decode_is_right_inside_the_radius_and_detected_outside(bits, stochast
     assert not trial(x, one, side, bits)[3].any()
 
 
-@pytest.mark.parametrize("stochastic", ROUNDINGS)
-def test_a_pair_average_in_difference_form_keeps_the_sum_exactly(stochastic):
-    rng = np.random.default_rng(7)
-    # Multiples of 2^-12 below 2^4 and a side of 2^-6: no float32 rounding anywhere.
-    x_i, x_j = np.float32(np.round(np.array(near(rng, 2_000, 1.5, 1.0)) * 2**12) / 2**12)
-    side = 2.0**-6
-    from_i, point_i = encode(x_i, side, 8, noise_for(stochastic, 2_000, 1))
-    from_j, point_j = encode(x_j, side, 8, noise_for(stochastic, 2_000, 2))
-    at_i = (decode(from_j, x_i, 8)[0] - point_i) / 2
-    at_j = (decode(from_i, x_j, 8)[0] - point_j) / 2
-    np.testing.assert_array_equal((x_i + at_i) + (x_j + at_j), x_i + x_j)
-    assert np.abs((x_i + at_i) - (x_i + x_j) / 2).max() <= side
-
-
 def test_a_bucket_that_is_not_finite_is_void():
     """So is one whose side is impossible."""
     for bad in (np.nan, -np.inf):

@@ -177,15 +177,6 @@ def test_unbiased_rounding_is_unbiased_on_every_rung():
     assert np.abs(off).max() <= 5 * side * np.sqrt(0.5 / draws)
 
 
-@pytest.mark.slow
-def test_higher_rungs_wait_behind_a_condition_under_vmap():
-    rows = jnp.zeros((4, 3, 32))
-    text = converse.lower(rows, 0.1, np.arange(4) ^ 1, bits=8).compile().as_text()
-    entry = text[text.index("ENTRY") :]
-    again = f"u8[4,1,{lattice.row_bytes(32, 16)}]"
-    assert "conditional(" in entry and again in text and again not in entry
-
-
 def test_bounds_by_hand():
     bound, heard = np.float32([1, 1, 1, 4, 1]), np.float32([1, 2, np.nan, 1, np.inf])
     distance = np.float32([0.1, 0.1, 3, 1, np.nan])

@@ -47,14 +47,6 @@ def test_ring_with_thirds(n, second):
         assert np.sqrt(mixing.rho(W)) == pytest.approx(second, abs=1e-5)
 
 
-def test_best_constant_beats_other_constants():
-    graph = topology.matcha_graph(1)
-    L = mixing.laplacian(graph)
-    best = mixing.rho(mixing.best_constant(graph))
-    for factor in (0.9, 0.99, 1.01, 1.1):
-        assert mixing.rho(np.eye(16) - factor * mixing.best_step(graph) * L) > best
-
-
 def test_gossip_contracts_by_rho():
     W = mixing.metropolis(topology.matcha_graph(0))
     x = np.random.default_rng(0).normal(size=(8, 5))

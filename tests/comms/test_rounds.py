@@ -124,19 +124,6 @@ def test_the_consensus_rate_of_equi_topo_graphs_does_not_grow_with_n(directed):
     assert mixing.rho(mixing.metropolis(topology.ring(120))) > 0.998
 
 
-def test_rounds_of_many_workers_are_index_arrays():
-    """A matrix of 10,000 workers would have 800 MB."""
-    n = 10_000
-    turns = (rounds.one_peer_exponential(n), rounds.equi_dyn(n, 4, 0, directed=False))
-    x = np.random.default_rng(0).standard_normal(n)
-    for turn in turns:
-        assert all(one.partners.shape == one.weights.shape == (1, n) for one in turn)
-        y = x
-        for one in turn:
-            y = rounds.mixed(one, y)
-        assert y.mean() == pytest.approx(x.mean(), abs=1e-12) and y.std() < 0.5 * x.std()
-
-
 def test_bad_graphs_of_rounds_are_refused():
     even = next(s for s in range(99) if not rounds.equi_dyn(8, 1, s, True)[0].partners[0, 0] % 2)
     for make, words in (

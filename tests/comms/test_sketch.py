@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from comms import bitmap, hashing, sketch
 
@@ -70,20 +69,6 @@ def test_rows_of_a_matrix_are_vectors_of_one_hash(rows):
         near(found[:, i, j], decode_at(column, words_of(x), 300, 3))
 
 
-def test_one_row_is_unbiased_with_the_known_variance():
-    x = sparse(200, 60)
-
-    @jax.jit
-    @jax.vmap
-    def estimates(seed):
-        return sketch.decode(sketch.encode(x, 1, 20, seed), 200, seed)
-
-    errors = np.asarray(estimates(jnp.arange(4000))) - x
-    assert stats.ttest_1samp(errors, 0).pvalue.min() > 1e-2 / 200
-    variance = ((x**2).sum() - x**2) / 20
-    np.testing.assert_allclose(errors.var(axis=0), variance, rtol=0.2)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("rows", "poison"), [(1, np.inf), (4, np.nan)])
 def test_what_is_not_finite_comes_back(rows, poison):
@@ -129,23 +114,6 @@ def test_recover_peels_and_leaves_the_rest_at_zero(rows, columns, some_left):
     assert not found[np.asarray(bitmap.unpack(unknown, 500))].any()
     if not some_left:
         np.testing.assert_allclose(found, x, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_recover_is_never_worse_than_nothing_and_says_what_it_leaves():
-    for load in (0.1, 0.5, 0.7, 0.9, 1.5, 5.0):
-        entries = int(load * 720)
-        for seed in range(2):
-            x = sparse(4000, entries, seed, (16,))
-            words = words_of(x)
-            found = np.asarray(recover(encode(x, 3, 240, seed), words, 4000, seed))
-            left = np.asarray(bitmap.unpack(unresolved(words, 3, 240, 4000, seed), 4000))
-            assert np.linalg.norm(found - x) <= np.linalg.norm(x)
-            np.testing.assert_allclose(found[~left], x[~left], atol=2e-3)
-            assert not found[left].any()
-            assert left.sum() < 10 if load <= 0.7 else left.sum() > 0.3 * entries
-            _, unknown = resolving_seed(words, 3, 240, 4000, seed)
-            assert unknown == 0 if load <= 0.7 else unknown > 0
 
 
 @pytest.mark.slow

@@ -77,19 +77,6 @@ def test_random_indices_are_distinct_and_equally_likely():
     assert np.abs(counts - expected).max() <= 4.5 * np.sqrt(expected)
 
 
-def test_random_k_times_size_over_k_is_unbiased():
-    x = np.random.default_rng(0).normal(size=40).astype(np.float32)
-
-    @jax.jit
-    @jax.vmap
-    def decoded(key):
-        return sparse.random_k_decode(sparse.random_k(x, 12, key), 40, key)
-
-    found = np.asarray(decoded(jax.random.split(jax.random.key(1), 5000))) * 40 / 12
-    error = np.abs(found.mean(axis=0) - x)
-    assert (error <= 4.5 * found.std(axis=0) / np.sqrt(5000) + 1e-6).all()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_what_is_not_finite_is_seen_even_if_it_is_not_sent(poison):
