@@ -28,8 +28,7 @@ def on_one_device() -> Iterator[None]:
     """Trace with all workers as an array axis under `jax.vmap`, on one device.
 
     Sums over workers are then dot products over that axis: XLA on CPU takes up to 50 times longer
-    to sum large leaves over a leading axis, as `psum` becomes there. Others' values are at hand,
-    see `comms.gossip`.
+    to sum large leaves over a leading axis, as `psum` becomes there.
     """
     token = _on_one_device.set(True)
     try:

@@ -116,9 +116,8 @@ class Table(NamedTuple):
 def table(sizes, seconds) -> Table:
     """Return the cost by measured seconds [n] of payloads [n] in bytes, in any order.
 
-    Repeated sizes are averaged; where noise makes a larger payload faster, the non-decreasing
-    times with the least squared error replace the measured ones. Raises ValueError for fewer than
-    two sizes.
+    Repeated sizes are averaged; isotonic regression evens out noise that makes a larger payload
+    faster. Raises ValueError for fewer than two sizes.
     """
     sizes, seconds = _measured("table", sizes, seconds)
     distinct, where, repeats = np.unique(sizes, return_inverse=True, return_counts=True)

@@ -50,8 +50,8 @@ def read(path: str | os.PathLike, forward_seconds: float | None = None) -> Layer
     """Read the layers of a CSV file with the columns `bytes` and `backward_us`, in forward order.
 
     Lines that begin with # and other columns are ignored. A layer's forward takes the same share of
-    `forward_seconds` as its backward; by default it is half as long, as one of the three products
-    of a layer's weights. Raises ValueError for any other file, and for negative numbers.
+    `forward_seconds` as its backward; by default it is half as long. Raises ValueError for any
+    other file, and for negative numbers.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").splitlines()

@@ -1,16 +1,14 @@
 """Fewer bits per entry: QSGD, natural compression, signs, short floats, and all-reduces of codes.
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries; decoders give
-float32 [size]. Messages of QSGD, natural compression and signs cannot be added as they are: every
-worker gathers all and adds the decoded vectors. Every message has a scale per stretch of entries;
-one entry that is not finite makes it, and so the whole stretch, NaN.
+float32 [size]. Messages of QSGD, natural compression and signs cannot be added: every worker
+gathers all and adds the decoded vectors. Every message has a scale per stretch of entries; one
+entry that is not finite makes it, and so the whole stretch, NaN.
 
-An all-reduce in two phases sends codes twice and adds values in float32. Every worker writes its
-array in chunks, one per worker, and sends each to the worker of this chunk (all-to-all); that one
-reads and adds them, writes the sum and sends it to all (all-gather). So 2 (n - 1) / n of an array
-of codes are sent, as by a ring, and a value is rounded once per contribution and once in the sum,
-whose order is fixed: all runtimes find the same bits if reading a code is exact. An all-reduce in
-the short type itself would round after every addition.
+An all-reduce in two phases sends codes twice and adds values in float32. Every worker sends each
+chunk of its array to the worker of this chunk (all-to-all), which adds them and sends the sum to
+all (all-gather). So 2 (n - 1) / n of an array of codes are sent, as by a ring, and a value is
+rounded once per contribution and once in the sum, whose order is fixed in all runtimes.
 
 Short floats, bfloat16 and float16, are codes that travel as unsigned integers. XLA on CPU widens
 collectives of bfloat16 to float32, and may leave out a conversion there and back; of integers it

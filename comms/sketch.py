@@ -143,8 +143,8 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
     """Find the first of `SEEDS` seeds from `seed` on by which peeling resolves all entries.
 
     Workers with the same bitmap find the same seed without a message. Returns (seed, number of
-    entries that are left): int32 scalar, 0 if there is such a seed; else the last seed and its
-    number, or `seed` itself where the entries are more than the buckets.
+    entries that are left, int32): without such a seed those of the last one, or of `seed` itself
+    where the entries are more than the buckets.
     """
     entries, seed = bitmap.count(words), jnp.asarray(seed).astype(jnp.uint32)
     trials = jnp.where(entries > rows * columns, 1, SEEDS)
@@ -230,10 +230,9 @@ def estimate_error(entries: int, rows: int, columns: int) -> float:
     """Return the root mean square error of `sketch.decode_at`, relative to that of estimates of 0.
 
     The noise in a bucket is the sum of the K other entries in it, K binomial: for one row the
-    error is sqrt((entries - 1) / columns), for any values (Charikar, Chen, Farach-Colton, ICALP
-    2002). The median of an odd number r of rows exceeds t where more than half of their noises do;
-    the mean of its square is the integral of 2 t P(|median| > t). An even number of rows gets the
-    error of one row fewer, which is too large.
+    error is sqrt((entries - 1) / columns), for any values. The median of an odd number r of rows
+    exceeds t where more than half of their noises do; the mean of its square is the integral of
+    2 t P(|median| > t). An even number of rows gets the error of one row fewer, which is too large.
     """
     rows -= rows % 2 == 0
     if entries <= 1:
@@ -263,11 +262,9 @@ def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
 def peeling_load(rows: int) -> float:
     """Return the load up to which peeling nearly always finds all entries; 0.818 for 3 rows.
 
-    The largest load a for which no share x > 0 of the buckets stays occupied: the minimum over x
-    of x / (r (1 - exp(-x))^(r - 1)) for r rows of buckets. Threshold of the 2-core of random
-    r-uniform hypergraphs, M. Molloy, "Cores in random hypergraphs", 2005; M. Goodrich, M.
-    Mitzenmacher, arXiv 1101.2245, Table 1, has its reciprocals. One row resolves no two entries
-    for sure: 0.
+    The minimum over x of x / (r (1 - exp(-x))^(r - 1)) for r rows of buckets: threshold of the
+    2-core of random r-uniform hypergraphs (M. Molloy, "Cores in random hypergraphs", 2005; arXiv
+    1101.2245, Table 1, has its reciprocals). One row resolves no two entries for sure: 0.
     """
     if rows == 1:
         return 0.0

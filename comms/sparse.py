@@ -33,10 +33,9 @@ def top_k(x, k: int, ordered: bool = True) -> Sparse:
     """Send the k entries of largest magnitude, all if there are fewer (arXiv 1809.07599).
 
     Of equal ones those with the lowest indices are sent. ordered: the largest comes first, and of
-    equal ones the one with the lowest index; else they come in any order, which takes less time
-    with many entries. Then a sample sets a threshold so low that it selects a few more than k
-    entries, and only these are compared. If they are fewer or many more, as in a vector that is
-    mostly zero, all entries are compared.
+    equal ones the one with the lowest index; else they come in any order, which takes less time.
+    With many entries a sample sets a threshold that selects a few more than k, and only these are
+    compared, unless they turn out to be fewer or many more.
     """
     x, k = jnp.ravel(x), min(_positive(k), x.size)
     largest = _sorted if ordered else _unsorted

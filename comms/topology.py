@@ -73,52 +73,34 @@ def exponential(n: int) -> nx.Graph:
     return _connected("exponential", n, ((i, (i + hop) % n) for i in range(n) for hop in hops))
 
 
-def one_peer_exponential(n: int) -> nx.Graph:
-    """Link each worker to one peer at a time, 1, 2, 4, ... places before (arXiv 2110.13363)."""
-    _check_workers("one_peer_exponential", n)
-    return _of_rounds("one_peer_exponential", n, rounds.one_peer_exponential(n))
+def _of_rounds(make: Callable[..., list[rounds.Round]]) -> Callable[..., nx.Graph]:
+    """Return a function that makes the graph of all links that the rounds of `make` use."""
+
+    @functools.wraps(make)
+    def graph_of(n: int, *args: Any, **parameters: Any) -> nx.Graph:
+        _check_workers(make.__name__, n)
+        turn = make(n, *args, **parameters)
+        everyone = np.arange(n)
+        heard = [
+            n * np.minimum(everyone, partner) + np.maximum(everyone, partner)
+            for one in turn
+            for partner in one.partners.astype(np.int64)
+        ]
+        below, above = np.divmod(np.unique(np.concatenate([*heard, [0]])), n)
+        linked = below < above
+        edges = zip(below[linked].tolist(), above[linked].tolist(), strict=True)
+        graph = _connected(make.__name__, n, edges, "another seed or more peers")
+        graph.graph["rounds"] = turn
+        return graph
+
+    return graph_of
 
 
-def base_k(n: int, k: int = 1) -> nx.Graph:
-    """Return the Base-(k+1) graph: at most k peers at a time, then the mean (arXiv 2305.11420)."""
-    _check_workers("base_k", n)
-    if k < 1:
-        raise ValueError(f"base_k: needs k >= 1 peers, got {k}; 1 is the Base-2 graph")
-    return _of_rounds("base_k", n, rounds.base_k(n, k))
-
-
-def equi_static(
-    n: int, peers: int | None = None, seed: int = 0, directed: bool = False
-) -> nx.Graph:
-    """Return an EquiTopo graph of `peers` random shifts (arXiv 2210.07881).
-
-    Its rate hardly depends on n. peers: shifts, by default ceil(log2 n); without `directed` each
-    one links to two neighbours.
-    """
-    peers = _peers("equi_static", n, peers)
-    return _of_rounds("equi_static", n, rounds.equi_static(n, peers, seed, directed))
-
-
-def equi_dyn(n: int, peers: int | None = None, seed: int = 0, directed: bool = False) -> nx.Graph:
-    """Return a one-peer EquiTopo graph: one of `peers` random shifts at a time (arXiv 2210.07881).
-
-    peers: shifts, by default 2 ceil(log2 n) or all there are; without `directed` pairs exchange.
-    """
-    if peers is None and n > 1:
-        peers = min(2 * (n - 1).bit_length(), n - 1)
-    peers = _peers("equi_dyn", n, peers)
-    return _of_rounds("equi_dyn", n, rounds.equi_dyn(n, peers, seed, directed))
-
-
-def hierarchical(n: int, group: int) -> nx.Graph:
-    """Take the mean within groups of `group` workers, then gossip on a ring of groups, in turn."""
-    _check_workers("hierarchical", n)
-    if group < 1 or n % group:
-        raise ValueError(
-            f"hierarchical: needs groups of one size, got {n} workers and group={group}; let group "
-            "divide workers"
-        )
-    return _of_rounds("hierarchical", n, rounds.hierarchical(n, group))
+one_peer_exponential = _of_rounds(rounds.one_peer_exponential)
+base_k = _of_rounds(rounds.base_k)
+equi_static = _of_rounds(rounds.equi_static)
+equi_dyn = _of_rounds(rounds.equi_dyn)
+hierarchical = _of_rounds(rounds.hierarchical)
 
 
 def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
@@ -303,21 +285,6 @@ def check(graph: Any, workers: int | None = None, name: str = "graph") -> None:
     _check_connected(name, graph)
 
 
-def _of_rounds(name: str, n: int, turn: list[rounds.Round]) -> nx.Graph:
-    everyone = np.arange(n)
-    heard = [
-        n * np.minimum(everyone, partner) + np.maximum(everyone, partner)
-        for one in turn
-        for partner in one.partners.astype(np.int64)
-    ]
-    below, above = np.divmod(np.unique(np.concatenate([*heard, [0]])), n)
-    linked = below < above
-    edges = zip(below[linked].tolist(), above[linked].tolist(), strict=True)
-    graph = _connected(name, n, edges, "another seed or more peers")
-    graph.graph["rounds"] = turn
-    return graph
-
-
 def _connected(name: str, n: int, edges: Iterable[Edge], way_out: str = "") -> nx.Graph:
     _check_workers(name, n)
     graph = nx.empty_graph(n)
@@ -334,18 +301,6 @@ def _check_connected(name: str, graph: nx.Graph, way_out: str = "more edges") ->
             f"{name}: the graph of {len(graph)} workers falls into {components} components, "
             f"so gossip cannot agree; try {way_out}"
         )
-
-
-def _peers(name: str, n: int, peers: int | None) -> int:
-    """Return the number of shifts, by default ceil(log2 n)."""
-    _check_workers(name, n)
-    peers = (n - 1).bit_length() if peers is None else peers
-    if not min(1, n - 1) <= peers <= n - 1:
-        raise ValueError(
-            f"{name}: needs 1 <= peers <= {n - 1} of {n} workers, got peers={peers}; set it in "
-            "this range, or leave it out"
-        )
-    return peers
 
 
 def _check_workers(name: str, n: int) -> None:

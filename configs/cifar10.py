@@ -91,10 +91,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
         "mini_batches": 2,  # local steps between two meetings
     }
     meets = {"algorithm": part("swarm"), "wait": part("random_pairs")}
-    waits = {
-        "algorithm": part("swarm", blocking=True),
-        "wait": part("random_pairs", blocking=True),
-    }
+    waits = {"algorithm": part("swarm", blocking=True), "wait": part("random_pairs", blocking=True)}
     yield "swarm/blocking", pairs | waits
     yield "swarm/nonblocking", pairs | meets
     yield "swarm/8 bits", pairs | meets | {"algorithm": part("swarm", bits=8)}

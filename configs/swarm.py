@@ -48,10 +48,7 @@ MINI_BATCHES = 600  # of a node, in the mean over nodes
 EIGHTHS = 8  # a row of a schedule of pairs holds one meeting per 8 nodes
 
 JITTER = part("jitter", mean=EACH, sigma=0.1)
-DELAYS = {
-    "equal": JITTER,
-    "slow4": part("persistent", law=JITTER, factors={0: 4.0}),
-}
+DELAYS = {"equal": JITTER, "slow4": part("persistent", law=JITTER, factors={0: 4.0})}
 SPLITS = {"iid": part("iid"), "dirichlet": part("dirichlet", alpha=0.3)}
 
 # Data to classify, and the training loss at which arms are compared by their time.
@@ -75,13 +72,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     task, a key of TASKS; model, mlp or logistic.
     """
     a = arguments.parse(
-        arg,
-        nodes=NODES,
-        graph="complete",
-        split="iid",
-        delay="equal",
-        task="digits",
-        model="mlp",
+        arg, nodes=NODES, graph="complete", split="iid", delay="equal", task="digits", model="mlp"
     )
     if a["nodes"] < EIGHTHS or a["nodes"] % EIGHTHS:
         raise ValueError(
@@ -181,11 +172,10 @@ TUNED_METHODS = (
 
 
 def _tuned_sweep() -> Iterator[tuple[str, dict]]:
-    """Every method at every rate."""
+    """Yield every method at every rate."""
     arms = dict(sweep())
     for method in TUNED_METHODS:
-        for rate in TUNED_RATES:
-            yield f"{method}/rate={rate}", arms[method] | {"optimizer.learning_rate": rate}
+        yield from base.at_rates(method, arms[method], TUNED_RATES)
 
 
 LENGTHS = (75, 150, 300, 600, 1200)  # mini-batches of a node
@@ -196,7 +186,7 @@ def _epochs(arg: str | None = None) -> ConfigDict:
 
 
 def _epochs_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Every number of local steps for every number of mini-batches, and large batches."""
+    """Yield every number of local steps for every number of mini-batches, and large batches."""
     arms = dict(sweep())
     for method in ("all_reduce", "swarm/H=1", "swarm/H=2", "swarm/H=4"):
         for length in LENGTHS:
@@ -249,7 +239,7 @@ REAL_RATE = 0.2  # of every real run: the best of each form in the simulation, w
 
 
 def _real(arg: str | None = None) -> ConfigDict:
-    """One arm: non-blocking, 8 bits. Arguments: nodes, graph, seconds (the budget on the clock)."""
+    """Return one arm: non-blocking, 8 bits. Arguments: nodes, graph, seconds (the budget)."""
     a = arguments.parse(arg, nodes=4, graph="complete", seconds=30.0)
     config = base.arm(
         name="real/8 bits",
@@ -267,24 +257,15 @@ def _real(arg: str | None = None) -> ConfigDict:
         evaluate_every=a["seconds"] / 30,
         target_loss=0.5,
     )
-    config.actors = ConfigDict(
-        {
-            "cpus": 1.0,  # of a process; Ray starts as many as the machine or the cluster has
-            "gpus": 0.0,  # a share below 1 is a part of one, its memory as well
-            "least_workers": 2,  # with fewer for a minute the run ends, exit code 3
-            "bad_contribution": "end",  # the run where one fails or is not finite; or drop it
-            "restore": "neighbour",  # whose model a node takes that has died; or its checkpoint's
-        }
-    )
+    # restore: the model of a node that has died comes from a neighbour, or from its checkpoint.
+    config.actors = base.actors(least_workers=2, restore="neighbour")
     return config
 
 
 def _real_sweep() -> Iterator[tuple[str, dict]]:
-    """Three forms of Swarm, AD-PSGD and two methods that wait: at all rates, then with its twin."""
+    """Yield each form at all rates, simulated, then at its rate as processes and simulated."""
     for name, form in FORMS.items():
-        for rate in REAL_RATES:
-            tried = {"optimizer.learning_rate": rate, "runtime": "simulate"}
-            yield f"tuning/{name}/rate={rate}", form | tried
+        yield from base.at_rates(f"tuning/{name}", form | {"runtime": "simulate"}, REAL_RATES)
     for name, form in FORMS.items():
         arm = form | {"optimizer.learning_rate": REAL_RATE}
         yield f"simulated/{name}", arm | {"runtime": "simulate"}
@@ -302,7 +283,7 @@ SCALE_DELAYS = {
 
 
 def _scale(arg: str | None = None) -> ConfigDict:
-    """Ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds, that every node makes."""
+    """Return ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds of every node."""
     a = arguments.parse(arg, delay="equal", rounds=100)
     c = ConfigDict()
     c.name = "swarm_scale"
@@ -316,17 +297,11 @@ def _scale(arg: str | None = None) -> ConfigDict:
     c.beta = 8e-10  # seconds per byte: 10 Gbit/s
 
     # steps: mini-batches between two exchanges; bits: of a coordinate on the wire.
+    others = ("ad_psgd", "sgp", "dpsgd/ring", "dpsgd/hypercube", "dpsgd/complete", "all_reduce")
     c.methods = (
-        ("swarm/H=1", "swarm(steps=1)"),
-        ("swarm/H=2", "swarm(steps=2)"),
-        ("swarm/H=4", "swarm(steps=4)"),
+        *((f"swarm/H={steps}", f"swarm(steps={steps})") for steps in (1, 2, 4)),
         ("swarm/H=2/8 bits", "swarm(steps=2, bits=8)"),
-        ("ad_psgd", "ad_psgd(steps=1)"),
-        ("sgp", "sgp(steps=1)"),
-        ("dpsgd/ring", "dpsgd_ring(steps=1)"),
-        ("dpsgd/hypercube", "dpsgd_hypercube(steps=1)"),
-        ("dpsgd/complete", "dpsgd_complete(steps=1)"),
-        ("all_reduce", "all_reduce(steps=1)"),
+        *((name, f"{name.replace('/', '_')}(steps=1)") for name in others),
     )
     return c
 
@@ -334,9 +309,8 @@ def _scale(arg: str | None = None) -> ConfigDict:
 VARIANTS = {
     "tuned": base.Variant(
         "SwarmSGD and its rivals, each at its best learning rate.\n\n"
-        "Every method takes the rate of a grid that brings it to the target loss first, under the "
-        "same delays, and after the same samples. SwarmSGD in 8 bits may take its best number of "
-        "local steps as well.",
+        "Every method takes the rate of a grid that brings it to the target loss first. SwarmSGD "
+        "in 8 bits may take its best number of local steps as well.",
         get_config,
         sweep=_tuned_sweep,
         claims=papers.claims("swarm", "swarm_tuned"),
@@ -344,9 +318,9 @@ VARIANTS = {
     ),
     "epochs": base.Variant(
         "SwarmSGD: epochs matter, local steps matter little (arXiv 1910.12308, Section 5).\n\n"
-        "The Gaussians, with 10,000 test points, for 75 to 1,200 mini-batches of a node; each "
-        "length has a learning rate that falls over its own samples. Large batches with "
-        "all-reduce stand beside the middle length. Rates are untuned.",
+        "The Gaussians, with 10,000 test points, for 75 to 1,200 mini-batches of a node, over "
+        "which its learning rate falls. Large batches with all-reduce stand beside the middle "
+        "length. Rates are untuned.",
         _epochs,
         sweep=_epochs_sweep,
         claims=papers.claims("swarm", "swarm_epochs"),
@@ -356,11 +330,10 @@ VARIANTS = {
         "SwarmSGD and AD-PSGD with nodes that are processes, beside simulations and methods that "
         "wait.\n\n"
         "Four nodes train an MLP on scikit-learn's digits and meet in pairs, without a server. "
-        "They sleep for the delays that the simulated arms have, one of them for four times as "
-        "long; what is left between both is what a real meeting takes beside, and how often a "
-        "busy partner is asked in vain. D-PSGD and all-reduce, which wait for the slow one, run on "
-        "a mesh of devices with the same delays. Each method has the learning rate of its shortest "
-        "simulated time to the target.",
+        "They sleep for the delays of the simulated arms, one of them for four times as long; the "
+        "difference is a real meeting's own time, and busy partners that are asked in vain. D-PSGD "
+        "and all-reduce, which wait for the slow one, run on a mesh with the same delays. Each "
+        "method has the learning rate of its shortest simulated time to the target.",
         _real,
         sweep=_real_sweep,
         claims=papers.claims("swarm", "swarm_real"),

@@ -27,7 +27,7 @@ def tree(workers, seed=0):
     }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("workers", [1, 5])
 def test_equal_and_other_weights(spmd, mean, workers):
@@ -66,7 +66,7 @@ def test_means_by_hand(spmd, mean):
         np.testing.assert_array_equal(one, np.broadcast_to(np.float32(values), one.shape))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [1, 5, 8])
 def test_runtimes_agree_bit_for_bit_with_a_ring_by_hand(spmd, workers):
     x = np.random.default_rng(1).normal(size=(workers, 2 * workers)).astype(np.float32)
@@ -129,7 +129,7 @@ def test_a_weighted_mean_can_be_differentiated():
     np.testing.assert_array_equal(total(x)[0], 6.0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weights", [None, [1, 0, 3, 7]])
 def test_a_mean_of_large_values_is_finite(spmd, weights):
     x = {

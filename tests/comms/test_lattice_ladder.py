@@ -68,10 +68,7 @@ def test_a_first_try_is_one_message_each():
         np.testing.assert_allclose(report.bound[i], np.maximum(2 * distance, 0.9 * 0.11), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("bits", "stochastic"),
-    [(8, False), slow(9, True), slow(16, False)],
-)
+@pytest.mark.parametrize(("bits", "stochastic"), [(8, False), slow(9, True), slow(16, False)])
 def test_every_rung_by_hand(bits, stochastic):
     """Six buckets: read at once, with more levels twice, in full twice, and left out."""
     side, wide, n = 0.01, min(2 * bits, 16), 64

@@ -47,16 +47,6 @@ def test_ring_with_thirds(n, second):
         assert np.sqrt(mixing.rho(W)) == pytest.approx(second, abs=1e-5)
 
 
-def test_gossip_contracts_by_rho():
-    W = mixing.metropolis(topology.matcha_graph(0))
-    x = np.random.default_rng(0).normal(size=(8, 5))
-    mean = x.mean(axis=0, keepdims=True)
-    for _ in range(10):
-        before, x = x, W @ x
-        np.testing.assert_allclose(x.mean(axis=0, keepdims=True), mean)
-        assert np.sum((x - mean) ** 2) <= mixing.rho(W) * np.sum((before - mean) ** 2) + 1e-12
-
-
 @pytest.mark.parametrize(
     ("W", "message"),
     [

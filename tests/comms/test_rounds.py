@@ -100,19 +100,6 @@ def test_links_take_the_rounds_apart(graph):
         assert turn[t % len(turn)].messages == heard / n
 
 
-def test_all_shifts_of_an_equi_topo_graph_are_the_exact_mean():
-    """The mean of all basis matrices is, and each of them is doubly stochastic (2210.07881)."""
-    for directed in (True, False):
-        (whole,) = matrices_of(rounds.equi_static(9, 8, 0, directed))
-        np.testing.assert_allclose(whole, 1 / 9, atol=1e-15)
-        shifts = matrices_of(rounds.equi_dyn(9, 8, 0, directed))
-        np.testing.assert_allclose((shifts.sum(1), shifts.sum(2)), 1)
-        assert {most_peers(W) for W in shifts} == {1} and (shifts >= 0).all()
-    np.testing.assert_array_equal(shifts, shifts.transpose(0, 2, 1))
-    directed = matrices_of(rounds.equi_dyn(9, 8, 0, directed=True))
-    np.testing.assert_allclose(directed.mean(0), np.eye(9) / 2 + 1 / 18, atol=1e-15)
-
-
 @pytest.mark.parametrize("directed", [True, False])
 def test_the_consensus_rate_of_equi_topo_graphs_does_not_grow_with_n(directed):
     """With O(log n) shifts; other graphs of few links come ever closer to 1."""

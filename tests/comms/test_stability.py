@@ -56,15 +56,6 @@ def test_a_radius_is_that_of_the_product_over_a_period(graph):
     assert stability.radius(corrected, 2, found) == pytest.approx(expected, rel=1e-6)
 
 
-def test_slow_agreement_is_not_taken_for_growth():
-    """On a ring of 500 models hardly come together in what is followed, and may swing."""
-    ring = topology.ring(500)
-    matchings = matcha.decompose(ring)
-    partners = np.array([matcha.partners(edges, 500) for edges in matchings])
-    W = stability.matrices(partners, np.full(partners.shape, 1 / 3), np.ones((1, 2), bool))
-    assert stability.radius(corrected, 2, W) < 1
-
-
 def test_the_largest_stable_hundredth():
     assert stability.largest(lambda value: value < 0.4321, 0, 0.9) == 0.43
     assert stability.largest(lambda value: value < 0.89999, 0, 0.9) == 0.89

@@ -1,11 +1,9 @@
 """Claims of the S2 Reducer experiment, on a task small enough for a test."""
 
-import jax
-import numpy as np
 import pytest
 
 from configs import s2_reducer
-from experiments import codec_times, config_files, prepare, sweep, tasks
+from experiments import codec_times, config_files, sweep
 
 SMALL = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"
 # Seconds of a gradient, and of an exchange and a step.
@@ -97,36 +95,3 @@ def test_a_task_whose_rows_nobody_has_counted_is_refused():
         next(s2_reducer.sweep(sweep.override(config, {"task": "digits"})))
     with pytest.raises(ValueError, match="unknown task 'gpt'; known tasks: lstm, transformer"):
         s2_reducer.get_config("task=gpt")
-
-
-@pytest.mark.slow
-def test_what_a_task_touches_is_counted_again():
-    """The room is enough for random updates, and less than twice what the fullest of them needs."""
-    config = s2_reducer.get_config("task=ncf")
-    task = prepare.prepare(config).task
-    params = task.init(jax.random.key(0))
-    losses = tasks.first_draw(task)
-    gradient = jax.jit(jax.grad(lambda p, examples: losses(p, examples).mean()))
-
-    def occupied(table, size):
-        """Find the pieces of `size` elements with a non-zero one; the last one is padded."""
-        flat = table.ravel() != 0
-        return np.pad(flat, (0, -len(flat) % size)).reshape(-1, size).any(axis=1)
-
-    rng = np.random.default_rng(2)
-    most = np.zeros(4)  # in the order of Touched
-    for _ in range(24):
-        touched = []  # of every worker, which rows and which blocks of every table
-        for _ in range(4):
-            mini_batch = rng.choice(len(task.labels), config.batch_size, replace=False)
-            examples = tasks.take(task.train, mini_batch)
-            leaves = jax.tree_util.tree_leaves_with_path(gradient(params, examples))
-            tables = [np.asarray(x) for path, x in leaves if tasks.row_sparse(task, path)]
-            touched.append([[occupied(x, x[0].size) for x in tables],
-                            [occupied(x, 256) for x in tables]])  # fmt: skip
-        for kind in range(2):
-            for of_table in zip(*(worker[kind] for worker in touched), strict=True):
-                most[kind] = max(most[kind], *(np.mean(own) for own in of_table))
-                most[2 + kind] = max(most[2 + kind], np.any(of_table, axis=0).mean())
-    room = np.array(s2_reducer.TOUCHED[config.task.name])
-    assert (most <= room).all() and (room < 2 * most).all()

@@ -139,13 +139,6 @@ def test_methods_train_the_tiny_model_on_the_same_samples(file, name, tmp_path):
     assert summary["samples"] == 2 * 2 * 30
 
 
-@pytest.mark.slow
-def test_asynchronous_arms_run(tmp_path):
-    for group in ("async_diloco_by_speed", "ringmaster"):
-        summary = train.run(arm_of("frontier_async", group, "seconds=60"), tmp_path / group)
-        assert summary["updates"] >= 1 and np.isfinite(summary["train_loss"])
-
-
 # --- gossip and pairs ---
 
 
