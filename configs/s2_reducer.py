@@ -36,8 +36,8 @@ class Touched(NamedTuple):
     blocks_of_4: float
 
 
-# Largest shares in 64 to 400 random updates, plus 15 %. Exact methods send lists with this much room
-# and everything where it is too little, so that more room costs bytes.
+# Largest shares in 64 to 400 random updates, plus 15 %. Exact methods send lists with this much
+# room, and everything where it is too little, so that more room costs bytes.
 TOUCHED = {
     "language_model": Touched(0.015, 0.046, 0.023, 0.071),
     "skip_gram": Touched(0.0105, 0.038, 0.028, 0.092),

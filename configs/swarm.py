@@ -11,8 +11,6 @@ Models that a node sends per mini-batch:
     blocking Swarm        1 / H    meetings follow H local steps of both nodes (Algorithm 1)
     non-blocking Swarm    2 / H    a node asks another after H steps, and is asked as often
 
-So a node has as many steps between two meetings with H = 4 as with H = 2 if it blocks.
-
 The digits have 359 test images, of which one is .3 points of accuracy. `task=gaussians` has 10,000
 test points of a mixture of Gaussians, and reports the accuracy of the best classifier on them.
 
@@ -55,12 +53,9 @@ SPLITS = {"iid": part("iid"), "dirichlet": part("dirichlet", alpha=0.3)}
 TASKS = {"digits": 0.05, "gaussians": 0.15}
 
 # Chosen with seed 0, digits, iid, equal delays, by final test accuracy: all-reduce over 0.0125 ...
-# 0.1, Swarm with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other arms use these rates untuned, as
-# all arms do with the Gaussians, whose examples have about the length of the digits.
-RATES = {
-    "all_reduce": 0.025,  # times NODES by linear scaling; more nodes have the same rate
-    "local": 0.2,
-}
+# 0.1 (times NODES by linear scaling), Swarm with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other
+# arms, and the Gaussians, use these rates untuned.
+RATES = {"all_reduce": 0.025, "local": 0.2}
 NODES = 16  # of the sweep's arms
 
 
@@ -104,9 +99,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             schedule=part("cosine", samples=samples),
             warmup_samples=samples // 20,  # linear scaling needs it, the other arms bear it
         ),
-        wait=part(
-            "random_pairs"
-        ),  # random_pairs(blocking=true) | bipartite_pairs | neighbour_barrier
+        wait=part("random_pairs"),  # random_pairs(blocking=true) | bipartite_pairs | ...
         delay=arguments.chosen(a, "delay", DELAYS),
         # 38 kB, the MLP in 32 bits, take 0.01 s.
         communication=part("network", latency=0.001, bandwidth=4.3e6),
@@ -191,22 +184,20 @@ def _epochs_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     for method in ("all_reduce", "swarm/H=1", "swarm/H=2", "swarm/H=4"):
         for length in LENGTHS:
             samples = config.workers * config.batch_size * length
-            yield (
-                f"{method}/batches={length}",
-                arms[method]
-                | {
-                    "updates": arms[method]["updates"] * length // MINI_BATCHES,
-                    "optimizer.schedule": part("cosine", samples=samples),
-                    "optimizer.warmup_samples": samples // 20,
-                    "baseline": None,
-                },
-            )
+            own = {
+                "updates": arms[method]["updates"] * length // MINI_BATCHES,
+                "optimizer.schedule": part("cosine", samples=samples),
+                "optimizer.warmup_samples": samples // 20,
+                "baseline": None,
+            }
+            yield f"{method}/batches={length}", arms[method] | own
 
 
 # --- with nodes that are processes ---
 
 REAL_MEAN = 0.1  # s of a mini-batch
 REAL_DELAY = part("persistent", law=part("exponential", scale=REAL_MEAN), factors={0: 4.0})
+_ON_A_MESH = {"wait": part("barrier"), "mini_batches": 1, "runtime": "mesh"}
 FORMS = {
     "float32": {"algorithm": part("swarm")},
     "8 bits": {"algorithm": part("swarm", bits=8)},
@@ -216,24 +207,12 @@ FORMS = {
     },
     # Its active and passive nodes need a bipartite graph.
     "ad_psgd": {
-        "algorithm": part("ad_psgd"),
-        "wait": part("bipartite_pairs", width=1),
-        "graph": part("ring"),
-        "mini_batches": 1,
+        "algorithm": part("ad_psgd"), "wait": part("bipartite_pairs", width=1),
+        "graph": part("ring"), "mini_batches": 1,
     },
-    "dpsgd": {
-        "algorithm": part("dpsgd"),
-        "wait": part("barrier"),
-        "mini_batches": 1,
-        "runtime": "mesh",
-    },
-    "all_reduce": {
-        "algorithm": part("all_reduce"),
-        "wait": part("barrier"),
-        "mini_batches": 1,
-        "runtime": "mesh",
-    },
-}
+    "dpsgd": {"algorithm": part("dpsgd"), **_ON_A_MESH},
+    "all_reduce": {"algorithm": part("all_reduce"), **_ON_A_MESH},
+}  # fmt: skip
 REAL_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)  # learning rates, all of which are simulated
 REAL_RATE = 0.2  # of every real run: the best of each form in the simulation, with 5 seeds
 
