@@ -1,10 +1,8 @@
 """Buckets of layers that are all-reduced together, so that communication hides behind backward.
 
-Shi, Chu, Li, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD Algorithms",
-arXiv 1811.11141 and 1912.09268. Layers are numbered in backward order: layer 0 is the last of the
-model, whose gradient is ready first. Buckets are runs of neighbours; one channel all-reduces them
-one after the other, in order and without preemption, each from the moment at which all its
-gradients are ready.
+Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141 and 1912.09268. Layers are numbered in backward order:
+layer 0 is the last of the model, whose gradient is ready first. Buckets are runs of neighbours; one
+channel all-reduces them in order, each as soon as all its gradients are ready.
 
 A plan from parameters' sizes, and the seconds from the start of the backward pass at which their
 gradients are ready:
@@ -49,10 +47,9 @@ class Plan(NamedTuple):
 def evaluate(buckets: Sequence[Sequence[int]], sizes, ready, cost) -> Plan:
     """Return the timeline of given buckets.
 
-    buckets: layers of each, which together are all layers in backward order; sizes: [L] bytes;
-    ready: [L] seconds from the start of the backward pass, non-decreasing, the last of which is
-    its end. Raises ValueError for other buckets, and as all planners for sizes and times that do
-    not fit. 1811.11141, the recursion of tau_c.
+    buckets: layers of each, together all in backward order; sizes: [L] bytes; ready: [L] seconds
+    from the start of the backward pass, non-decreasing, the last of which is its end. Raises
+    ValueError for other buckets, sizes and times. 1811.11141, the recursion of tau_c.
     """
     sizes, ready = _check(sizes, ready)
     layers = [int(layer) for bucket in buckets for layer in bucket]
@@ -98,8 +95,7 @@ def greedy(sizes, ready, cost) -> Plan:
     """Merge as in the authors' release of MG-WFBP; alpha is the cost of no bytes.
 
     A bucket takes in the next layer if its gradient is ready before the bucket would have been
-    sent, and less than alpha after the bucket could start. Not optimal, even where the cost is
-    affine. Arguments as in `evaluate`. 1811.11141, with the conditions of the released code.
+    sent, and less than alpha after the bucket could start. Not optimal. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -118,9 +114,8 @@ def greedy(sizes, ready, cost) -> Plan:
 def asc(sizes, ready, cost) -> Plan:
     """Group as ASC-WFBP does: gradients merge while the channel is busy, and only then.
 
-    A free channel takes all ready gradients, or else the next layer alone; no gradient waits for a
-    partner. ASC-WFBP may also run two all-reduces at once; here they share one channel. Arguments
-    as in `evaluate`. Shi, Chu, Li, INFOCOM 2021.
+    A free channel takes all ready gradients, or else the next layer alone. ASC-WFBP may also run
+    two all-reduces at once. Arguments as in `evaluate`. Shi, Chu, Li, INFOCOM 2021.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -255,12 +250,10 @@ def bucketed_weighted_mean(
 ) -> Tree:
     """Return the `comms.collectives.weighted_mean`, all-reduced in buckets, in their order.
 
-    buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once.
-    reduce: (flat vector, axis) -> its sum over the workers, exact or not, of the same shape.
-
-    A bucket is one flat buffer per dtype in it, so that only integers change their dtype to travel,
-    to floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit. Runs under a named
-    axis; raises ValueError for buckets that are not the tree's leaves.
+    buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once. reduce: (flat
+    vector, axis) -> its sum over the workers, exact or not. A bucket is one flat buffer per dtype;
+    integers travel as floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit.
+    Raises ValueError for buckets that are not the tree's leaves.
     """
     leaves, structure = jax.tree.flatten(tree)
     if sorted(i for bucket in buckets for i in bucket) != list(range(len(leaves))):

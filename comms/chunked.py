@@ -1,9 +1,8 @@
 """Messages of few entries of every chunk: indices in few bits, and values that share a scale.
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries and cut into
-chunks, the last of which is filled up with zeros. An index counts within its chunk, so that it
-needs log2(chunk) bits; codes are packed without a gap. A chunk that is not finite (NaN or infinite
-somewhere) is NaN when it is read.
+chunks, the last of which is filled up with zeros. An index within its chunk needs log2(chunk) bits;
+codes are packed without a gap. A chunk with an entry that is not finite is read as NaN.
 """
 
 import functools

@@ -19,11 +19,9 @@ from comms.collectives import AXIS
 def all_reduce(x, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
     """Return the sum of x, [n] or [n, ...], over the workers, and bool scalar: True if sent dense.
 
-    A union of more than `budget` rows does not fit and is all-reduced dense. Either way the
-    result has the bits of `psum(x)` (but that -0 may come back as +0) where the backend adds
-    the workers in an order that does not depend on the array's size: CPU meshes do, and `vmap`
-    on CPU does for up to 5 workers; beyond that, equal to rounding. Raises ValueError if the
-    budget is negative.
+    A union of more than `budget` rows does not fit and is all-reduced dense. The result has the
+    bits of `psum(x)`, but that -0 may come back as +0, on CPU meshes and under `vmap` of up to 5
+    workers; else it is equal to rounding. Raises ValueError if the budget is negative.
     """
     if budget < 0:
         raise ValueError(
@@ -57,8 +55,7 @@ def sum_of_rows(x, words, budget: int, axis: str = AXIS) -> jax.Array:
 def dense_sum(x, fell_back, axis: str = AXIS) -> jax.Array:
     """Sum x over the workers, for the branch that is taken where `fell_back`.
 
-    For shard_map's types compacted rows vary over the axis, as their indices do, and a sum alone
-    would not; all branches must agree.
+    For shard_map's types it varies over the axis, as compacted rows do: branches must agree.
     """
     varies = x.ravel()[:0].astype(bool).any()  # always false
     return jnp.where(fell_back | varies, jax.lax.psum(x, axis), 0)
@@ -86,8 +83,7 @@ class Room(NamedTuple):
 def room(workers: int, size: int, own: int, union: int) -> Room:
     """Return the room for `own` rows of a worker and `union` rows of all, which spread by chance.
 
-    Four standard deviations more than the mean number of rows of an owner, but never more than the
-    owner's share of `size` rows.
+    Four standard deviations more than an owner's mean, at most its share of `size` rows.
     """
     owned = -(-size // workers)
 

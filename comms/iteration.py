@@ -134,10 +134,9 @@ def scaling(
 def byte_scheduler(trace: LayerTrace, cost, bytes: float) -> Iteration:
     """Schedule by partition and priority: tensors in parts of at most `bytes`, first layers first.
 
-    A free channel all-reduces a part of the first layer, in forward order, that is ready; a part
-    is never interrupted, no parts are merged. The next forward pass runs a layer as soon as its
-    gradient is there and the layer before is done. Free: partitioning, the update of a layer, and
-    agreement on the order. Peng et al., "ByteScheduler", SOSP 2019.
+    A free channel all-reduces a part of the first layer, in forward order, that is ready; a part is
+    never interrupted. The next forward pass runs a layer as soon as its gradient is there and the
+    layer before is done. Bookkeeping is free. Peng et al., "ByteScheduler", SOSP 2019.
     """
     seconds = buckets.seconds_of(cost)
     if not bytes > 0:
@@ -171,8 +170,8 @@ def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
     """Reduce-scatter in the backward pass, and all-gather in the next forward pass.
 
     Each takes half the seconds of an all-reduce. The buckets of `comms.buckets.fixed` are reduced
-    in backward order; after the last one, they are gathered in forward order, and the forward pass
-    runs a layer as soon as its bucket is there. Zhang et al., "DeAR", arXiv 2302.12445.
+    in backward order, then gathered in forward order; the forward pass runs a layer as soon as its
+    bucket is there. Zhang et al., "DeAR", arXiv 2302.12445.
     """
     seconds = buckets.seconds_of(cost)
     sizes, ready = trace.backward_order()

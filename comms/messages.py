@@ -190,8 +190,7 @@ def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
     """Return the seconds of a payload: a ring for reduced bytes, one for gathered bytes, links.
 
     A ring that gathers takes half the steps of one that reduces all gathered bytes together.
-    Matchings follow one another, and a worker without a partner waits all the same: MATCHA's
-    model of time (arXiv 1905.09435). A meeting takes as long as the slowest pair of workers.
+    Matchings follow one another (arXiv 1905.09435), and a meeting is as long as the slowest pair's.
     """
     total = 0.0
     if sum(payload.reduced):

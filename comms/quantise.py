@@ -188,8 +188,8 @@ def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
     """Round entries at random to whole multiples of norm / levels, without bias.
 
     The norm is the Euclidean one of each stretch of `bucket` entries; the key differs between
-    workers and steps. A code takes as many bits as 2 levels + 1 values need. Alistarh et al.,
-    "QSGD", arXiv 1610.02132, section 3. Raises ValueError unless 1 <= levels <= 2^15 - 1.
+    workers and steps. A code has the bits of 2 levels + 1 values. Alistarh et al., arXiv
+    1610.02132, section 3. Raises ValueError unless 1 <= levels <= 2^15 - 1.
     """
     bits = qsgd_bits(levels)
     x = jnp.ravel(x).astype(jnp.float32)
@@ -232,8 +232,7 @@ def natural(x, key) -> Quantised:
     """Round entries at random to a power of two next to them, without bias.
 
     A code holds the sign and 7 bits of exponent below the largest one; entries 2^-125 times
-    smaller than that become 0 or this power. Horvath et al., "Natural compression", arXiv
-    1905.10988, section 2.
+    smaller become 0 or this power. Horvath et al., arXiv 1905.10988, section 2.
     """
     x = jnp.ravel(x).astype(jnp.float32)
     largest = jnp.abs(x).max(initial=0)
