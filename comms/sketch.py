@@ -143,8 +143,8 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
     """Find the first of `SEEDS` seeds from `seed` on by which peeling resolves all entries.
 
     Workers with the same bitmap find the same seed without a message. Returns (seed, number of
-    entries that are left, int32): without such a seed those of the last one, or of `seed` itself
-    where the entries are more than the buckets.
+    entries that are left, int32): where there is none the last seed and its number, or `seed`
+    itself where the entries are more than the buckets.
     """
     entries, seed = bitmap.count(words), jnp.asarray(seed).astype(jnp.uint32)
     trials = jnp.where(entries > rows * columns, 1, SEEDS)

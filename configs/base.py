@@ -27,7 +27,7 @@ def at_rates(
 
 def nominal(runtime: str, seconds: float) -> ConfigDict:
     """Return a mini-batch's delay on a virtual clock; on a mesh devices have their own speed."""
-    return part("deterministic", value=seconds) if runtime == "simulate" else part("none")
+    return {"simulate": part("deterministic", value=seconds)}.get(runtime, part("none"))
 
 
 def actors(least_workers: int, **more: Any) -> ConfigDict:

@@ -1,4 +1,4 @@
-"""Few entries: those of a sort, thresholds, and unbiased random ones."""
+"""Few entries: as by a sort, above a threshold, or at random with equal chances."""
 
 import jax
 import jax.numpy as jnp
