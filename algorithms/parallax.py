@@ -20,7 +20,7 @@ from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compression import Reducer
 from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
-from comms import compact, owners
+from comms import compact
 from comms.messages import Payload
 
 AGREEMENT = 4  # bytes of the largest number of rows in a list
@@ -29,7 +29,7 @@ AGREEMENT = 4  # bytes of the largest number of rows in a list
 def through_owners(
     own_of: Callable[[int], int], union_of: Callable[[int], int] | None = None
 ) -> Reducer:
-    """Sum arrays [n, ...] by owners of rows, or else dense; see `comms.owners`.
+    """Sum arrays [n, ...] by owners of rows, or else dense; see `comms.compact`.
 
     own_of, union_of: n -> non-zero rows of a worker, and of all; None: n times a worker's.
     """
@@ -37,7 +37,7 @@ def through_owners(
     def room(size, workers):
         own = own_of(size)
         union = min(size, workers * own) if union_of is None else union_of(size)
-        return owners.room(workers, size, own, union)
+        return compact.room(workers, size, own, union)
 
     def payload(leaf, workers, update):
         fits, listed = room(leaf.shape[0], workers), 4 + row_bytes(leaf.shape)
@@ -54,7 +54,7 @@ def through_owners(
 
     def reduce(x, state, draw):
         fits = room(len(x), jax.lax.axis_size(AXIS))
-        found = owners.all_reduce(x, fits, _dense, AXIS)
+        found = compact.owned_all_reduce(x, fits, AXIS)
         chosen = jnp.where(found.push_overflow > 0, 1, jnp.where(found.pull_overflow > 0, 2, 0))
         left = found.push_overflow + found.pull_overflow
         return found.total, x, compression.count_fallback(state, chosen, left)
@@ -86,7 +86,3 @@ def parallax(
     union_of = None if union_ratio is None else budget_rows("parallax", union_ratio, None)
     reducer = through_owners(own_of, union_of)
     return with_tables_reduced("parallax", optimizer, reducer, sparse, weighting)
-
-
-def _dense(x, fell_back):
-    return compact.dense_sum(x, fell_back, AXIS)

@@ -38,16 +38,18 @@ def _s2(x, rows: int, columns: int, decode=sketch.decode_at) -> jax.Array:
     return decode(table, bitmap.pack(bitmap.occupied(x)), len(x), SEED)
 
 
-def _threshold(x, ratio: float) -> jax.Array:
-    message, _ = sparse.above(x, sparse.sidco_threshold(x, ratio), int(1.5 * ratio * x.size))
-    return sparse.decode(message, x.size)
-
-
 def _on_a_lattice(rows, bits: int) -> jax.Array:
     """Encode and decode, met by a vector nearby."""
     side = lattice.side_for(jnp.full(len(rows), 0.2), bits)
     message, _ = lattice.encode(rows, side, bits)
     return lattice.decode(message, rows + 0.05, bits)
+
+
+def _both(x, codec) -> jax.Array:
+    def total(x):
+        return quantise.two_phase_all_reduce(x, codec).total
+
+    return jax.vmap(total, axis_name=AXIS)(jnp.stack([x, x]))
 
 
 def _on_the_wire(x, codec) -> tuple[jax.Array, jax.Array]:
@@ -61,7 +63,7 @@ def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable,
     rows, coordinates, dense = gradients(size, density)
     busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
     key, words = jax.random.key(SEED), bitmap.payload_bytes
-    q, room = first_factor(dense.shape, 4, key), int(1.5 * density * size)
+    q, int8 = first_factor(dense.shape, 4, key), quantise.int8_codec()
 
     def call(run, *args, **static):
         return functools.partial(jax.jit(functools.partial(run, **static)), *args)
@@ -99,9 +101,6 @@ def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable,
             call(lambda x: sparse.decode(sparse.top_k(x, k, ordered=False), size), dense),
             sparse.payload_bytes(k, dense.dtype),
         ),
-        "above SIDCo's threshold": (
-            call(_threshold, dense, ratio=density), sparse.payload_bytes(room, dense.dtype)
-        ),
         "random-k": (
             call(lambda x: sparse.random_k_decode(sparse.random_k(x, k, key), size, key), dense),
             sparse.random_k_payload_bytes(k, dense.dtype),
@@ -119,9 +118,7 @@ def candidates(size: int, density: float = DENSITY) -> dict[str, tuple[Callable,
             quantise.sign_payload_bytes(size),
         ),
         BOTH: (
-            call(lambda x: jax.vmap(quantise.int8_all_reduce, axis_name=AXIS)(jnp.stack([x, x])),
-                 dense),
-            quantise.int8_payload_bytes(size, 2),
+            call(_both, dense, codec=int8), quantise.two_phase_bytes(size, 2, int8)
         ),
         "bf16": (
             call(lambda x: (x.astype(jnp.bfloat16), x.astype(jnp.bfloat16).astype(x.dtype)), dense),

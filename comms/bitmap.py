@@ -50,9 +50,8 @@ def unpack_codes(words, bits: int, size: int) -> jax.Array:
 def union(words, axis: str = AXIS) -> jax.Array:
     """Return words of the bits that are set on any worker, equal on all of them.
 
-    XLA has no OR in an all-reduce. Every worker receives its share of all bitmaps (all-to-all),
-    ORs it and gathers the shares: 2 (n - 1) / n of the bitmap is sent, as by a ring all-reduce,
-    where gathering whole bitmaps would send n - 1 of them.
+    XLA has no OR in an all-reduce. An all-to-all of shares, ORs and an all-gather send
+    2 (n - 1) / n of the bitmap, as a ring all-reduce does.
     """
     workers = jax.lax.axis_size(axis)
     if workers == 1 or words.size == 0:
@@ -74,7 +73,7 @@ def positions(words, slots: int) -> jax.Array:
     Positions beyond are out of bounds for every array of the bitmap's size: read with
     `mode="fill"`, write with `mode="drop"`.
     """
-    return _select(words, _ends(words), 0, slots)
+    return _select(words, jnp.cumsum(_counts(words)), 0, slots)
 
 
 def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: int) -> Carry:
@@ -85,7 +84,7 @@ def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: i
     """
     if words.size == 0:
         return init
-    ends = _ends(words)
+    ends = jnp.cumsum(_counts(words))
 
     def step(i, carry):
         return body(_select(words, ends, i * slots, slots), carry)
@@ -109,9 +108,8 @@ def _packed_by_fours(codes, bits: int):
     return pack_codes(word, 4 * bits)
 
 
-def _ends(words):
-    """Return the running number of set bits up to the end of every word, int32."""
-    return jnp.cumsum(jax.lax.population_count(words).astype(jnp.int32))
+def _counts(words):
+    return jax.lax.population_count(words).astype(jnp.int32)
 
 
 def _select(words, ends, first, slots: int):
@@ -119,7 +117,7 @@ def _select(words, ends, first, slots: int):
     if words.size == 0:
         return jnp.zeros(slots, jnp.int32)
     number = first + jnp.arange(slots, dtype=jnp.int32)
-    starts = ends - jax.lax.population_count(words).astype(jnp.int32)
+    starts = ends - _counts(words)
     # The word of a bit is the last one that starts at or before it: counting the starts is
     # several times faster than a binary search for every bit.
     started = jnp.zeros(slots, jnp.int32)
@@ -131,7 +129,7 @@ def _select(words, ends, first, slots: int):
     rank, rest = number - starts[word], words[word]
     bit = jnp.zeros(slots, jnp.int32)
     for width in (16, 8, 4, 2, 1):
-        lower = jax.lax.population_count(rest & jnp.uint32(2**width - 1)).astype(jnp.int32)
+        lower = _counts(rest & jnp.uint32(2**width - 1))
         above = rank >= lower
         rank = jnp.where(above, rank - lower, rank)
         rest = jnp.where(above, rest >> width, rest)

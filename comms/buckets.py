@@ -1,13 +1,11 @@
 """Buckets of layers that are all-reduced together, so that communication hides behind backward.
 
-Shi, Chu, Li, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD Algorithms",
-arXiv 1811.11141 and 1912.09268. Layers are numbered in backward order: layer 0 is the last of the
-model, whose gradient is ready first. Buckets are runs of neighbours; one channel all-reduces them
-one after the other, in order and without preemption, each from the moment at which all its
-gradients are ready.
+Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141 and 1912.09268. Layers are numbered in backward order:
+layer 0 is the last of the model, whose gradient is ready first. Buckets are runs of neighbours; one
+channel all-reduces them in order, each as soon as all its gradients are ready.
 
-A plan for a model of one's own, from its parameters' sizes and the measured times (in seconds from
-the start of the backward pass) at which their gradients are ready:
+A plan from parameters' sizes, and the seconds from the start of the backward pass at which their
+gradients are ready:
 
 >>> import jax, numpy as np
 >>> from comms import buckets, cost
@@ -49,10 +47,9 @@ class Plan(NamedTuple):
 def evaluate(buckets: Sequence[Sequence[int]], sizes, ready, cost) -> Plan:
     """Return the timeline of given buckets.
 
-    buckets: layers of each, which together are all layers in backward order; sizes: [L] bytes;
-    ready: [L] seconds from the start of the backward pass, non-decreasing, the last of which is
-    its end. Raises ValueError for other buckets, and as all planners for sizes and times that do
-    not fit. 1811.11141, the recursion of tau_c.
+    buckets: layers of each, together all in backward order; sizes: [L] bytes; ready: [L] seconds
+    from the start of the backward pass, non-decreasing, the last of which is its end. Raises
+    ValueError for other buckets, sizes and times. 1811.11141, the recursion of tau_c.
     """
     sizes, ready = _check(sizes, ready)
     layers = [int(layer) for bucket in buckets for layer in bucket]
@@ -98,8 +95,7 @@ def greedy(sizes, ready, cost) -> Plan:
     """Merge as in the authors' release of MG-WFBP; alpha is the cost of no bytes.
 
     A bucket takes in the next layer if its gradient is ready before the bucket would have been
-    sent, and less than alpha after the bucket could start. Not optimal, even where the cost is
-    affine. Arguments as in `evaluate`. 1811.11141, with the conditions of the released code.
+    sent, and less than alpha after the bucket could start. Not optimal. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -118,9 +114,8 @@ def greedy(sizes, ready, cost) -> Plan:
 def asc(sizes, ready, cost) -> Plan:
     """Group as ASC-WFBP does: gradients merge while the channel is busy, and only then.
 
-    A free channel takes all ready gradients, or else the next layer alone; no gradient waits for a
-    partner. ASC-WFBP may also run two all-reduces at once; here they share one channel. Arguments
-    as in `evaluate`. Shi, Chu, Li, INFOCOM 2021.
+    A free channel takes all ready gradients, or else the next layer alone. ASC-WFBP may also run
+    two all-reduces at once. Arguments as in `evaluate`. Shi, Chu, Li, INFOCOM 2021.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -137,8 +132,8 @@ def optimal(sizes, ready, cost) -> Plan:
     """Find the buckets that finish first, for any cost: exact dynamic programming in O(L^2).
 
     f[j], the earliest end of the first j layers, is the least max(f[i], R_j) + t(S_j - S_i) over
-    the start i of their last bucket, with prefix sizes S and ready times R. Of the earliest plans
-    this is one with few buckets; with the fewest if the cost is affine. Arguments as in `evaluate`.
+    the start i of their last bucket, with prefix sizes S and ready times R. If the cost is affine
+    no earliest plan has fewer buckets. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -155,7 +150,9 @@ def optimal(sizes, ready, cost) -> Plan:
         ends.append(j)
         costs = seconds(total[j] - total[:j])
         i = int(np.argmax(np.maximum(earliest[:j], ready[j - 1]) + costs <= deadline))
-        deadline = max(earliest[i], _before(deadline, costs[i]))
+        start = deadline - costs[i]  # rounded such that it ends by the deadline
+        start = start if start + costs[i] <= deadline else np.nextafter(start, -np.inf)
+        deadline = max(earliest[i], start)
         j = i
     return _timeline(ends[::-1], sizes, ready, cost)
 
@@ -179,12 +176,6 @@ PLANNERS: dict[str, Planner] = {
     "asc": Planner(asc),
     "optimal": Planner(optimal),
 }
-
-
-def _before(deadline: float, seconds: float) -> float:
-    """Return a start that ends by the deadline in floating point too."""
-    start = deadline - seconds
-    return start if start + seconds <= deadline else np.nextafter(start, -np.inf)
 
 
 def _timeline(ends: Sequence[int], sizes: np.ndarray, ready: np.ndarray, cost) -> Plan:
@@ -259,12 +250,10 @@ def bucketed_weighted_mean(
 ) -> Tree:
     """Return the `comms.collectives.weighted_mean`, all-reduced in buckets, in their order.
 
-    buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once.
-    reduce: (flat vector, axis) -> its sum over the workers, exact or not, of the same shape.
-
-    A bucket is one flat buffer per dtype in it, so that only integers change their dtype to travel,
-    to floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit. Runs under a named
-    axis; raises ValueError for buckets that are not the tree's leaves.
+    buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once. reduce: (flat
+    vector, axis) -> its sum over the workers, exact or not. A bucket is one flat buffer per dtype;
+    integers travel as floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit.
+    Raises ValueError for buckets that are not the tree's leaves.
     """
     leaves, structure = jax.tree.flatten(tree)
     if sorted(i for bucket in buckets for i in bucket) != list(range(len(leaves))):
@@ -279,13 +268,16 @@ def bucketed_weighted_mean(
     for bucket in buckets:
         for dtype, members in flat_buffers(bucket, floats).items():
             parts = [term(jnp.asarray(leaves[i], dtype), own, total) for i in members]
-            sums = reduce(_flat(parts, token), axis)
+            flat = [*(x.ravel() for x in parts), token.astype(parts[0].dtype)[None]]
+            sums = reduce(jnp.concatenate(flat), axis)
             # The token of an inexact sum may be any number; compilers keep a float times 0.
             token = 0 * sums[-1]
             start = 0
             for i, x in zip(members, parts, strict=True):
+                # Divide as if they had been all-reduced alone: else operations fused with their
+                # removal from the buffer, such as momentum, would round differently.
                 of_leaf = sums[start : start + x.size].reshape(x.shape)
-                means[i] = _mean(of_leaf, total)
+                means[i] = mean_of(jax.lax.optimization_barrier(of_leaf), total)
                 start += x.size
     return jax.tree.unflatten(structure, means)
 
@@ -296,13 +288,3 @@ def flat_buffers(bucket: Sequence[int], dtypes: Sequence) -> dict:
     for i in bucket:
         buffers.setdefault(dtypes[i], []).append(i)
     return buffers
-
-
-def _flat(parts, token):
-    return jnp.concatenate([*(x.ravel() for x in parts), token.astype(parts[0].dtype)[None]])
-
-
-def _mean(sums, total):
-    # Divide as if they had been all-reduced alone: else operations fused with their removal from
-    # the buffer, such as momentum, would be rounded differently than after a plain `pmean`.
-    return mean_of(jax.lax.optimization_barrier(sums), total)

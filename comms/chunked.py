@@ -1,9 +1,8 @@
 """Messages of few entries of every chunk: indices in few bits, and values that share a scale.
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries and cut into
-chunks, the last of which is filled up with zeros. An index counts within its chunk, so that it
-needs log2(chunk) bits; codes are packed without a gap. A chunk that is not finite (NaN or infinite
-somewhere) is NaN when it is read.
+chunks, the last of which is filled up with zeros. An index within its chunk needs log2(chunk) bits;
+codes are packed without a gap. A chunk with an entry that is not finite is read as NaN.
 """
 
 import functools
@@ -120,7 +119,9 @@ def encode_frequencies(x, cut: Blocks) -> Spectrum:
 
 def decode_frequencies(message: Spectrum, shape: tuple[int, int], cut: Blocks) -> jax.Array:
     """Return the matrix, float32 of this shape, that has these coefficients."""
-    return _from_spectra(_spectra(message, shape, cut), shape, cut)
+    height, width, _ = cut.of(shape)
+    spectra = _scattered(message.values, message.places.astype(jnp.int32), height * width)
+    return _from_spectra(spectra, shape, cut)
 
 
 def mean_of_senders(message: Spectrum, weight, shape: tuple[int, int], cut: Blocks) -> jax.Array:
@@ -129,9 +130,12 @@ def mean_of_senders(message: Spectrum, weight, shape: tuple[int, int], cut: Bloc
     message: of a matrix times `weight`, which is 0 for a worker that does not count.
     """
 
+    height, width, _ = cut.of(shape)
+
     def placed(message, weight):
-        counted = message._replace(values=jnp.full_like(message.values, weight))
-        return _spectra(message, shape, cut), _spectra(counted, shape, cut)
+        places = message.places.astype(jnp.int32)
+        weights = jnp.full_like(message.values, weight)
+        return [_scattered(v, places, height * width) for v in (message.values, weights)]
 
     sums, weights = jax.vmap(placed)(*jax.lax.all_gather((message, weight), AXIS))
     return _from_spectra(divide(sums.sum(0), weights.sum(0)), shape, cut)
@@ -146,11 +150,6 @@ def frequency_bytes(shape: tuple[int, int], cut: Blocks) -> int:
 
 def _place(entries: int) -> type:
     return np.uint8 if entries <= 256 else np.uint16
-
-
-def _spectra(message: Spectrum, shape: tuple[int, int], cut: Blocks) -> jax.Array:
-    height, width, _ = cut.of(shape)
-    return _scattered(message.values, message.places.astype(jnp.int32), height * width)
 
 
 def _from_spectra(spectra, shape: tuple[int, int], cut: Blocks) -> jax.Array:

@@ -28,8 +28,7 @@ def on_one_device() -> Iterator[None]:
     """Trace with all workers as an array axis under `jax.vmap`, on one device.
 
     Sums over workers are then dot products over that axis: XLA on CPU takes up to 50 times longer
-    to sum large leaves over a leading axis, as `psum` becomes there. Others' values are at hand,
-    see `comms.gossip`.
+    to sum large leaves over a leading axis, as `psum` becomes there.
     """
     token = _on_one_device.set(True)
     try:
@@ -56,9 +55,8 @@ def weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
     """Return the mean of every leaf over the workers, sum_i w_i x_i / sum_i w_i, by `psum`.
 
     `weight`: scalar >= 0 per worker, None for equal weights. A worker of weight 0 does not count,
-    whatever it holds (NaN included); if all weigh 0 the mean is 0. Leaves travel, are summed and
-    come back in their own dtype, integers as floats. Sums do not overflow if the values do not and
-    the weights add up to less than 65,536.
+    whatever it holds; if all weigh 0 the mean is 0. Leaves travel, are summed and come back in
+    their own dtype, integers as floats. Sums of weights below 65,536 do not overflow.
     """
     own, total = scaled_weights(weight, axis)
     return jax.tree.map(lambda x: mean_of(_summed(term(x, own, total), axis), total), tree)

@@ -39,73 +39,54 @@ def ring_all_reduce_bytes(payload: int, workers: int, itemsize: int = 4) -> int:
     return 2 * (workers - 1) * chunk * itemsize
 
 
-def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of a ring over links (alpha, beta); `gamma`: seconds per byte to add.
+# All-reduces as in Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141, over links (alpha, beta); gamma:
+# seconds per byte to add. Free for a single worker, ValueError for none.
 
-    Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141. Free for a single worker. Raises ValueError for none.
-    """
-    _check_workers("ring", workers)
+
+def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
+    """Return the cost of a ring all-reduce."""
+    _depth("ring", workers)
     others = workers - 1
     return AlphaBeta(2 * others * alpha, (2 * beta + gamma) * others / workers)
 
 
 def binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of an all-reduce up a binary tree and down again; as `ring`.
-
-    2 ceil(log2 n) messages deep, each of the whole payload. Shi, Chu, Li, "MG-WFBP", arXiv
-    1811.11141. Free for a single worker.
-    """
+    """Return the cost of 2 ceil(log2 n) whole payloads, up a binary tree and down again."""
     depth = _depth("binary_tree", workers)
     return AlphaBeta(2 * depth * alpha, depth * (2 * beta + gamma))
 
 
 def recursive_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of an all-reduce in which pairs at doubling distances swap their sums.
-
-    log2 n messages of the whole payload; as `ring`. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
-    Raises ValueError unless the number of workers is a power of two.
-    """
-    depth = _power_of_two("recursive_doubling", workers)
+    """Return the cost of log2 n swaps of whole payloads; ValueError but for a power of two."""
+    depth = _depth("recursive_doubling", workers, power=True)
     return AlphaBeta(depth * alpha, depth * (beta + gamma))
 
 
 def double_binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of an all-reduce by two binary trees, half of the payload each; as `ring`.
+    """Return the cost of two pipelined binary trees, 2 ceil(log2 n) deep, with half each.
 
-    2 ceil(log2 n) messages deep, and pipelined: a byte costs the same for any number of workers.
-    Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141. Free for a single worker.
+    A byte costs the same for any number of workers.
     """
     depth = _depth("double_binary_tree", workers)
     return AlphaBeta(2 * depth * alpha, (beta + gamma) * (workers > 1))
 
 
 def halving_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of a recursive halving and doubling all-reduce; as `ring`.
-
-    2 log2 n messages with the bytes of a ring. Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
-    Raises ValueError unless the number of workers is a power of two.
-    """
-    depth = _power_of_two("halving_doubling", workers)
+    """Return the cost of 2 log2 n messages with a ring's bytes; ValueError but for a power of 2."""
+    depth = _depth("halving_doubling", workers, power=True)
     return AlphaBeta(2 * depth * alpha, ring(workers, alpha, beta, gamma).beta)
 
 
-def _depth(collective: str, workers: int) -> int:
-    _check_workers(collective, workers)
-    return (workers - 1).bit_length()
-
-
-def _power_of_two(collective: str, workers: int) -> int:
-    depth = _depth(collective, workers)
-    if workers != 2**depth:
+def _depth(collective: str, workers: int, power: bool = False) -> int:
+    """Return ceil(log2 n); ValueError for no workers, and for no power of two where it is due."""
+    if workers < 1:
+        raise ValueError(f"{collective}: needs at least 1 worker, got {workers}; set workers")
+    depth = (workers - 1).bit_length()
+    if power and workers != 2**depth:
         raise ValueError(
             f"{collective}: {workers} workers are no power of two; use {2**depth}, or ring"
         )
     return depth
-
-
-def _check_workers(collective: str, workers: int) -> None:
-    if workers < 1:
-        raise ValueError(f"{collective}: needs at least 1 worker, got {workers}; set workers")
 
 
 class Table(NamedTuple):
@@ -135,9 +116,8 @@ class Table(NamedTuple):
 def table(sizes, seconds) -> Table:
     """Return the cost by measured seconds [n] of payloads [n] in bytes, in any order.
 
-    Repeated sizes are averaged; where noise makes a larger payload faster, the non-decreasing
-    times with the least squared error replace the measured ones. Raises ValueError for fewer than
-    two sizes.
+    Repeated sizes are averaged; isotonic regression evens out noise that makes a larger payload
+    faster. Raises ValueError for fewer than two sizes.
     """
     sizes, seconds = _measured("table", sizes, seconds)
     distinct, where, repeats = np.unique(sizes, return_inverse=True, return_counts=True)

@@ -1,19 +1,9 @@
 """Exchange with neighbours, as bodies that run under a named axis.
 
-The functions and their uses:
-- `mix`: x_i <- sum_j W_ij x_j, one permutation per matching of the graph. On a mesh only
-  neighbours talk; under `vmap` it is a fused gather, faster than a dense [n, n] product from
-  16 workers on.
-- `mix_active`: the same with matchings that are switched on and off as data. Under `vmap`
-  one pass over the values hears all active matchings.
-- `pull`: the move of the values by mixing, free of the rounding of the values themselves.
-- `exchange`: a partner's value where partners are data, for simulated workers; on a mesh it
-  sends everything to everyone.
-- `exchange_matching`: a partner's value on a mesh, where the partners are one of a few fixed
-  matchings.
-
-All of them run under `jax.vmap`, `jax.pmap` and `jax.shard_map` alike. Values travel in their
-own dtype, are weighed and summed in float32 at least, and come back in their own dtype.
+On a mesh only neighbours talk; under `vmap` a permutation is a fused gather, faster than a dense
+[n, n] product from 16 workers on. All functions run under `jax.vmap`, `jax.pmap` and
+`jax.shard_map` alike. Values travel in their own dtype, are weighed and summed in float32 at least,
+and come back in their own dtype.
 """
 
 import functools
@@ -32,9 +22,9 @@ AT_ONCE = 16  # matchings that are heard in one pass over the values
 def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
     """Return the mixed values sum_j W_ij x_j of every leaf, the neighbours' ones by `ppermute`.
 
-    `W`: host array [n, n]. `partners`: host array [M, n], the partner of every worker in each
-    of M matchings, itself where unmatched. Raises ValueError unless the matchings hold every
-    edge of W exactly once. Sum over neighbours of D-PSGD (arXiv 1705.09056, Algorithm 1).
+    `W`: host array [n, n]. `partners`: host array [M, n], each worker's partner in M matchings,
+    itself where unmatched. Raises ValueError unless the matchings hold every edge of W exactly
+    once. Sum over neighbours of D-PSGD (arXiv 1705.09056, Algorithm 1).
     """
     W, partners = np.asarray(W), np.asarray(partners)
     workers = jax.lax.axis_size(axis)
@@ -59,10 +49,9 @@ def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
 def mix_active(tree: Tree, alpha, partners, active, axis: str = AXIS) -> Tree:
     """Return the mixed values x_i + sum_m active_m alpha_mi (x_partner_m(i) - x_i) of every leaf.
 
-    `alpha`: the weight of received values, one for all links, as in W^(k) = I - alpha sum_m B_m L_m
-    of MATCHA (arXiv 1905.09435), or a host array [M, n], for every matching and worker.
-    `partners`: host array [M, n], as in `mix`. `active`: bool [M], may be traced, but equal
-    on all workers; an inactive matching sends nothing.
+    `alpha`: the weight of received values, one for all links, as in MATCHA (arXiv 1905.09435), or
+    a host array [M, n]. `partners`: host array [M, n], as in `mix`. `active`: bool [M], may be
+    traced, but equal on all workers; an inactive matching sends nothing.
     """
     mixed = jax.tree.map(lambda x: x.astype(_accumulator(x)), tree)
     mixed = _pulled(mixed, tree, alpha, partners, active, axis)
@@ -111,8 +100,7 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
 def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree:
     """Return `_pulled` where others' values are at hand, with few passes over the values.
 
-    A pass hears AT_ONCE active matchings. The last one hears the rest, by a program of its own for
-    each number of them.
+    A pass hears AT_ONCE active matchings, the last one the rest, by a program for each number.
     """
     partners = np.asarray(partners)
     matchings = len(partners)
@@ -146,7 +134,7 @@ def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str)
 def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
     """Return every leaf as the worker at position `partner` (int scalar, may be traced) holds it.
 
-    Any partner at all, one's own position included; need not be mutual.
+    Any partner at all, one's own position included; on a mesh everything goes to everyone.
     """
     return jax.tree.map(lambda x: jax.lax.all_gather(x, axis)[partner], tree)
 
@@ -154,8 +142,7 @@ def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
 def exchange_matching(tree: Tree, index, partners, axis: str = AXIS) -> Tree:
     """Return every leaf as one's partner in matching `index` holds it; one's own where unmatched.
 
-    `partners`: host array [M, n]. `index`: int scalar, may be traced, but equal on all workers:
-    workers that differ would wait for each other for ever.
+    `partners`: host array [M, n]. `index`: int scalar, may be traced, but equal on all workers.
     """
     branches = [
         functools.partial(jax.lax.ppermute, axis_name=axis, perm=_permutation(partner))

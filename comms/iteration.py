@@ -50,8 +50,8 @@ def read(path: str | os.PathLike, forward_seconds: float | None = None) -> Layer
     """Read the layers of a CSV file with the columns `bytes` and `backward_us`, in forward order.
 
     Lines that begin with # and other columns are ignored. A layer's forward takes the same share of
-    `forward_seconds` as its backward; by default it is half as long, as one of the three products
-    of a layer's weights. Raises ValueError for any other file, and for negative numbers.
+    `forward_seconds` as its backward; by default it is half as long. Raises ValueError for any
+    other file, and for negative numbers.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").splitlines()
@@ -134,13 +134,13 @@ def scaling(
 def byte_scheduler(trace: LayerTrace, cost, bytes: float) -> Iteration:
     """Schedule by partition and priority: tensors in parts of at most `bytes`, first layers first.
 
-    A free channel all-reduces a part of the first layer, in forward order, that is ready; a part
-    is never interrupted, no parts are merged. The next forward pass runs a layer as soon as its
-    gradient is there and the layer before is done. Free: partitioning, the update of a layer, and
-    agreement on the order. Peng et al., "ByteScheduler", SOSP 2019.
+    A free channel all-reduces a part of the first layer, in forward order, that is ready; a part is
+    never interrupted. The next forward pass runs a layer as soon as its gradient is there and the
+    layer before is done. Bookkeeping is free. Peng et al., "ByteScheduler", SOSP 2019.
     """
     seconds = buckets.seconds_of(cost)
-    _check_bytes("byte_scheduler", bytes)
+    if not bytes > 0:
+        raise ValueError(f"byte_scheduler: needs bytes > 0, got {bytes}; set the size of a part")
     sizes, ready = trace.backward_order()
     rest = sizes % bytes
     parts = np.ceil(sizes / bytes).astype(int)
@@ -170,8 +170,8 @@ def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
     """Reduce-scatter in the backward pass, and all-gather in the next forward pass.
 
     Each takes half the seconds of an all-reduce. The buckets of `comms.buckets.fixed` are reduced
-    in backward order; after the last one, they are gathered in forward order, and the forward pass
-    runs a layer as soon as its bucket is there. Zhang et al., "DeAR", arXiv 2302.12445.
+    in backward order, then gathered in forward order; the forward pass runs a layer as soon as its
+    bucket is there. Zhang et al., "DeAR", arXiv 2302.12445.
     """
     seconds = buckets.seconds_of(cost)
     sizes, ready = trace.backward_order()
@@ -201,11 +201,6 @@ def _bucketed(plan: Callable, trace: LayerTrace, cost) -> Iteration:
 
 def _tuned(schedule: Callable, trace: LayerTrace, cost) -> Iteration:
     return min((schedule(trace, cost, size) for size in SIZES), key=lambda it: it.seconds)
-
-
-def _check_bytes(schedule: str, bytes: float):
-    if not bytes > 0:
-        raise ValueError(f"{schedule}: needs bytes > 0, got {bytes}; set the size of a part")
 
 
 # The authors of ByteScheduler and DeAR tune the size too, by Bayesian optimisation.

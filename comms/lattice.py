@@ -6,23 +6,17 @@ on the side s alone, not on ||x||, but beyond a radius (q - 1) s / 2 of the refe
 off by multiples of q s, and looks like any other. A checksum of the whole k, one per bucket of
 coordinates, detects this. Davies et al., arXiv 2002.09268; for gossip: SwarmSGD, arXiv 1910.12308.
 
-    in_buckets, flat   a vector [size] as the rows [buckets, n] of all functions here, and back
-    encode, decode     the codec
-    side_for, radius   its parameters
-    ravel_floats       a pytree as one flat vector
-    converse           two vectors that are exchanged, with a ladder after a failed decode
-
 A bucket has its own side, checksum and row of the message. All functions are pure, with static
-shapes, for one vector; `jax.vmap` gives many.
+shapes, for one vector [size] as rows [buckets, n]; `jax.vmap` gives many.
 
-In a conversation both send their vector at once, in few bits, then a bit per bucket for what they
-could not read. It goes again with more levels, and at last in full precision, so that finite
-numbers always arrive. The distance of the next partner is learnt from what has been read. The
-workers of an axis converse in pairs in one program, and climb together: a repetition has one of a
-few sizes, 1, 4, 16, ... buckets, large enough for the pair that needs most. One text serves
-`jax.vmap`, `jax.shard_map` and pairs in programs of their own, bit for bit.
+In a conversation both send their vector at once, in few bits, then a bit per unreadable bucket.
+These go again with more levels, and at last in full precision, so that finite numbers always
+arrive. The workers of an axis converse in pairs in one program, and climb together: a repetition
+has one of a few sizes, 1, 4, 16, ... buckets, large enough for the pair that needs most. Under
+`jax.vmap` and `jax.shard_map`, and in programs of their own, pairs find the same bits.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+
+from comms.hashing import lowbias32
 
 BUCKET = 1024  # coordinates: the header is then 1.2 % of a message of 8 bits
 BITS = (2, 16)
@@ -99,11 +95,10 @@ def encode(rows, side, bits: int, noise=None) -> tuple[jax.Array, jax.Array]:
 
     rows: float32 [buckets, n]; side: s, scalar or [buckets]; bits: 2 to 16. The points are the
     lattice points nearest to x, |error| <= s / 2. With noise, uniform in [0, 1) and of the shape of
-    the rows, they are unbiased random ones: |error| < s, mean 0 and variance <= s^2 / 4, aside from
-    x's own float32 rounding. A side below 2^-21 of the bucket's largest |x|, which float32 does not
-    resolve, is raised to that. A bucket that holds NaN or infinity, or has an impossible side, is
-    *void*: no reference decodes it, and its points are its x. The message does not depend on the
-    receiver. Raises ValueError for other bits or shapes.
+    the rows, they are unbiased random ones: |error| < s, variance <= s^2 / 4. A side below 2^-21 of
+    the bucket's largest |x|, which float32 does not resolve, is raised to that. A bucket that holds
+    NaN or infinity, or has an impossible side, is *void*: no reference decodes it, and its points
+    are its x. Raises ValueError for other bits or shapes.
     """
     _check_bits(bits)
     count = rows.shape[0]
@@ -124,8 +119,7 @@ def encode(rows, side, bits: int, noise=None) -> tuple[jax.Array, jax.Array]:
         # floor(x / s + u), without a sum whose rounding would be a bias where |x / s| is large.
         k = jnp.floor(scaled)
         k += noise < scaled - k
-    # The choice keeps compilers from fusing a product and a later sum into one rounding: see
-    # _scale.
+    # The choice keeps compilers from fusing a product and a later sum into one rounding.
     points = jnp.where(sound[:, None], k * side[:, None], rows)
     k = k.astype(jnp.int32)
     header = jnp.concatenate(
@@ -208,8 +202,7 @@ def _scale(rows, side):
     """Return x / s, or 0 where it is out of range or the side is not usable."""
     inverse = jnp.where(_usable(side), 1 / side, 0)
     scaled = rows * inverse[:, None]
-    # The choice also keeps compilers from fusing this product and a later sum into one rounding,
-    # which would change a jitted result from one computed step by step.
+    # As in `encode`, the choice also keeps a jitted result that of one computed step by step.
     return jnp.where(jnp.abs(scaled) < _LIMIT, scaled, 0)
 
 
@@ -228,20 +221,14 @@ def _checksum(k):
 
     A wrong turn of one coordinate changes k by q and is always seen: odd times q is not 0.
     """
-    weighted = [k.astype(jnp.uint32) * _weights(seed, k.shape[1])[None] for seed in _SEEDS]
+    places = np.arange(k.shape[1], dtype=np.uint32)
+    odd = [lowbias32(places + np.uint32(seed)) | np.uint32(1) for seed in _SEEDS]
+    weighted = [k.astype(jnp.uint32) * weights[None] for weights in odd]
     # One reduction of both: XLA on CPU fuses two reductions into one loop, which is 30 times
     # slower.
     zero = np.uint32(0)
     sums = jax.lax.reduce(weighted, [zero, zero], lambda a, b: [a[0] + b[0], a[1] + b[1]], (1,))
     return jnp.stack(sums, 1)
-
-
-def _weights(seed: int, n: int) -> np.ndarray:
-    """Return odd uint32 [n] by lowbias32 (C. Wellons, "Prospecting for hash functions")."""
-    x = np.arange(n, dtype=np.uint32) + np.uint32(seed)
-    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-    return (x ^ (x >> 16)) | np.uint32(1)
 
 
 def _planes(bits: int) -> list[int]:
@@ -321,8 +308,8 @@ class _Known(NamedTuple):
     """Knowledge of the two about each other half way up the ladder."""
 
     mine: jax.Array  # [buckets, n], as the partner reads it
-    theirs: jax.Array  # [buckets, n], as this worker has read it
-    missing: jax.Array  # [buckets] bool, unreadable buckets of theirs
+    theirs: jax.Array  # [buckets, n], as read here
+    missing: jax.Array  # [buckets] bool, unreadable ones of theirs
 
 
 class _Rung(NamedTuple):
@@ -403,7 +390,7 @@ def flag_bytes(count: int) -> int:
     return -(-count // 8)
 
 
-def sizes(count: int) -> list[int]:
+def _sizes(count: int) -> list[int]:
     """Return the numbers of buckets that may be sent again at once: 1, 4, 16, ... and all."""
     found = []
     while count > (found[-1] if found else 0):
@@ -421,10 +408,7 @@ def _coded(side, bits: int, n: int, key, rung: int) -> _Rung:
             noise = jax.vmap(lambda key: jax.random.uniform(key, (n,), jnp.float32))(keys)
         return encode(rows, _taken(side, index), bits, noise)
 
-    def read(message, reference):
-        return decode(message, reference, bits)
-
-    return _Rung(send, read, row_bytes(n, bits))
+    return _Rung(send, functools.partial(decode, bits=bits), row_bytes(n, bits))
 
 
 def _ask(missing, wire: Wire):
@@ -455,7 +439,7 @@ def _send_again(rung: _Rung, known: _Known, rows, asked, needed, wire: Wire) -> 
 
         return branch
 
-    branches = [lambda known: known, *(of_size(size) for size in sizes(count))]
+    branches = [lambda known: known, *(of_size(size) for size in _sizes(count))]
     return jax.lax.switch(_which(needed, count), branches, known)
 
 
@@ -465,8 +449,8 @@ def _taken(array, index):
 
 def _which(needed, count: int):
     """Return 0 for nothing, else 1 + the index of the smallest size that holds as many."""
-    return jnp.searchsorted(np.array([0, *sizes(count)]), needed).astype(jnp.int32)
+    return jnp.searchsorted(np.array([0, *_sizes(count)]), needed).astype(jnp.int32)
 
 
 def _resent(needed, count: int, row_bytes: int):
-    return row_bytes * jnp.asarray([0, *sizes(count)], jnp.float32)[_which(needed, count)]
+    return row_bytes * jnp.asarray([0, *_sizes(count)], jnp.float32)[_which(needed, count)]

@@ -5,10 +5,9 @@ unit of communication time. Misra and Gries, "A constructive proof of Vizing's t
 where that would take minutes, an edge takes a colour that both of its ends have left, if there is
 one, and complete graphs have the rounds of a tournament (Kirkman, 1847).
 
-Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding Up Decentralized SGD via Matching Decomposition
-Sampling", arXiv 1905.09435. In round k matching j is active with probability p_j, and
-W^(k) = I - alpha sum_j B_j^(k) L_j, where L_j is the Laplacian of matching j and one matching
-costs one unit of time. The diagonal of W^(k) may be negative.
+MATCHA (Wang et al., arXiv 1905.09435): in round k matching j is active with probability p_j, and
+W^(k) = I - alpha sum_j B_j^(k) L_j, where L_j is the Laplacian of matching j. The diagonal of W^(k)
+may be negative.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +17,6 @@ import numpy as np
 import scipy
 
 from comms import mixing
-
-# Use of matchings: how often each is active, and with what weight.
-
 
 Edge = tuple[int, int]
 Matching = list[Edge]
@@ -174,7 +170,7 @@ def _rotate(at: list[dict[int, int]], u: int, fan: list[int], d: int) -> None:
         at[u][c], at[w][c] = w, u
 
 
-Edges = Sequence[tuple[int, int]]
+Edges = Sequence[Edge]
 
 MOST_CUTS = 300  # rounds; graphs of 8 to 256 workers need fewer than 100 for the default tolerance
 SMALL = 64  # workers up to which dense matrices are quick
@@ -189,9 +185,8 @@ def activation_probabilities(
 
     MATCHA's step 2. `budget` in (0, 1] is the share of the base graph's communication time.
     lambda_2 of the result is within the share `tolerance` of the optimum, certified by an upper
-    bound; where several p are optimal, this is one of them. None: EXACT up to SMALL workers, CLOSE
-    beyond. Raises ValueError for a budget out of range and for matchings that do not connect the
-    workers.
+    bound. None: EXACT up to SMALL workers, CLOSE beyond. Raises ValueError for a budget out of
+    range and for matchings that do not connect the workers.
 
     Method: lambda_2 is concave and equals the minimum of v' L(p) v over unit vectors v orthogonal
     to 1, so that every such v gives a linear bound on it, a cut. A linear programme over all cuts
@@ -277,10 +272,9 @@ def mixing_weight(matchings: Sequence[Edges], workers: int, p: np.ndarray) -> tu
 def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float]:
     """Find (alpha, rho) by few eigenvalue problems, as each takes long.
 
-    Where all p are equal, every moment is a polynomial in the Laplacian, whose eigenvalues are
-    needed once. Otherwise every vector v bounds rho from below by v'(I - J)v - 2 alpha v'Lbar v +
-    alpha^2 v'(Lbar^2 + 2 Ltilde)v, and the vectors that hold it at the best alpha so far are added
-    until they agree with rho.
+    Where all p are equal, every moment is a polynomial in the Laplacian. Otherwise every vector v
+    bounds rho from below by v'(I - J)v - 2 alpha v'Lbar v + alpha^2 v'(Lbar^2 + 2 Ltilde)v, and the
+    vectors that hold it at the best alpha so far are added until they agree with rho.
     """
     linear, spread = form.laplacian(p), form.laplacian(p * (1 - p))
     if np.ptp(p) == 0:
@@ -368,8 +362,7 @@ class _Dense:
         L = np.tensordot(p, self._laplacians, 1)
         # Moves the constant vector, eigenvalue 0, above all others: trace(L) >= lambda_n.
         values, vectors = np.linalg.eigh(L + 2 * np.trace(L) / len(L))
-        # At the optimum lambda_2 is often multiple; one cut at a time would find its eigenspace
-        # slowly.
+        # At the optimum lambda_2 is often multiple: one cut at a time would be slow.
         near = values <= 1.5 * values[0] + 1e-12
         return float(values[0]), vectors[:, near]
 

@@ -1,17 +1,9 @@
 """Messages of a method in an update, from which its bytes and its seconds follow.
 
-A method names its messages, a `Payload` for those that travel together. This module works out the
-bytes that a worker then sends, and their seconds on a network of the alpha-beta model. Reduced and
-gathered messages go round a ring; exchanged ones go over links that a schedule switches on and off.
-Scalars beside the data, as the sum of weights, are not counted.
-
-A payload also says when it leaves and when it is needed, so that a clock knows which of its seconds
-are hidden behind the gradient:
-
-    D-PSGD as published      leaves with the round: the models that neighbours mix are known
-    MG-WFBP                  every bucket but the last leaves during the last backward pass
-    Overlap SGP              leaves with the gradient, is waited for some updates later
-    all others               leave with the gradient, and the update waits for them
+A method names its messages, a `Payload` for those that travel together. Reduced and gathered ones
+go round a ring; exchanged ones go over links that a schedule switches on and off. Scalars beside
+the data, as the sum of weights, are not counted. A payload also says when it leaves and when it is
+needed, so that a clock knows which of its seconds are hidden behind the gradient.
 """
 
 import functools
@@ -198,8 +190,7 @@ def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
     """Return the seconds of a payload: a ring for reduced bytes, one for gathered bytes, links.
 
     A ring that gathers takes half the steps of one that reduces all gathered bytes together.
-    Matchings follow one another, and a worker without a partner waits all the same: MATCHA's
-    model of time (arXiv 1905.09435). A meeting takes as long as the slowest pair of workers.
+    Matchings follow one another (arXiv 1905.09435), and a meeting is as long as the slowest pair's.
     """
     total = 0.0
     if sum(payload.reduced):

@@ -22,8 +22,7 @@ def laplacian(graph: nx.Graph) -> np.ndarray:
 def metropolis(graph: nx.Graph) -> np.ndarray:
     """Return Metropolis-Hastings weights, W_ij = 1 / (1 + max(d_i, d_j)) on edges.
 
-    Needs only the degrees of neighbours; non-negative (Xiao, Boyd, Lall, "Distributed average
-    consensus with time-varying Metropolis weights", 2006).
+    Xiao, Boyd, Lall, "Distributed average consensus with time-varying Metropolis weights", 2006.
     """
     W = np.zeros((len(graph), len(graph)))
     for i, j in graph.edges:
@@ -35,8 +34,7 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
 def best_constant(graph: nx.Graph) -> np.ndarray:
     """Return the fastest equal weights of all edges, W = I - a L with a = `best_step(graph)`.
 
-    The diagonal may be negative (a star's centre, say), which is legal (Xiao and
-    Boyd, "Fast linear iterations for distributed averaging", 2004).
+    The diagonal may be negative (Xiao, Boyd, "Fast linear iterations for distributed averaging").
     """
     return np.eye(len(graph)) - best_step(graph) * laplacian(graph)
 
@@ -44,8 +42,7 @@ def best_constant(graph: nx.Graph) -> np.ndarray:
 def uniform_neighbour(graph: nx.Graph) -> np.ndarray:
     """Return equal weights 1 / (max degree + 1) of all edges, and the rest on the diagonal.
 
-    Non-negative; on a regular graph it is the average over a worker and its neighbours, which
-    gives the ring its 1/3.
+    On a regular graph it is the average over a worker and its neighbours.
     """
     step = 1 / (1 + max(degree for _, degree in graph.degree))
     return np.eye(len(graph)) - step * laplacian(graph)
@@ -72,8 +69,7 @@ def rho(W: np.ndarray) -> float:
     """Return the contraction per round of the squared distance to the mean.
 
     rho = max(|lambda_2|, |lambda_n|)^2, and the spectral gap is 1 - sqrt(rho); 0 for a single
-    worker. Entries may be negative, but a W [n, n] that is not symmetric with rows that sum to 1
-    raises ValueError.
+    worker. Raises ValueError for a W [n, n] that is not symmetric with rows that sum to 1.
     """
     W = _doubly_stochastic("rho", W)
     return float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max() ** 2)

@@ -1,16 +1,14 @@
 """Fewer bits per entry: QSGD, natural compression, signs, short floats, and all-reduces of codes.
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries; decoders give
-float32 [size]. Messages of QSGD, natural compression and signs cannot be added as they are: every
-worker gathers all and adds the decoded vectors. Every message has a scale per stretch of entries;
-one entry that is not finite makes it, and so the whole stretch, NaN.
+float32 [size]. Messages of QSGD, natural compression and signs cannot be added: every worker
+gathers all and adds the decoded vectors. Every message has a scale per stretch of entries; one
+entry that is not finite makes it, and so the whole stretch, NaN.
 
-An all-reduce in two phases sends codes twice and adds values in float32. Every worker writes its
-array in chunks, one per worker, and sends each to the worker of this chunk (all-to-all); that one
-reads and adds them, writes the sum and sends it to all (all-gather). So 2 (n - 1) / n of an array
-of codes are sent, as by a ring, and a value is rounded once per contribution and once in the sum,
-whose order is fixed: all runtimes find the same bits if reading a code is exact. An all-reduce in
-the short type itself would round after every addition.
+An all-reduce in two phases sends codes twice and adds values in float32. Every worker sends each
+chunk of its array to the worker of this chunk (all-to-all), which adds them and sends the sum to
+all (all-gather). So 2 (n - 1) / n of an array of codes are sent, as by a ring, and a value is
+rounded once per contribution and once in the sum, whose order is fixed in all runtimes.
 
 Short floats, bfloat16 and float16, are codes that travel as unsigned integers. XLA on CPU widens
 collectives of bfloat16 to float32, and may leave out a conversion there and back; of integers it
@@ -190,8 +188,8 @@ def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
     """Round entries at random to whole multiples of norm / levels, without bias.
 
     The norm is the Euclidean one of each stretch of `bucket` entries; the key differs between
-    workers and steps. A code takes as many bits as 2 levels + 1 values need. Alistarh et al.,
-    "QSGD", arXiv 1610.02132, section 3. Raises ValueError unless 1 <= levels <= 2^15 - 1.
+    workers and steps. A code has the bits of 2 levels + 1 values. Alistarh et al., arXiv
+    1610.02132, section 3. Raises ValueError unless 1 <= levels <= 2^15 - 1.
     """
     bits = qsgd_bits(levels)
     x = jnp.ravel(x).astype(jnp.float32)
@@ -234,8 +232,7 @@ def natural(x, key) -> Quantised:
     """Round entries at random to a power of two next to them, without bias.
 
     A code holds the sign and 7 bits of exponent below the largest one; entries 2^-125 times
-    smaller than that become 0 or this power. Horvath et al., "Natural compression", arXiv
-    1905.10988, section 2.
+    smaller become 0 or this power. Horvath et al., arXiv 1905.10988, section 2.
     """
     x = jnp.ravel(x).astype(jnp.float32)
     largest = jnp.abs(x).max(initial=0)
@@ -286,19 +283,6 @@ def sign_decode(message: Quantised, size: int) -> jax.Array:
 def sign_payload_bytes(size: int) -> int:
     """Return the bytes of one bit per entry and the scale, which every worker gathers."""
     return bitmap.payload_bytes(size) + 4
-
-
-def int8_all_reduce(x, bucket: int = 1024, axis: str = AXIS, key=None) -> jax.Array:
-    """Sum over the workers, float32 of x's shape; every worker sends int8 twice.
-
-    As `comms.quantise.two_phase_all_reduce` of `int8_codec`; the key must differ between workers.
-    """
-    return two_phase_all_reduce(x, int8_codec(bucket), axis, key).total
-
-
-def int8_payload_bytes(size: int, workers: int, bucket: int = 1024) -> int:
-    """Return the bytes of codes and scales of all chunks; 2 (n - 1) / n are sent as by a ring."""
-    return two_phase_bytes(size, workers, int8_codec(bucket))
 
 
 def int8_codec(bucket: int = 1024) -> Codec:

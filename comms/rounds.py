@@ -1,8 +1,8 @@
 """Graphs that change with time: senders of every worker in rounds that take turns, again and again.
 
-A round is an index array of senders, so that 100,000 workers take memory in proportion to their
-number. `matrix` is its mixing matrix [n, n], float64 and doubly stochastic, and `mixed` its product
-with values. `comms.topology` makes graphs of rounds.
+A round is an index array of senders, so that memory grows in proportion to the workers. `matrix`
+is its mixing matrix [n, n], float64 and doubly stochastic, and `mixed` its product with values.
+`comms.topology` makes graphs of rounds.
 """
 
 import functools
@@ -51,24 +51,26 @@ def mixed(one: Round, x: np.ndarray) -> np.ndarray:
 
 
 def one_peer_exponential(n: int) -> list[Round]:
-    """Return rounds of half one's own, half the worker 2^t places before; t < ceil(log2 n).
+    """Link each worker to one peer at a time, 1, 2, 4, ... places before (arXiv 2110.13363).
 
-    Directed, one message per worker and round; the product of all rounds is the mean where n is a
-    power of two. B. Ying et al., arXiv 2110.13363.
+    Directed, half of one's own and half of the peer's value; the product of all rounds is the mean
+    where n is a power of two.
     """
     hops = [1 << t for t in range((n - 1).bit_length())]
     return [_shifted(n, [hop], 0.5) for hop in hops] or [_shifted(n, [], 0.0)]
 
 
-def equi_static(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
-    """Return D-EquiStatic, or U-EquiStatic: the mean over `peers` random shifts.
+def equi_static(
+    n: int, peers: int | None = None, seed: int = 0, directed: bool = False
+) -> list[Round]:
+    """Return an EquiTopo graph of `peers` random shifts (arXiv 2210.07881).
 
-    A basis matrix takes (n - 1) / n of the worker u places before and 1 / n of one's own, so that
-    the mean over all n - 1 shifts is the exact mean: a random choice of O(log n) of them contracts
-    at a rate that does not grow with n. Undirected: half of each shift goes the other way.
-    Z. Song et al., arXiv 2210.07881, Algorithms 1 and 2; shifts are drawn without repetition.
+    peers: shifts, by default ceil(log2 n); without `directed` each one links to two neighbours. A
+    basis matrix takes (n - 1) / n of the worker u places before and 1 / n of one's own: O(log n)
+    random ones contract at a rate that does not grow with n. Undirected: half of each shift goes
+    the other way. Algorithms 1 and 2 there, without repetition.
     """
-    hops = _hops(n, peers, seed)
+    hops = _hops("equi_static", n, (n - 1).bit_length() if peers is None else peers, seed)
     if directed:
         return [_shifted(n, hops, (n - 1) / n / max(len(hops), 1))]
     share = (n - 1) / (2 * n * max(len(hops), 1))
@@ -79,15 +81,19 @@ def equi_static(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
     return [_of_links(n, [(*pair, weight) for pair, weight in weights.items()])]
 
 
-def equi_dyn(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
-    """Return OD-EquiDyn, or OU-EquiDyn: one peer a round, by the shifts of `equi_static` in turn.
+def equi_dyn(
+    n: int, peers: int | None = None, seed: int = 0, directed: bool = False
+) -> list[Round]:
+    """Return a one-peer EquiTopo graph: one of `peers` random shifts at a time (arXiv 2210.07881).
 
-    A worker takes half of a basis matrix and half of its own value. Undirected: from a random
-    worker on, each is paired with the worker u places on, where both are still alone. arXiv
-    2210.07881, Algorithms 3 and 4 with eta = 1/2, which draw one of the shifts each time; shifts
-    commute, so that directed rounds in any order have the same product.
+    peers: shifts, by default 2 ceil(log2 n) or all there are. A worker takes half of a basis matrix
+    and half of its own value. Without `directed` pairs exchange: from a random worker on, each is
+    paired with the worker u places on, where both are still alone. Algorithms 3 and 4 there with
+    eta = 1/2, which draw one of the shifts each time.
     """
-    hops = _hops(n, peers, seed)
+    if peers is None:
+        peers = min(2 * (n - 1).bit_length(), n - 1)
+    hops = _hops("equi_dyn", n, peers, seed)
     share = (n - 1) / (2 * n)
     if directed:
         return [_shifted(n, [hop], share) for hop in hops] or [_shifted(n, [], 0.0)]
@@ -96,12 +102,13 @@ def equi_dyn(n: int, peers: int, seed: int, directed: bool) -> list[Round]:
     return [_of_links(n, [(i, j, share) for i, j in links]) for links in pairs or [[]]]
 
 
-def base_k(n: int, k: int) -> list[Round]:
-    """Return the Base-(k+1) graph: at most k neighbours in a round, the mean after the last one.
+def base_k(n: int, k: int = 1) -> list[Round]:
+    """Return the Base-(k+1) graph: at most k peers at a time, then the mean (arXiv 2305.11420).
 
-    Y. Takezawa et al., arXiv 2305.11420, Algorithms 1 to 3: the shorter one of two plans. The mean
-    is over all n.
+    Algorithms 1 to 3 there: the shorter one of two plans. Raises ValueError unless k >= 1.
     """
+    if k < 1:
+        raise ValueError(f"base_k: needs k >= 1 peers, got {k}; 1 is the Base-2 graph")
     nodes = list(range(n))
     plans = [_simple_base(nodes, k)]
     smooth = _smooth_part(n, k)
@@ -115,10 +122,16 @@ def base_k(n: int, k: int) -> list[Round]:
 
 
 def hierarchical(n: int, group: int) -> list[Round]:
-    """Return the mean within groups of consecutive workers, then gossip on a ring between groups.
+    """Take the mean within groups of `group` workers, then gossip on a ring of groups, in turn.
 
-    Between groups the first members mix among themselves, then so do all second ones, and so on.
+    Groups hold consecutive workers; between groups all first members mix among themselves, all
+    second ones, and so on. Raises ValueError unless `group` divides n.
     """
+    if group < 1 or n % group:
+        raise ValueError(
+            f"hierarchical: needs groups of one size, got {n} workers and group={group}; let group "
+            "divide workers"
+        )
     pairs = list(itertools.combinations(range(group), 2))
     within = [(first + i, first + j, 1 / group) for first in range(0, n, group) for i, j in pairs]
     if n == group:
@@ -138,8 +151,13 @@ def _shifted(n: int, hops: Sequence[int], weight: float) -> Round:
     return Round(partners.astype(np.int32), np.full(partners.shape, weight))
 
 
-def _hops(n: int, peers: int, seed: int) -> list[int]:
-    """Draw different numbers of places, at most n - 1 of them."""
+def _hops(name: str, n: int, peers: int, seed: int) -> list[int]:
+    """Draw different numbers of places, at most n - 1 of them; name: of the graph, for errors."""
+    if not min(1, n - 1) <= peers <= n - 1:
+        raise ValueError(
+            f"{name}: needs 1 <= peers <= {n - 1} of {n} workers, got peers={peers}; set it in "
+            "this range, or leave it out"
+        )
     return (1 + np.random.default_rng(seed).choice(n - 1, peers, replace=False)).tolist()
 
 
@@ -176,10 +194,10 @@ def _hyper_hypercube(nodes: Sequence[int], k: int) -> list[Weighted]:
 def _simple_base(nodes: Sequence[int], k: int) -> list[Weighted]:
     """Return the Simple Base-(k+1) graph (Algorithm 2).
 
-    The number of nodes is written in base k + 1: groups V_1, V_2, ... of a_l blocks, of (k+1)^p_l
-    nodes each. When every group has its own mean, each node of the later groups exchanges with one
-    node of every block of V_1, with such a weight that the mean over a block, and over the later
-    groups, is that of all: the blocks then spread it within, and the later groups go on alike.
+    The number of nodes is written in base k + 1: groups of a_l blocks of (k+1)^p_l nodes each. When
+    every group has its own mean, each node of the later groups exchanges with one node of every
+    block of the first, by a weight that gives blocks and later groups the mean of all; the blocks
+    then spread it within, and the later groups go on alike.
     """
     base, n = k + 1, len(nodes)
     if _smooth_part(n, k) == n:

@@ -68,7 +68,14 @@ def decode_at(sketch, words, size: int, seed) -> jax.Array:
 
     words: uint32 [ceil(size / 32)], as `bitmap.pack` makes them of a mask.
     """
-    return _fill(_zeros((size, *sketch.shape[2:]), sketch, words), sketch, words, seed)
+
+    def fill(position, out):
+        return out.at[position].set(
+            _estimate(sketch, position, seed), mode="drop", indices_are_sorted=True
+        )
+
+    out = _zeros((size, *sketch.shape[2:]), sketch, words)
+    return bitmap.fold(words, fill, out, _slots(size))
 
 
 def recover(sketch, words, size: int, seed) -> jax.Array:
@@ -113,7 +120,7 @@ def unresolved(words, rows: int, columns: int, size: int, seed) -> jax.Array:
     """Return words of the entries of a bitmap that `recover` leaves at 0, whatever the values are.
 
     There are nearly always none if many entries load a sketch of 3 rows to at most 0.81 of its
-    buckets (`sketch_error.peeling_load`). Entries that share all their buckets are left at any
+    buckets (`peeling_load`). Entries that share all their buckets are left at any
     load: see `resolving_seed`.
     """
 
@@ -136,8 +143,8 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
     """Find the first of `SEEDS` seeds from `seed` on by which peeling resolves all entries.
 
     Workers with the same bitmap find the same seed without a message. Returns (seed, number of
-    entries that are left): int32 scalar, 0 if there is such a seed; else the last seed and its
-    number, or `seed` itself where the entries are more than the buckets.
+    entries that are left, int32): where there is none the last seed and its number, or `seed`
+    itself where the entries are more than the buckets.
     """
     entries, seed = bitmap.count(words), jnp.asarray(seed).astype(jnp.uint32)
     trials = jnp.where(entries > rows * columns, 1, SEEDS)
@@ -157,10 +164,7 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
 
 def payload_bytes(rows: int, columns: int, row_shape: tuple[int, ...] = ()) -> int:
     """Return the bytes of a sketch, an all-reduce's payload of float32; row_shape: that of x[i]."""
-    elements = rows * columns
-    for length in row_shape:
-        elements *= length
-    return 4 * elements
+    return 4 * rows * columns * math.prod(row_shape)
 
 
 def _held(words, rows: int, columns: int, size: int, seed):
@@ -195,17 +199,6 @@ def _estimate(sketch, position, seed):
     return _median(list(sign * sketch[row, bucket]))
 
 
-def _fill(out, sketch, words, seed):
-    """Return `out` [size, ...] with estimates where the bitmap is set."""
-
-    def fill(position, out):
-        return out.at[position].set(
-            _estimate(sketch, position, seed), mode="drop", indices_are_sorted=True
-        )
-
-    return bitmap.fold(words, fill, out, _slots(len(out)))
-
-
 def _median(values):
     """Return the element-wise median of a few arrays, NaN where any is, by minima and maxima.
 
@@ -237,10 +230,9 @@ def estimate_error(entries: int, rows: int, columns: int) -> float:
     """Return the root mean square error of `sketch.decode_at`, relative to that of estimates of 0.
 
     The noise in a bucket is the sum of the K other entries in it, K binomial: for one row the
-    error is sqrt((entries - 1) / columns), for any values (Charikar, Chen, Farach-Colton, ICALP
-    2002). The median of an odd number r of rows exceeds t where more than half of their noises do;
-    the mean of its square is the integral of 2 t P(|median| > t). An even number of rows gets the
-    error of one row fewer, which is too large.
+    error is sqrt((entries - 1) / columns), for any values. The median of an odd number r of rows
+    exceeds t where more than half of their noises do; the mean of its square is the integral of
+    2 t P(|median| > t). An even number of rows gets the error of one row fewer, which is too large.
     """
     rows -= rows % 2 == 0
     if entries <= 1:
@@ -270,11 +262,9 @@ def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
 def peeling_load(rows: int) -> float:
     """Return the load up to which peeling nearly always finds all entries; 0.818 for 3 rows.
 
-    The largest load a for which no share x > 0 of the buckets stays occupied: the minimum over x
-    of x / (r (1 - exp(-x))^(r - 1)) for r rows of buckets. Threshold of the 2-core of random
-    r-uniform hypergraphs, M. Molloy, "Cores in random hypergraphs", 2005; M. Goodrich, M.
-    Mitzenmacher, arXiv 1101.2245, Table 1, has its reciprocals. One row resolves no two entries
-    for sure: 0.
+    The minimum over x of x / (r (1 - exp(-x))^(r - 1)) for r rows of buckets: threshold of the
+    2-core of random r-uniform hypergraphs (M. Molloy, "Cores in random hypergraphs", 2005; arXiv
+    1101.2245, Table 1, has its reciprocals). One row resolves no two entries for sure: 0.
     """
     if rows == 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""Messages of some entries of a vector: the largest, large ones by a threshold, or random ones.
+"""Messages of some entries of a vector: the largest, those above a threshold, or random ones.
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries. Values travel in
 its dtype, are added in float32 and come back as float32 [size]. No scaling is applied: unsent
@@ -33,10 +33,9 @@ def top_k(x, k: int, ordered: bool = True) -> Sparse:
     """Send the k entries of largest magnitude, all if there are fewer (arXiv 1809.07599).
 
     Of equal ones those with the lowest indices are sent. ordered: the largest comes first, and of
-    equal ones the one with the lowest index; else they come in any order, which takes less time
-    with many entries. Then a sample sets a threshold so low that it selects a few more than k
-    entries, and only these are compared. If they are fewer or many more, as in a vector that is
-    mostly zero, all entries are compared.
+    equal ones the one with the lowest index; else they come in any order, which takes less time.
+    With many entries a sample sets a threshold that selects a few more than k, and only these are
+    compared, unless they turn out to be fewer or many more.
     """
     x, k = jnp.ravel(x), min(_positive(k), x.size)
     largest = _sorted if ordered else _unsorted
@@ -96,32 +95,6 @@ def _unsorted(x, k: int) -> Sparse:
         bitmap.positions(equal, k)[jnp.maximum(slot - first, 0)],
     )
     return Sparse(_poisoned(x[indices], x), indices)
-
-
-def sidco_threshold(x, ratio: float, stages: int = 2) -> jax.Array:
-    """Return a magnitude, float32 scalar, that about ratio * size entries exceed, in O(size).
-
-    Magnitudes are fitted by an exponential distribution, whose tail beyond the threshold is fitted
-    anew at every stage: threshold += -mean excess x ln(share to keep). SIDCo (Abdelmoniem et al.,
-    arXiv 2101.10761), with the shares computed from the counts really found, zeros not counted,
-    instead of adapting the number of stages. Not finite if x is not. Raises ValueError unless 0 <
-    ratio <= 1 and stages >= 1.
-    """
-    if not (0 < ratio <= 1 and stages >= 1):
-        raise ValueError(
-            f"threshold: needs 0 < ratio <= 1 and stages >= 1, got {ratio} and {stages}; "
-            "set ratio to the share of entries to send"
-        )
-    magnitude = jnp.abs(jnp.ravel(x).astype(jnp.float32))
-    threshold, scale = jnp.float32(0), 0.5 ** x.size.bit_length()  # against overflow of the sum
-    for left in range(stages, 0, -1):
-        exceeds = ~(magnitude <= threshold)
-        found = jnp.maximum(jnp.sum(exceeds, dtype=jnp.float32), 1)
-        excess = jnp.where(exceeds, magnitude - threshold, 0)
-        mean = jnp.sum(scale * excess) / (scale * found)
-        share = jnp.minimum(ratio * x.size / found, 1) ** (1 / left)
-        threshold += -mean * jnp.log(share)
-    return threshold
 
 
 def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:

@@ -1,8 +1,7 @@
 """Stability of gossip: growth or decay of the differences between workers without gradients.
 
 An update without gradients is linear in the workers' arrays. Each W may contract, and yet momentum
-or a correction of its moves drives workers apart: the product of two rounds may grow where neither
-round does.
+or a correction of its moves drives workers apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,9 +41,9 @@ def radius(step: Step, arrays: int, mixed: Sequence, repeats: bool = True) -> fl
     """Return the spectral radius per update of differences between workers; they die away below 1.
 
     step: (mix, *arrays) -> arrays after an update without gradients, each [n, k]; mix: x -> W x.
-    arrays: number of arrays of a worker. mixed: W [n, n] of the updates. repeats: the updates begin
-    again after the last one. Exact up to EXACT workers; beyond, and without repeats, a bound from
-    below by UPDATES updates of one random state, which misses growth below 1 % an update.
+    arrays: number of arrays of a worker. mixed: W [n, n] of the updates, which begin again if
+    `repeats`. Exact up to EXACT workers; beyond, and without repeats, a bound from below by UPDATES
+    updates of one random state, which misses growth below 1 % an update.
     """
     workers = mixed[0].shape[0]
     exact = repeats and workers <= EXACT and len(mixed) <= UPDATES

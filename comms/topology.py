@@ -8,6 +8,7 @@ rounds of `comms.rounds`, which D-PSGD and its relatives use in turn. Other meth
 """
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -25,7 +26,6 @@ Edge = tuple[int, int]
 
 def ring(n: int) -> nx.Graph:
     """Return a cycle of n workers; one worker alone for n=1, a single edge for n=2."""
-    _check_workers("ring", n)
     return _connected("ring", n, ((i, (i + 1) % n) for i in range(n) if n > 1))
 
 
@@ -43,13 +43,11 @@ def grid(n: int) -> nx.Graph:
 
 def complete(n: int) -> nx.Graph:
     """Link every worker to every other."""
-    _check_workers("complete", n)
-    return _connected("complete", n, nx.complete_graph(n).edges)
+    return _connected("complete", n, itertools.combinations(range(n), 2))
 
 
 def star(n: int) -> nx.Graph:
     """Link worker 0 to every other worker."""
-    _check_workers("star", n)
     return _connected("star", n, ((0, i) for i in range(1, n)))
 
 
@@ -71,57 +69,38 @@ def exponential(n: int) -> nx.Graph:
 
     Undirected form of the graph of Assran et al., arXiv 1811.10792.
     """
-    _check_workers("exponential", n)
     hops = [1 << k for k in range((n - 1).bit_length())]
     return _connected("exponential", n, ((i, (i + hop) % n) for i in range(n) for hop in hops))
 
 
-def one_peer_exponential(n: int) -> nx.Graph:
-    """Link each worker to one peer at a time, 1, 2, 4, ... places before (arXiv 2110.13363)."""
-    _check_workers("one_peer_exponential", n)
-    return _of_rounds("one_peer_exponential", n, rounds.one_peer_exponential(n))
+def _of_rounds(make: Callable[..., list[rounds.Round]]) -> Callable[..., nx.Graph]:
+    """Return a function that makes the graph of all links that the rounds of `make` use."""
+
+    @functools.wraps(make)
+    def graph_of(n: int, *args: Any, **parameters: Any) -> nx.Graph:
+        _check_workers(make.__name__, n)
+        turn = make(n, *args, **parameters)
+        everyone = np.arange(n)
+        heard = [
+            n * np.minimum(everyone, partner) + np.maximum(everyone, partner)
+            for one in turn
+            for partner in one.partners.astype(np.int64)
+        ]
+        below, above = np.divmod(np.unique(np.concatenate([*heard, [0]])), n)
+        linked = below < above
+        edges = zip(below[linked].tolist(), above[linked].tolist(), strict=True)
+        graph = _connected(make.__name__, n, edges, "another seed or more peers")
+        graph.graph["rounds"] = turn
+        return graph
+
+    return graph_of
 
 
-def base_k(n: int, k: int = 1) -> nx.Graph:
-    """Return the Base-(k+1) graph: at most k peers at a time, then the mean (arXiv 2305.11420)."""
-    _check_workers("base_k", n)
-    if k < 1:
-        raise ValueError(f"base_k: needs k >= 1 peers, got {k}; 1 is the Base-2 graph")
-    return _of_rounds("base_k", n, rounds.base_k(n, k))
-
-
-def equi_static(
-    n: int, peers: int | None = None, seed: int = 0, directed: bool = False
-) -> nx.Graph:
-    """Return an EquiTopo graph of `peers` random shifts (arXiv 2210.07881).
-
-    Its rate hardly depends on n. peers: shifts, by default ceil(log2 n); without `directed` each
-    one links to two neighbours.
-    """
-    peers = _peers("equi_static", n, peers)
-    return _of_rounds("equi_static", n, rounds.equi_static(n, peers, seed, directed))
-
-
-def equi_dyn(n: int, peers: int | None = None, seed: int = 0, directed: bool = False) -> nx.Graph:
-    """Return a one-peer EquiTopo graph: one of `peers` random shifts at a time (arXiv 2210.07881).
-
-    peers: shifts, by default 2 ceil(log2 n) or all there are; without `directed` pairs exchange.
-    """
-    if peers is None and n > 1:
-        peers = min(2 * (n - 1).bit_length(), n - 1)
-    peers = _peers("equi_dyn", n, peers)
-    return _of_rounds("equi_dyn", n, rounds.equi_dyn(n, peers, seed, directed))
-
-
-def hierarchical(n: int, group: int) -> nx.Graph:
-    """Take the mean within groups of `group` workers, then gossip on a ring of groups, in turn."""
-    _check_workers("hierarchical", n)
-    if group < 1 or n % group:
-        raise ValueError(
-            f"hierarchical: needs groups of one size, got {n} workers and group={group}; let group "
-            "divide workers"
-        )
-    return _of_rounds("hierarchical", n, rounds.hierarchical(n, group))
+one_peer_exponential = _of_rounds(rounds.one_peer_exponential)
+base_k = _of_rounds(rounds.base_k)
+equi_static = _of_rounds(rounds.equi_static)
+equi_dyn = _of_rounds(rounds.equi_dyn)
+hierarchical = _of_rounds(rounds.hierarchical)
 
 
 def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
@@ -265,26 +244,14 @@ def _matcha_of(n: int, k: int) -> nx.Graph:
 
 
 # Graphs by name, each called with the number of workers and then its own arguments.
-GRAPHS = {
-    "ring": ring,
-    "torus": torus,
-    "grid": grid,
-    "complete": complete,
-    "star": star,
-    "hypercube": hypercube,
-    "exponential": exponential,
-    "one_peer_exponential": one_peer_exponential,
-    "base_k": base_k,
-    "equi_static": equi_static,
-    "equi_dyn": equi_dyn,
-    "hierarchical": hierarchical,
-    "random_regular": random_regular,
-    "erdos_renyi": erdos_renyi,
-    "geometric": geometric,
-    "edge_list": edge_list,
-    "from_file": from_file,
-    "matcha": _matcha_of,
-}
+GRAPHS: dict[str, Callable[..., nx.Graph]] = {
+    make.__name__: make
+    for make in (
+        ring, torus, grid, complete, star, hypercube, exponential, one_peer_exponential, base_k,
+        equi_static, equi_dyn, hierarchical, random_regular, erdos_renyi, geometric, edge_list,
+        from_file,
+    )
+} | {"matcha": _matcha_of}  # fmt: skip
 
 
 def check(graph: Any, workers: int | None = None, name: str = "graph") -> None:
@@ -318,22 +285,8 @@ def check(graph: Any, workers: int | None = None, name: str = "graph") -> None:
     _check_connected(name, graph)
 
 
-def _of_rounds(name: str, n: int, turn: list[rounds.Round]) -> nx.Graph:
-    everyone = np.arange(n)
-    heard = [
-        n * np.minimum(everyone, partner) + np.maximum(everyone, partner)
-        for one in turn
-        for partner in one.partners.astype(np.int64)
-    ]
-    below, above = np.divmod(np.unique(np.concatenate([*heard, [0]])), n)
-    linked = below < above
-    edges = zip(below[linked].tolist(), above[linked].tolist(), strict=True)
-    graph = _connected(name, n, edges, "another seed or more peers")
-    graph.graph["rounds"] = turn
-    return graph
-
-
 def _connected(name: str, n: int, edges: Iterable[Edge], way_out: str = "") -> nx.Graph:
+    _check_workers(name, n)
     graph = nx.empty_graph(n)
     # Sorted, so that iteration over the graph never depends on the order of its edges.
     graph.add_edges_from(sorted((int(min(edge)), int(max(edge))) for edge in edges))
@@ -348,18 +301,6 @@ def _check_connected(name: str, graph: nx.Graph, way_out: str = "more edges") ->
             f"{name}: the graph of {len(graph)} workers falls into {components} components, "
             f"so gossip cannot agree; try {way_out}"
         )
-
-
-def _peers(name: str, n: int, peers: int | None) -> int:
-    """Return the number of shifts, by default ceil(log2 n)."""
-    _check_workers(name, n)
-    peers = (n - 1).bit_length() if peers is None else peers
-    if not min(1, n - 1) <= peers <= n - 1:
-        raise ValueError(
-            f"{name}: needs 1 <= peers <= {n - 1} of {n} workers, got peers={peers}; set it in "
-            "this range, or leave it out"
-        )
-    return peers
 
 
 def _check_workers(name: str, n: int) -> None:
@@ -378,65 +319,25 @@ def _most_square(name: str, n: int) -> tuple[int, int]:
     return rows, n // rows
 
 
-# fmt: off
+# Matchings of the base graphs: an edge is two hexadecimal digits, its workers.
 _MATCHINGS = (
-    (  # graph 0: 8 workers, 12 edges
-        ((1, 5), (6, 7), (0, 4), (2, 3)),
-        ((1, 7), (3, 6)),
-        ((0, 1), (3, 7), (5, 6)),
-        ((1, 2), (0, 7)),
-        ((1, 3),),
-    ),
-    (  # graph 1: 16 workers, 22 edges
-        ((4, 8), (6, 11), (7, 13), (0, 12), (5, 14), (10, 15), (2, 3), (1, 9)),
-        ((11, 13), (2, 14), (5, 6), (3, 15), (9, 10)),
-        ((8, 11), (2, 5), (4, 13), (3, 14), (0, 10)),
-        ((5, 11), (14, 15), (8, 13)),
-        ((2, 11),),
-    ),
-    (  # graph 2: 16 workers, 45 edges
-        ((2, 7), (12, 15), (3, 13), (5, 6), (0, 8), (4, 9), (11, 14), (1, 10)),
-        ((6, 8), (0, 11), (2, 3), (4, 5), (14, 15), (1, 9)),
-        ((3, 8), (0, 6), (2, 11), (1, 4), (12, 14)),
-        ((8, 11), (3, 6), (0, 5)),
-        ((2, 8), (0, 3), (6, 7), (11, 12)),
-        ((5, 8), (4, 6), (0, 2), (7, 11)),
-        ((8, 15), (3, 7), (0, 4), (2, 6)),
-        ((8, 14), (3, 5), (6, 11), (0, 9)),
-        ((7, 8), (11, 15), (2, 5), (3, 4), (0, 1), (6, 13)),
-        ((8, 12),),
-    ),
-    (  # graph 3: 16 workers, 65 edges
-        ((3, 12), (4, 8), (1, 13), (5, 7), (9, 10), (11, 14), (6, 15), (0, 2)),
-        ((7, 14), (2, 6), (5, 13), (8, 10), (1, 15), (0, 11), (3, 9), (4, 12)),
-        ((2, 7), (3, 15), (9, 13), (6, 11), (4, 14), (10, 12), (1, 8), (0, 5)),
-        ((5, 14), (1, 12), (8, 13), (4, 9), (2, 11), (0, 7)),
-        ((1, 5), (8, 14), (12, 13), (4, 10), (6, 7)),
-        ((5, 9), (1, 14), (3, 13), (2, 8), (7, 11)),
-        ((5, 12), (13, 14), (1, 9), (0, 8)),
-        ((2, 5), (10, 14), (1, 3), (8, 9), (13, 15)),
-        ((5, 8), (12, 14), (1, 4), (10, 13)),
-        ((3, 5), (2, 14), (9, 12), (1, 10), (4, 13)),
-        ((5, 6), (0, 14), (8, 12), (1, 2)),
-        ((5, 15), (9, 14)),
-        ((5, 11),),
-    ),
-    (  # graph 4: 16 workers, 34 edges
-        ((2, 7), (3, 15), (13, 14), (8, 9), (1, 5), (0, 10), (6, 12), (4, 11)),
-        ((11, 12), (5, 6), (1, 14), (9, 10), (2, 15), (8, 13)),
-        ((5, 12), (6, 11), (1, 8), (3, 9), (2, 10)),
-        ((12, 14), (9, 11), (5, 15), (0, 6), (1, 7)),
-        ((8, 12), (2, 5), (11, 14), (1, 6)),
-        ((12, 15), (11, 13), (5, 10), (3, 14)),
-        ((9, 12),),
-        ((0, 12),),
-    ),
-    (  # graph 5: 8 workers, 8 edges
-        ((0, 1), (2, 3), (4, 5), (6, 7)),
-        ((0, 7), (1, 2), (3, 4), (5, 6)),
-    ),
+    # graph 0: 8 workers, 12 edges
+    "15 67 04 23|17 36|01 37 56|12 07|13",
+    # graph 1: 16 workers, 22 edges
+    "48 6b 7d 0c 5e af 23 19|bd 2e 56 3f 9a|8b 25 4d 3e 0a|5b ef 8d|2b",
+    # graph 2: 16 workers, 45 edges
+    "27 cf 3d 56 08 49 be 1a|68 0b 23 45 ef 19|38 06 2b 14 ce|8b 36 05|28 03 67 bc|"
+    "58 46 02 7b|8f 37 04 26|8e 35 6b 09|78 bf 25 34 01 6d|8c",
+    # graph 3: 16 workers, 65 edges
+    "3c 48 1d 57 9a be 6f 02|7e 26 5d 8a 1f 0b 39 4c|27 3f 9d 6b 4e ac 18 05|"
+    "5e 1c 8d 49 2b 07|15 8e cd 4a 67|59 1e 3d 28 7b|5c de 19 08|25 ae 13 89 df|"
+    "58 ce 14 ad|35 2e 9c 1a 4d|56 0e 8c 12|5f 9e|5b",
+    # graph 4: 16 workers, 34 edges
+    "27 3f de 89 15 0a 6c 4b|bc 56 1e 9a 2f 8d|5c 6b 18 39 2a|ce 9b 5f 06 17|8c 25 be 16|"
+    "cf bd 5a 3e|9c|0c",
+    # graph 5: 8 workers, 8 edges
+    "01 23 45 67|07 12 34 56",
 )
-# fmt: on
 
 
 def matcha_matchings(k: int) -> list[list[tuple[int, int]]]:
@@ -446,4 +347,7 @@ def matcha_matchings(k: int) -> list[list[tuple[int, int]]]:
     """
     if k not in range(len(_MATCHINGS)):
         raise ValueError(f"matcha_graph: has base graphs 0 to 5, got k={k}; choose one of these")
-    return [list(matching) for matching in _MATCHINGS[k]]
+    return [
+        [(int(i, 16), int(j, 16)) for i, j in matching.split()]
+        for matching in _MATCHINGS[k].split("|")
+    ]

@@ -1,11 +1,9 @@
 """AdaSync against every fixed K (Dutta, Wang, Joshi, arXiv 2003.10579), each at its best rate.
 
 Eight workers train logistic regression on scikit-learn's digits with tiny mini-batches, so that
-gradient noise sets a floor; only a larger K, or a smaller rate, gets below it. At one common rate
-such a floor looks like a property of K, so that every arm is run at several rates. The best rate of
-a fixed K grows with K, and AdaSync runs through several K, so that it also has arms whose rate
-follows K, in proportion and by its square root. All arms have the same delays, initial parameters
-and samples per worker.
+gradient noise sets a floor, below which only a larger K or a smaller rate gets. AdaSync runs
+through several K, so that it also has arms whose rate follows K, in proportion and by its square
+root. All arms have the same delays, initial parameters and samples per worker.
 
     --config=configs/adasync.py:protocol=k_sync,delay=shifted_exponential --sweep --seeds=5
 """
@@ -33,7 +31,6 @@ FIXED = {
 }
 ADAPTIVE = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
 FOLLOWING = {"adasync_sqrt": 0.5, "adasync_linear": 1.0}  # power of K that the rate follows
-RATE, POWER = "optimizer.learning_rate", "optimizer.batch_power"
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -59,13 +56,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep() -> Iterator[tuple[str, dict]]:
     """Yield every fixed K at its rates, then AdaSync's ways, with the protocol of the config."""
     for k, rates in FIXED.items():  # no entry adapts within the run
-        for rate in rates:
-            yield f"fixed/K={k}/rate={rate}", {"wait.k": k, "wait.interval": 1e9, RATE: rate}
-    for rate in ADAPTIVE:
-        yield f"adasync/rate={rate}", {RATE: rate}
+        yield from base.at_rates(f"fixed/K={k}", {"wait.k": k, "wait.interval": 1e9}, rates)
+    yield from base.at_rates("adasync", {}, ADAPTIVE)
     for name, power in FOLLOWING.items():
-        for rate in ADAPTIVE:
-            yield f"{name}/rate={rate}", {RATE: rate, POWER: power}
+        yield from base.at_rates(name, {"optimizer.batch_power": power}, ADAPTIVE)
 
 
 claims = papers.claims("adasync", "adasync")

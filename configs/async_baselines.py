@@ -1,20 +1,19 @@
 """Baselines of asynchronous SGD against each other, each at its best learning rate and setting.
 
 The task, the samples and the delays come from `configs/slow_and_stale.py`, with one worker that
-is always ten times slower unless `law` names another kind of straggler. The target is so low that
-at a fixed rate the noise of the gradients limits every method.
+is always ten times slower unless `law` names another kind of straggler.
 
     --config=configs/async_baselines.py:law=exponential --sweep
 
-If a method has a parameter of its own that must be chosen, it is tuned together with the rate. Its
-grid reaches the value at which the method changes nothing and is Async-SGD, if there is one.
+A parameter of a method is tuned together with the rate. Its grid reaches the value at which the
+method is Async-SGD, if there is one.
 """
 
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import slow_and_stale
+from configs import base, slow_and_stale
 from experiments import papers, stats
 from experiments.registry import part
 
@@ -75,9 +74,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
         for value in values or (None,):
             chosen = {} if entry is None else {entry: value}
             place = [method, *(f"{key.partition('.')[2]}={value}" for key in chosen)]
-            for rate in RATES:
-                name = "/".join([*place, f"rate={rate}"])
-                yield name, changes | chosen | {"optimizer.learning_rate": rate}
+            yield from base.at_rates("/".join(place), changes | chosen, RATES)
 
 
 claims = papers.claims("asynchronous", "async_baselines")

@@ -1,6 +1,6 @@
 """Default arm with every entry that an arm needs; a config lists its differences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,30 @@ class Variant(SimpleNamespace):
 
     def __init__(self, about: str, get_config: Callable[[str | None], ConfigDict], **beside: Any):
         super().__init__(__doc__=about, get_config=get_config, **beside)
+
+
+def at_rates(
+    name: str, changes: Mapping[str, Any], rates: Iterable[float], form: str = ""
+) -> Iterator[tuple[str, dict]]:
+    """Yield an arm of a sweep, name/rate=RATE, for every learning rate; form: that of its text."""
+    for rate in rates:
+        yield f"{name}/rate={rate:{form}}", {**changes, "optimizer.learning_rate": rate}
+
+
+def nominal(runtime: str, seconds: float) -> ConfigDict:
+    """Return a mini-batch's delay on a virtual clock; on a mesh devices have their own speed."""
+    return {"simulate": part("deterministic", value=seconds)}.get(runtime, part("none"))
+
+
+def actors(least_workers: int, **more: Any) -> ConfigDict:
+    """Return the entry `actors` of a config whose workers are processes."""
+    return ConfigDict({
+        "cpus": 1.0,  # of a process; Ray starts as many as the machine or the cluster has
+        "gpus": 0.0,  # a share below 1 is a part of one, its memory as well
+        "least_workers": least_workers,  # with fewer for a minute the run ends, exit code 3
+        "bad_contribution": "end",  # the run where one fails or is not finite; or drop it
+        **more,
+    })  # fmt: skip
 
 
 def arm(**changes: Any) -> ConfigDict:

@@ -85,16 +85,10 @@ def sweep() -> Iterator[tuple[str, dict]]:
         common = {"algorithm": algorithm, "baseline": f"{mixer}/blocking"}
         yield f"{mixer}/blocking", common | {"wait": wait_for_all}
         yield f"{mixer}/nonblocking", common | {"wait": part("first_finisher")}
-    pairs = {
-        "baseline": "dpsgd/blocking",
-        "graph": part("complete"),
-        "mini_batches": 2,  # local steps between two meetings
-    }
+    # mini_batches: local steps between two meetings.
+    pairs = {"baseline": "dpsgd/blocking", "graph": part("complete"), "mini_batches": 2}
     meets = {"algorithm": part("swarm"), "wait": part("random_pairs")}
-    waits = {
-        "algorithm": part("swarm", blocking=True),
-        "wait": part("random_pairs", blocking=True),
-    }
+    waits = {"algorithm": part("swarm", blocking=True), "wait": part("random_pairs", blocking=True)}
     yield "swarm/blocking", pairs | waits
     yield "swarm/nonblocking", pairs | meets
     yield "swarm/8 bits", pairs | meets | {"algorithm": part("swarm", bits=8)}

@@ -1,9 +1,9 @@
 """Training past one slow worker: DiLoCo's asynchronous forms, and rules on uneven data.
 
 Eight workers train an MLP on scikit-learn's digits, with H local steps between two pushes, or as
-many steps as their speed allows. One worker is `factor` times slower than the others. All arms see
-the same delays; DiLoCo waits for all, the others update at every push. Ringleader ASGD and its
-rivals push gradients of one mini-batch instead, and their workers hold fewer classes.
+many as their speed allows. One worker is `factor` times slower. DiLoCo waits for all, the others
+update at every push. Ringleader ASGD and its rivals push gradients of one mini-batch instead, and
+their workers hold fewer classes.
 
     --config=configs/frontier_async.py:factor=4 --sweep --seeds=3
 
@@ -87,8 +87,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep() -> Iterator[tuple[str, dict]]:
     """Yield every method at every rate of its grid."""
     for group, changes in ALL.items():
-        for rate in rates_of(group):
-            yield f"{group}/rate={rate:g}", changes | {"optimizer.learning_rate": rate}
+        yield from base.at_rates(group, changes, rates_of(group), "g")
 
 
 claims = papers.claims("asynchronous", "frontier_async")

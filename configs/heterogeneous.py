@@ -2,9 +2,8 @@
 
 Workers on a graph train an MLP on scikit-learn's digits, where each holds few classes, or a small
 GPT on the text of Python's own library, where each holds few packages: a Dirichlet split with alpha
-.1. Sending one model over one link takes a second, and the gradient hardly any time, so that all
-arms have sent about as many bytes at the end: a method that sends two models, or a graph with many
-links, makes fewer updates.
+.1. Sending one model over one link takes a second and the gradient hardly any time, so that a
+method that sends two models, or a graph with many links, makes fewer updates.
 
     --config=configs/heterogeneous.py:workers=64 --sweep
     --config=configs/heterogeneous.py:task=text --sweep
@@ -130,8 +129,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     for group, grid in rates_of(config).items():
         method, graph = group.split("/")
         changes = METHODS[method] | {"graph": GRAPHS[graph]}
-        for rate in grid:
-            yield f"{group}/rate={rate}", changes | {"optimizer.learning_rate": rate}
+        yield from base.at_rates(group, changes, grid)
 
 
 claims = papers.claims("uneven_data", "heterogeneous")

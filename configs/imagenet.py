@@ -19,8 +19,6 @@ from experiments.registry import part
 
 IMAGES = 1_281_167  # of an epoch
 EPOCHS, WARM, STEPS = 90, 5, (30, 60, 80)
-# A nominal second for a mini-batch; none on a mesh: the devices' own speed.
-DELAYS = {"simulate": part("deterministic", value=1.0), "mesh": part("none")}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -77,7 +75,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             ),
         ],
         wait=part("barrier"),
-        delay=DELAYS.get(a["runtime"], part("none")),
+        delay=base.nominal(a["runtime"], 1.0),
         seconds=1e9,  # long enough for every arm
         updates=-(-EPOCHS * IMAGES // (a["workers"] * batch)),
         evaluate_every=1000.0,

@@ -50,7 +50,6 @@ LOCAL_STEPS = (10, 50)  # between two exchanges
 # The best of DiLoCo's outer rates and momenta (Sec. 3.1 there).
 OUTER = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7)
 EACH = 0.1  # s of a mini-batch, nominal; on a mesh devices have their own speed
-DELAYS = {"simulate": part("deterministic", value=EACH), "mesh": part("none")}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -116,7 +115,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             ),
         ],
         wait=part("barrier"),
-        delay=DELAYS.get(a["runtime"], part("none")),
+        delay=base.nominal(a["runtime"], EACH),
         seconds=(a["steps"] + 0.5) * EACH,  # equal steps for every arm, on a virtual clock
         evaluate_every=a["steps"] * EACH / 12,
     )

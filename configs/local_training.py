@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import arguments, language_model
+from configs import arguments, base, language_model
 from experiments import papers, stats
 from experiments.registry import part
 
@@ -39,24 +39,21 @@ def _nesterov(rate: float):
     return part("momentum", decay=0.9, nesterov=True, learning_rate=rate)
 
 
+def _local(count: int, name: str, **algorithm) -> dict:
+    return {"algorithm": part(name, **algorithm), "mini_batches": count}
+
+
 def _diloco(count: int, outer: float) -> dict:
-    return {"algorithm": part("local_sgd", server=_nesterov(outer)), "mini_batches": count}
+    return _local(count, "local_sgd", server=_nesterov(outer))
 
 
 def _fedadam(count: int, outer: float) -> dict:
-    server = part("adam", learning_rate=outer)
-    return {"algorithm": part("local_sgd", server=server), "mini_batches": count}
+    return _local(count, "local_sgd", server=part("adam", learning_rate=outer))
 
 
 def _streaming(count: int, outer: float, **algorithm) -> dict:
-    streaming = part(
-        "streaming_diloco", fragments=FRAGMENTS, overlap=1, server=_nesterov(outer), **algorithm
-    )
-    return {"algorithm": streaming, "mini_batches": count // FRAGMENTS}
-
-
-def _local(count: int, name: str) -> dict:
-    return {"algorithm": part(name), "mini_batches": count}
+    own = {"fragments": FRAGMENTS, "overlap": 1, "server": _nesterov(outer), **algorithm}
+    return _local(count // FRAGMENTS, "streaming_diloco", **own)
 
 
 _MUON = {"optimizer.name": "muon"}
@@ -113,8 +110,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
     for group, (changes, rates, several) in GROUPS.items():
         outer = {f"/outer={rate:g}": changes(rate) for rate in several} or {"": changes()}
         for name, changed in outer.items():
-            for rate in rates:
-                yield f"{group}{name}/rate={rate:g}", changed | {"optimizer.learning_rate": rate}
+            yield from base.at_rates(f"{group}{name}", changed, rates, "g")
 
 
 claims = papers.claims("local_steps", "local_training")

@@ -65,9 +65,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
             methods.append((f"{method}/budget={budget:g}", part(method, budget=budget), budget))
     for name, algorithm, budget in methods:
         more = RING if config.graph.k == 5 else MUCH if budget >= 0.5 else ()
-        for rate in RATES + more:
-            changes = {"algorithm": algorithm, "optimizer.learning_rate": rate}
-            yield f"{name}/rate={rate}", changes
+        yield from base.at_rates(name, {"algorithm": algorithm}, RATES + more)
 
 
 claims = papers.claims("matcha", "matcha")

@@ -61,7 +61,7 @@ numbers = papers.numbers("mg_wfbp")
 
 
 def _scale(arg: str | None = None) -> ConfigDict:
-    """Four traces. Arguments: trace (one of them alone), collective, at_workers (of the table)."""
+    """Return four traces. Arguments: trace (one alone), collective, at_workers (of the table)."""
     a = arguments.parse(arg, trace="all", collective="ring", at_workers=64)
     every = ("googlenet", "resnet50", "vgg16", "transformer")
 
@@ -75,24 +75,18 @@ def _scale(arg: str | None = None) -> ConfigDict:
 
     # A worker, but for googlenet, whose times were measured on a K80 with 64 images.
     c.batch = 64  # images of 224x224, or sentences of 64 tokens
-    c.flops_per_second = (
-        6.2e12  # ResNet-50 trains 253 images/s then, as in HKBU-HPML/ddl-benchmarks
-    )
+    # ResNet-50 trains 253 images/s then, as in HKBU-HPML/ddl-benchmarks.
+    c.flops_per_second = 6.2e12
 
     # Measured all-reduces: workers, alpha (s), beta (s per byte). What the links of a ring must
     # have had, they have for any number of workers, and in the other collectives.
-    c.networks = ConfigDict()
-    c.networks.ethernet_10 = ConfigDict(  # HKBU-HPML/MG-WFBP, distributed_optimizer.py
-        {"workers": 16, "alpha": 9.0810e-4, "beta": 7.3957e-10}
-    )
-    c.networks.infiniband_56 = ConfigDict(  # the same file
-        {"workers": 16, "alpha": 2.3584e-4, "beta": 4.0595e-10}
-    )
-    c.networks.infiniband_100 = (
-        ConfigDict(  # shyhuai/kfac_pytorch, kfac/utils.py, per 4 bytes there
-            {"workers": 64, "alpha": 9.29e-4, "beta": 1.4335e-9 / 4}
-        )
-    )
+    c.networks = ConfigDict({
+        # HKBU-HPML/MG-WFBP, distributed_optimizer.py
+        "ethernet_10": {"workers": 16, "alpha": 9.0810e-4, "beta": 7.3957e-10},
+        "infiniband_56": {"workers": 16, "alpha": 2.3584e-4, "beta": 4.0595e-10},
+        # shyhuai/kfac_pytorch, kfac/utils.py, per 4 bytes there
+        "infiniband_100": {"workers": 64, "alpha": 9.29e-4, "beta": 1.4335e-9 / 4},
+    })  # fmt: skip
     return c
 
 
@@ -103,7 +97,7 @@ SECOND_READINGS = ("K80_10GbE_16_GoogLeNet", "K80_10GbE_16_ResNet-50")
 
 
 def _paper(arg: str | None = None) -> ConfigDict:
-    """All published runs; takes no arguments."""
+    """Return all published runs; takes no arguments."""
     arguments.parse(arg)
     c = ConfigDict()
     c.name = "mg_wfbp_paper"
@@ -125,7 +119,7 @@ def _paper(arg: str | None = None) -> ConfigDict:
 
 
 def _runs():
-    """(setting, trace, compute, workers, cost, throughput) of every published run."""
+    """Yield (setting, trace, compute, workers, cost, throughput) of every published run."""
     # 8 nodes with a K80, INFOCOM 2019; hclhkbu/B-Caffe, scripts/gmwfbp.py. It leaves open whether
     # a board counts as one worker or, with its two GPUs, as two; the errors count the first.
     for workers in (8, 16):
@@ -178,20 +172,14 @@ def _runs():
 
 # All-reduces as measured, and from 32 workers on scaled by hand, by the authors: workers -> cost;
 # HKBU-HPML/ddl-benchmarks, mgwfbp/hv_distributed_optimizer.py.
-_ETHERNET = {
-    16: cost.AlphaBeta(9.0810e-4, 7.3957e-10),
-    32: cost.AlphaBeta(4.0429e-3, 8.6433e-10),
-}
-_INFINIBAND = {
-    16: cost.AlphaBeta(7.0751e-4, 4.0595e-10),
-    32: cost.AlphaBeta(4.0632e-4, 4.9070e-10),
-}
+_ETHERNET = {16: cost.AlphaBeta(9.0810e-4, 7.3957e-10), 32: cost.AlphaBeta(4.0429e-3, 8.6433e-10)}
+_INFINIBAND = {16: cost.AlphaBeta(7.0751e-4, 4.0595e-10), 32: cost.AlphaBeta(4.0632e-4, 4.9070e-10)}
 # HKBU-HPML/MG-WFBP, distributed_optimizer.py: 56 Gbit/s.
 _MGWFBP_INFINIBAND_16 = cost.AlphaBeta(2.3584e-4, 4.0595e-10)
 
 
 def _bcaffe(workers: int) -> cost.AlphaBeta:
-    """The all-reduce of the simulation in B-Caffe: a ring that pays for n steps, not n - 1."""
+    """Return the all-reduce of B-Caffe's simulation: a ring that pays for n steps, not n - 1."""
     ring = cost.ring(workers, 0.0, beta=1.2 / (9.0 * 2**30 / 8), gamma=160 / (16e9 * 4))
     return ring._replace(alpha=2 * workers * 45.25e-6)
 

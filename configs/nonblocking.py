@@ -41,14 +41,8 @@ def delays(each: float, trace: str = "trace.csv") -> dict[str, tuple[ConfigDict,
         "pause": (part("bernoulli_slowdown", value=each, factor=5, probability=0.1), "round"),
         "pareto": (part("pareto", minimum=each, shape=3), "round"),
         # Slow a tenth of the time, in spells of ten nominal rounds.
-        "markov": (
-            part("markov", law=jitter, factor=5, mean_normal=18, mean_slow=2),
-            "mini_batch",
-        ),
-        "trace": (
-            part("trace", path=trace, duration="batch_time_norm", mean=each),
-            "mini_batch",
-        ),
+        "markov": (part("markov", law=jitter, factor=5, mean_normal=18, mean_slow=2), "mini_batch"),
+        "trace": (part("trace", path=trace, duration="batch_time_norm", mean=each), "mini_batch"),
     }
 
 
@@ -98,7 +92,7 @@ MIXERS = {
     "matcha": (part("matcha", budget=0.5), part("neighbour_barrier")),
 }
 SERIAL = {  # the same with the exchange after the gradient, as in MATCHA
-    "dpsgd_serial": (part("dpsgd", order="adapt_then_combine"), part("neighbour_barrier")),
+    "dpsgd_serial": (part("dpsgd", order="adapt_then_combine"), part("neighbour_barrier"))
 }
 
 
@@ -142,18 +136,10 @@ def _grid(
     for mixer in mixers:
         algorithm, wait_for_all = MIXERS[mixer]
         for variant, wait in (("blocking", wait_for_all), ("nonblocking", part("first_finisher"))):
+            changes = {"algorithm": algorithm, "wait": wait, "baseline": None}
             for length in mini_batches:
-                for rate in rates:
-                    yield (
-                        f"{mixer}/{variant}/M={length}/rate={rate}",
-                        {
-                            "algorithm": algorithm,
-                            "wait": wait,
-                            "mini_batches": length,
-                            "optimizer.learning_rate": rate,
-                            "baseline": None,
-                        },
-                    )
+                own = changes | {"mini_batches": length}
+                yield from base.at_rates(f"{mixer}/{variant}/M={length}", own, rates)
 
 
 def _of_four_workers(arg: str | None) -> ConfigDict:
@@ -219,7 +205,7 @@ WEIGHTINGS = {  # of every mixer, its own default among them
 
 
 def _weightings(arg: str | None = None) -> ConfigDict:
-    """One arm: Ring All-Reduce, non-blocking, weights in proportion to finished mini-batches.
+    """Return one arm: Ring All-Reduce, non-blocking, weights by finished mini-batches.
 
     Arguments: alpha of the Dirichlet split; slow, the factor of the slow worker; seconds, the
     budget; workers, communication, mini_batches and batch, as of `get_config`.
@@ -246,7 +232,7 @@ def _weightings(arg: str | None = None) -> ConfigDict:
 
 
 def _weightings_sweep() -> Iterator[tuple[str, dict]]:
-    """Three mixers, each with all of its weightings and blocking, at all rates."""
+    """Yield three mixers, each with all of its weightings and blocking, at all rates."""
     for mixer, (algorithm, wait_for_all) in MIXERS.items():
         rounds = {
             weighting: {"algorithm": algorithm, "algorithm.weighting": weighting}
@@ -254,19 +240,17 @@ def _weightings_sweep() -> Iterator[tuple[str, dict]]:
         }
         rounds["blocking"] = {"algorithm": algorithm, "wait": wait_for_all}
         for variant, changes in rounds.items():
-            for rate in RATES[mixer]:
-                yield (
-                    f"{mixer}/{variant}/rate={rate}",
-                    changes | {"optimizer.learning_rate": rate},
-                )
+            yield from base.at_rates(f"{mixer}/{variant}", changes, RATES[mixer])
 
 
 # --- the run-time analysis ---
 
 
 def _analysis(arg: str | None = None) -> ConfigDict:
-    """All delays. Arguments: mini_batches (per round), workers and communication (s), at which
-    the other one varies."""
+    """Return all delays.
+
+    Arguments: mini_batches (per round), workers and communication (s), at which the other varies.
+    """
     a = arguments.parse(arg, mini_batches=8, workers=8, communication=0.5)
     each = 1.0 / a["mini_batches"]  # seconds of a mini-batch, such that a nominal round takes 1 s
 
@@ -305,17 +289,14 @@ VARIANTS = {
         "Best non-blocking against best blocking: each with its own round length and learning "
         "rate.\n\n"
         "Comparing at equal samples per round flatters non-blocking, since a blocking method is "
-        "free to take smaller rounds. Here every method picks the number of mini-batches per round "
-        "and the learning rate that bring it to the target first, on a grid, under the same "
-        "delays.",
+        "free to take smaller rounds. Here every method has the mini-batches per round and the "
+        "learning rate of a grid that bring it to the target first.",
         _tuned, "nonblocking_tuned", MIXERS, MINI_BATCHES, LEARNING_RATES,
     ),
     "tuned_images": _tuned_variant(
         "Best non-blocking against best blocking: ResNet-18 on images of CIFAR's shape.\n\n"
         "The images are drawn from a mixture of Gaussians, 32x32 pixels of three colours in ten "
-        "classes, so that nothing has to be downloaded; ResNet-18 has a quarter of its usual "
-        "channels. The classes hardly overlap, so that a loss of 1.2 comes after some twenty "
-        "updates.",
+        "classes that hardly overlap; ResNet-18 has a quarter of its usual channels.",
         _tuned_images, "nonblocking_tuned_images", TWO, (1, 2, 4, 8, 16),
         (0.000625, 0.00125, 0.0025, 0.005, 0.01),
     ),
@@ -328,15 +309,12 @@ VARIANTS = {
     ),
     "weightings": base.Variant(
         "Weights of non-blocking rounds on uneven data, where one worker is always slow.\n\n"
-        "Eight workers train logistic regression, of whose digits each holds few classes: a "
-        "Dirichlet split with alpha .1. A worker that is four times slower finishes two of eight "
-        "mini-batches in a non-blocking round. Weights then decide which optimum a run has: in "
-        "proportion to finished mini-batches they minimise the loss on the samples that were "
-        "computed, of which the slow worker's are too few, and equal weights the mean of the "
-        "workers' losses, as blocking rounds do. The l2 term makes the task strongly convex, so "
-        "that these optima differ.\n\n"
-        "The training loss over all data at the end and the test accuracy are compared; a time to "
-        "a target would only say how fast a run is.",
+        "Eight workers train logistic regression, of whose digits each holds few classes. A worker "
+        "that is four times slower finishes two of eight mini-batches in a non-blocking round. "
+        "Weights in proportion to finished mini-batches minimise the loss on the samples that were "
+        "computed, of which the slow worker's are too few; equal weights minimise the mean of the "
+        "workers' losses, as blocking rounds do. The training loss over all data at the end and "
+        "the test accuracy are compared.",
         _weightings,
         sweep=_weightings_sweep,
         claims=papers.claims("nonblocking", "nonblocking_weightings"),
@@ -346,8 +324,7 @@ VARIANTS = {
         "The run-time analysis of Non-blocking SGD (He & Dube, arXiv 2211.00889) against "
         "simulation.\n\n"
         "Nothing is trained. For every delay: the expected throughput gain of non-blocking over "
-        "blocking rounds, as the number of workers and the cost of communication vary, beside "
-        "simulated rounds.",
+        "blocking rounds by workers and cost of communication, beside simulated rounds.",
         _analysis,
         analyse=papers.analyse("nonblocking"),
     ),

@@ -36,17 +36,14 @@ class Touched(NamedTuple):
     blocks_of_4: float
 
 
-# Largest shares in 64 to 400 random updates, plus 15 %; a slow test counts again. Exact methods
-# send lists with this much room and everything where it is too little, so that more room costs
-# bytes.
+# Largest shares in 64 to 400 random updates, plus 15 %. Exact methods send lists with this much
+# room, and everything where it is too little, so that more room costs bytes.
 TOUCHED = {
     "language_model": Touched(0.015, 0.046, 0.023, 0.071),
     "skip_gram": Touched(0.0105, 0.038, 0.028, 0.092),
     "ncf": Touched(0.0065, 0.051, 0.026, 0.203),
     "hashed_logistic": Touched(0.0042, 0.065, 0.0106, 0.16),
 }
-# A nominal second for a mini-batch; none on a mesh: the devices' own speed.
-DELAYS = {"simulate": part("deterministic", value=1.0), "mesh": part("none")}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -69,7 +66,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         batch_size=batch,
         algorithm=part("s2_reducer", rows=ROWS, ratio=a["ratio"]),
         optimizer=part("adam", learning_rate=rate),
-        delay=DELAYS.get(a["runtime"], part("none")),
+        delay=base.nominal(a["runtime"], 1.0),
         seconds=1e6,  # all arms take the same updates
         updates=updates,
         evaluate_every=max(1.0, updates / 3),

@@ -2,16 +2,14 @@
 
 Eight workers train logistic regression, or a CNN, on scikit-learn's digits, with mini-batches so
 small that the noise of the gradients sets the final loss. A server that waits for few mini-batches
-updates often, with noisy and, if workers are not restarted, with stale gradients. All arms see the
-same delays, the same initial parameters and the same order of samples.
+updates often, with noisy and, if workers are not restarted, with stale gradients.
 
     --config=configs/slow_and_stale.py:law=pareto,model=cnn --sweep
     --config=configs/slow_and_stale.py:real          one arm with processes, 30 s and 10 s to start
     --config=configs/slow_and_stale.py:real --sweep  36 arms, 12 minutes a seed
 
-The sweep goes over learning rates. Claims and figures look at one rate that is common to all K, at
-the rate of each protocol and K that reaches the target first, and at the rate with the lowest loss
-at the end.
+Claims and figures look at one rate that is common to all K, at the rate of each protocol and K that
+reaches the target first, and at that with the lowest loss at the end.
 """
 
 from collections.abc import Iterator
@@ -79,20 +77,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep() -> Iterator[tuple[str, dict]]:
     """Yield protocols, K and rates; then Async-SGD with the staleness-compensating rate."""
     for group, (protocol, k) in GROUPS.items():
-        for rate in RATES[k]:
-            yield (
-                f"{group}/rate={rate}",
-                {"wait": part(protocol, k=k), "optimizer.learning_rate": rate},
-            )
+        yield from base.at_rates(group, {"wait": part(protocol, k=k)}, RATES[k])
     for threshold in THRESHOLDS:
-        for rate in ETA_MAX:
-            yield (
-                f"compensated/threshold={threshold}/rate={rate}",
-                {
-                    "algorithm": part("compensated_rate", threshold=threshold),
-                    "optimizer.learning_rate": rate,
-                },
-            )
+        changes = {"algorithm": part("compensated_rate", threshold=threshold)}
+        yield from base.at_rates(f"compensated/threshold={threshold}", changes, ETA_MAX)
 
 
 claims = papers.claims("slow_and_stale", "slow_and_stale")
@@ -110,7 +98,7 @@ REAL_TWINS = (("k_batch_sync", 1), ("k_batch_async", 1), ("k_async", 4))  # as k
 
 
 def _real(arg: str | None = None) -> ConfigDict:
-    """One arm: K-async with K = 2. Arguments: workers, seconds (the budget on the clock)."""
+    """Return one arm: K-async with K = 2. Arguments: workers, seconds (the budget on the clock)."""
     a = arguments.parse(arg, workers=4, seconds=30.0)
     config = base.arm(
         name="real/exponential/k_async/K=2",  # real or simulated / law / protocol / K
@@ -125,19 +113,12 @@ def _real(arg: str | None = None) -> ConfigDict:
         evaluate_every=a["seconds"] / 30,
         target_loss=1.0,
     )
-    config.actors = ConfigDict(
-        {
-            "cpus": 1.0,  # of a process; Ray starts as many as the machine or the cluster has
-            "gpus": 0.0,  # a share below 1 is a part of one, its memory as well
-            "least_workers": 1,  # with fewer for a minute the run ends, exit code 3
-            "bad_contribution": "end",  # the run where one fails or is not finite; or drop it
-        }
-    )
+    config.actors = base.actors(least_workers=1)
     return config
 
 
 def _real_sweep() -> Iterator[tuple[str, dict]]:
-    """Both laws, four protocols, K = 1, 2, 4; each once with processes and once simulated."""
+    """Yield both laws, four protocols, K = 1, 2, 4, once with processes and once simulated."""
     for law, delay in REAL_LAWS.items():
         for protocol in PROTOCOLS:
             for k in (1, 2, 4):
@@ -153,13 +134,12 @@ VARIANTS = {
         "The protocols of arXiv 1803.01113 with workers that are processes, beside theory and "
         "simulation.\n\n"
         "Four workers train logistic regression on scikit-learn's digits. They sleep for the "
-        "delays that the simulated arms have, so that both see the same durations; what is left "
-        "between them is what a real update takes beside: a gradient on its way to the server, the "
-        "update, parameters on their way back. A process takes about 270 MB of memory. Real arms "
-        "count seconds of the wall.",
+        "delays of the simulated arms; the difference is a real update's own time: a gradient on "
+        "its way to the server, the update, parameters on their way back. A process takes about "
+        "270 MB of memory.",
         _real,
         sweep=_real_sweep,
         claims=papers.claims("slow_and_stale", "slow_and_stale_real"),
         numbers=papers.numbers("slow_and_stale"),
-    ),
+    )
 }

@@ -43,12 +43,11 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     decay = part("add_decayed_weights", weight_decay=config.optimizer.weight_decay)
     for method, changes in METHODS.items():
         for rate in RATES[method]:
+            own = {"optimizer.learning_rate": rate}
             if method.startswith("demo"):
                 signs = part("sgd", learning_rate=rate, schedule=schedule)
-                how = {"optimizer": [decay, signs]}
-            else:
-                how = {"optimizer.learning_rate": rate}
-            yield f"{method}/rate={rate:g}", changes | how
+                own = {"optimizer": [decay, signs]}
+            yield f"{method}/rate={rate:g}", changes | own
 
 
 claims = papers.claims("local_steps", "small_messages")

@@ -11,8 +11,6 @@ Models that a node sends per mini-batch:
     blocking Swarm        1 / H    meetings follow H local steps of both nodes (Algorithm 1)
     non-blocking Swarm    2 / H    a node asks another after H steps, and is asked as often
 
-So a node has as many steps between two meetings with H = 4 as with H = 2 if it blocks.
-
 The digits have 359 test images, of which one is .3 points of accuracy. `task=gaussians` has 10,000
 test points of a mixture of Gaussians, and reports the accuracy of the best classifier on them.
 
@@ -48,22 +46,16 @@ MINI_BATCHES = 600  # of a node, in the mean over nodes
 EIGHTHS = 8  # a row of a schedule of pairs holds one meeting per 8 nodes
 
 JITTER = part("jitter", mean=EACH, sigma=0.1)
-DELAYS = {
-    "equal": JITTER,
-    "slow4": part("persistent", law=JITTER, factors={0: 4.0}),
-}
+DELAYS = {"equal": JITTER, "slow4": part("persistent", law=JITTER, factors={0: 4.0})}
 SPLITS = {"iid": part("iid"), "dirichlet": part("dirichlet", alpha=0.3)}
 
 # Data to classify, and the training loss at which arms are compared by their time.
 TASKS = {"digits": 0.05, "gaussians": 0.15}
 
 # Chosen with seed 0, digits, iid, equal delays, by final test accuracy: all-reduce over 0.0125 ...
-# 0.1, Swarm with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other arms use these rates untuned, as
-# all arms do with the Gaussians, whose examples have about the length of the digits.
-RATES = {
-    "all_reduce": 0.025,  # times NODES by linear scaling; more nodes have the same rate
-    "local": 0.2,
-}
+# 0.1 (times NODES by linear scaling), Swarm with H = 2, D-PSGD and SGP over 0.1 ... 0.6. The other
+# arms, and the Gaussians, use these rates untuned.
+RATES = {"all_reduce": 0.025, "local": 0.2}
 NODES = 16  # of the sweep's arms
 
 
@@ -75,13 +67,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     task, a key of TASKS; model, mlp or logistic.
     """
     a = arguments.parse(
-        arg,
-        nodes=NODES,
-        graph="complete",
-        split="iid",
-        delay="equal",
-        task="digits",
-        model="mlp",
+        arg, nodes=NODES, graph="complete", split="iid", delay="equal", task="digits", model="mlp"
     )
     if a["nodes"] < EIGHTHS or a["nodes"] % EIGHTHS:
         raise ValueError(
@@ -113,9 +99,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             schedule=part("cosine", samples=samples),
             warmup_samples=samples // 20,  # linear scaling needs it, the other arms bear it
         ),
-        wait=part(
-            "random_pairs"
-        ),  # random_pairs(blocking=true) | bipartite_pairs | neighbour_barrier
+        wait=part("random_pairs"),  # random_pairs(blocking=true) | bipartite_pairs | ...
         delay=arguments.chosen(a, "delay", DELAYS),
         # 38 kB, the MLP in 32 bits, take 0.01 s.
         communication=part("network", latency=0.001, bandwidth=4.3e6),
@@ -181,11 +165,10 @@ TUNED_METHODS = (
 
 
 def _tuned_sweep() -> Iterator[tuple[str, dict]]:
-    """Every method at every rate."""
+    """Yield every method at every rate."""
     arms = dict(sweep())
     for method in TUNED_METHODS:
-        for rate in TUNED_RATES:
-            yield f"{method}/rate={rate}", arms[method] | {"optimizer.learning_rate": rate}
+        yield from base.at_rates(method, arms[method], TUNED_RATES)
 
 
 LENGTHS = (75, 150, 300, 600, 1200)  # mini-batches of a node
@@ -196,27 +179,25 @@ def _epochs(arg: str | None = None) -> ConfigDict:
 
 
 def _epochs_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Every number of local steps for every number of mini-batches, and large batches."""
+    """Yield every number of local steps for every number of mini-batches, and large batches."""
     arms = dict(sweep())
     for method in ("all_reduce", "swarm/H=1", "swarm/H=2", "swarm/H=4"):
         for length in LENGTHS:
             samples = config.workers * config.batch_size * length
-            yield (
-                f"{method}/batches={length}",
-                arms[method]
-                | {
-                    "updates": arms[method]["updates"] * length // MINI_BATCHES,
-                    "optimizer.schedule": part("cosine", samples=samples),
-                    "optimizer.warmup_samples": samples // 20,
-                    "baseline": None,
-                },
-            )
+            own = {
+                "updates": arms[method]["updates"] * length // MINI_BATCHES,
+                "optimizer.schedule": part("cosine", samples=samples),
+                "optimizer.warmup_samples": samples // 20,
+                "baseline": None,
+            }
+            yield f"{method}/batches={length}", arms[method] | own
 
 
 # --- with nodes that are processes ---
 
 REAL_MEAN = 0.1  # s of a mini-batch
 REAL_DELAY = part("persistent", law=part("exponential", scale=REAL_MEAN), factors={0: 4.0})
+_ON_A_MESH = {"wait": part("barrier"), "mini_batches": 1, "runtime": "mesh"}
 FORMS = {
     "float32": {"algorithm": part("swarm")},
     "8 bits": {"algorithm": part("swarm", bits=8)},
@@ -226,30 +207,18 @@ FORMS = {
     },
     # Its active and passive nodes need a bipartite graph.
     "ad_psgd": {
-        "algorithm": part("ad_psgd"),
-        "wait": part("bipartite_pairs", width=1),
-        "graph": part("ring"),
-        "mini_batches": 1,
+        "algorithm": part("ad_psgd"), "wait": part("bipartite_pairs", width=1),
+        "graph": part("ring"), "mini_batches": 1,
     },
-    "dpsgd": {
-        "algorithm": part("dpsgd"),
-        "wait": part("barrier"),
-        "mini_batches": 1,
-        "runtime": "mesh",
-    },
-    "all_reduce": {
-        "algorithm": part("all_reduce"),
-        "wait": part("barrier"),
-        "mini_batches": 1,
-        "runtime": "mesh",
-    },
-}
+    "dpsgd": {"algorithm": part("dpsgd"), **_ON_A_MESH},
+    "all_reduce": {"algorithm": part("all_reduce"), **_ON_A_MESH},
+}  # fmt: skip
 REAL_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)  # learning rates, all of which are simulated
 REAL_RATE = 0.2  # of every real run: the best of each form in the simulation, with 5 seeds
 
 
 def _real(arg: str | None = None) -> ConfigDict:
-    """One arm: non-blocking, 8 bits. Arguments: nodes, graph, seconds (the budget on the clock)."""
+    """Return one arm: non-blocking, 8 bits. Arguments: nodes, graph, seconds (the budget)."""
     a = arguments.parse(arg, nodes=4, graph="complete", seconds=30.0)
     config = base.arm(
         name="real/8 bits",
@@ -267,24 +236,15 @@ def _real(arg: str | None = None) -> ConfigDict:
         evaluate_every=a["seconds"] / 30,
         target_loss=0.5,
     )
-    config.actors = ConfigDict(
-        {
-            "cpus": 1.0,  # of a process; Ray starts as many as the machine or the cluster has
-            "gpus": 0.0,  # a share below 1 is a part of one, its memory as well
-            "least_workers": 2,  # with fewer for a minute the run ends, exit code 3
-            "bad_contribution": "end",  # the run where one fails or is not finite; or drop it
-            "restore": "neighbour",  # whose model a node takes that has died; or its checkpoint's
-        }
-    )
+    # restore: the model of a node that has died comes from a neighbour, or from its checkpoint.
+    config.actors = base.actors(least_workers=2, restore="neighbour")
     return config
 
 
 def _real_sweep() -> Iterator[tuple[str, dict]]:
-    """Three forms of Swarm, AD-PSGD and two methods that wait: at all rates, then with its twin."""
+    """Yield each form at all rates, simulated, then at its rate as processes and simulated."""
     for name, form in FORMS.items():
-        for rate in REAL_RATES:
-            tried = {"optimizer.learning_rate": rate, "runtime": "simulate"}
-            yield f"tuning/{name}/rate={rate}", form | tried
+        yield from base.at_rates(f"tuning/{name}", form | {"runtime": "simulate"}, REAL_RATES)
     for name, form in FORMS.items():
         arm = form | {"optimizer.learning_rate": REAL_RATE}
         yield f"simulated/{name}", arm | {"runtime": "simulate"}
@@ -302,7 +262,7 @@ SCALE_DELAYS = {
 
 
 def _scale(arg: str | None = None) -> ConfigDict:
-    """Ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds, that every node makes."""
+    """Return ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds of every node."""
     a = arguments.parse(arg, delay="equal", rounds=100)
     c = ConfigDict()
     c.name = "swarm_scale"
@@ -316,17 +276,11 @@ def _scale(arg: str | None = None) -> ConfigDict:
     c.beta = 8e-10  # seconds per byte: 10 Gbit/s
 
     # steps: mini-batches between two exchanges; bits: of a coordinate on the wire.
+    others = ("ad_psgd", "sgp", "dpsgd/ring", "dpsgd/hypercube", "dpsgd/complete", "all_reduce")
     c.methods = (
-        ("swarm/H=1", "swarm(steps=1)"),
-        ("swarm/H=2", "swarm(steps=2)"),
-        ("swarm/H=4", "swarm(steps=4)"),
+        *((f"swarm/H={steps}", f"swarm(steps={steps})") for steps in (1, 2, 4)),
         ("swarm/H=2/8 bits", "swarm(steps=2, bits=8)"),
-        ("ad_psgd", "ad_psgd(steps=1)"),
-        ("sgp", "sgp(steps=1)"),
-        ("dpsgd/ring", "dpsgd_ring(steps=1)"),
-        ("dpsgd/hypercube", "dpsgd_hypercube(steps=1)"),
-        ("dpsgd/complete", "dpsgd_complete(steps=1)"),
-        ("all_reduce", "all_reduce(steps=1)"),
+        *((name, f"{name.replace('/', '_')}(steps=1)") for name in others),
     )
     return c
 
@@ -334,9 +288,8 @@ def _scale(arg: str | None = None) -> ConfigDict:
 VARIANTS = {
     "tuned": base.Variant(
         "SwarmSGD and its rivals, each at its best learning rate.\n\n"
-        "Every method takes the rate of a grid that brings it to the target loss first, under the "
-        "same delays, and after the same samples. SwarmSGD in 8 bits may take its best number of "
-        "local steps as well.",
+        "Every method takes the rate of a grid that brings it to the target loss first. SwarmSGD "
+        "in 8 bits may take its best number of local steps as well.",
         get_config,
         sweep=_tuned_sweep,
         claims=papers.claims("swarm", "swarm_tuned"),
@@ -344,9 +297,9 @@ VARIANTS = {
     ),
     "epochs": base.Variant(
         "SwarmSGD: epochs matter, local steps matter little (arXiv 1910.12308, Section 5).\n\n"
-        "The Gaussians, with 10,000 test points, for 75 to 1,200 mini-batches of a node; each "
-        "length has a learning rate that falls over its own samples. Large batches with "
-        "all-reduce stand beside the middle length. Rates are untuned.",
+        "The Gaussians, with 10,000 test points, for 75 to 1,200 mini-batches of a node, over "
+        "which its learning rate falls. Large batches with all-reduce stand beside the middle "
+        "length. Rates are untuned.",
         _epochs,
         sweep=_epochs_sweep,
         claims=papers.claims("swarm", "swarm_epochs"),
@@ -356,11 +309,10 @@ VARIANTS = {
         "SwarmSGD and AD-PSGD with nodes that are processes, beside simulations and methods that "
         "wait.\n\n"
         "Four nodes train an MLP on scikit-learn's digits and meet in pairs, without a server. "
-        "They sleep for the delays that the simulated arms have, one of them for four times as "
-        "long; what is left between both is what a real meeting takes beside, and how often a "
-        "busy partner is asked in vain. D-PSGD and all-reduce, which wait for the slow one, run on "
-        "a mesh of devices with the same delays. Each method has the learning rate of its shortest "
-        "simulated time to the target.",
+        "They sleep for the delays of the simulated arms, one of them for four times as long; the "
+        "difference is a real meeting's own time, and busy partners that are asked in vain. D-PSGD "
+        "and all-reduce, which wait for the slow one, run on a mesh with the same delays. Each "
+        "method has the learning rate of its shortest simulated time to the target.",
         _real,
         sweep=_real_sweep,
         claims=papers.claims("swarm", "swarm_real"),

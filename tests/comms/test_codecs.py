@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from algorithms.powersgd import factor_bytes, factored_all_reduce, first_factor
+from algorithms.powersgd import factored_all_reduce, first_factor
 from comms import bitmap, compact, quantise, sketch, sparse
 from comms.cost import payload_bytes
 from tests.marks import slow
@@ -33,7 +33,7 @@ def top_k(x):
 
 
 def threshold(x):
-    message, _ = sparse.above(x, sparse.sidco_threshold(x, 0.1), capacity=SIZE)
+    message, _ = sparse.above(x, 0.1, capacity=SIZE)
     return sparse.all_gather_sum(message, x.size).reshape(x.shape)
 
 
@@ -63,6 +63,10 @@ def sign(x):
     return total.reshape(x.shape)
 
 
+def int8(x, key=None):
+    return quantise.two_phase_all_reduce(x, quantise.int8_codec(16), key=key).total
+
+
 def low_rank(x):
     q = first_factor(x.shape, 1, jax.random.key(0))
     return factored_all_reduce(x, q)[0]
@@ -75,30 +79,29 @@ LOSSLESS = {
     "top_k of all": top_k,
     "random_k of all": lambda x: random_k(x, k=SIZE),
 }
-LOSSY = {
+CODECS = LOSSLESS | {
     "threshold": threshold,
     "random_k": random_k,
     "qsgd": qsgd,
     "natural": natural,
     "sign": sign,
-    "int8": lambda x: quantise.int8_all_reduce(x, bucket=16),
-    "int8, random": lambda x: quantise.int8_all_reduce(x, bucket=16, key=key_of_worker()),
+    "int8": int8,
+    "int8, random": lambda x: int8(x, key_of_worker()),
     "powersgd": low_rank,
 }
-CODECS = LOSSLESS | LOSSY
 QUICK = ("compact", "qsgd", "int8")
 
 
 def all_codecs(x, names=CODECS):
-    """The sum of each codec, by name: one program compiles faster than many."""
+    """Return the sum of each codec, by name: one program compiles faster than many."""
     return {name: CODECS[name](x) for name in names}
 
 
-def gradients(workers, shape=SHAPE, share=0.2, seed=0):
+def gradients(workers):
     """Row-sparse gradients, stacked over the workers."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(workers, *shape)).astype(np.float32)
-    return x * (rng.random((workers, shape[0], *[1] * (len(shape) - 1))) < share)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(workers, *SHAPE)).astype(np.float32)
+    return x * (rng.random((workers, SHAPE[0], 1)) < 0.2)
 
 
 @functools.cache
@@ -110,23 +113,17 @@ def vmapped(x, names=tuple(CODECS)):
     return {name: np.asarray(found, np.float32) for name, found in compiled(names)(x).items()}
 
 
-def sharded(x):
-    """On a device per worker."""
-    mesh = jax.make_mesh((len(x),), ("workers",), (AxisType.Auto,), devices=jax.devices()[: len(x)])
-
-    def body(x):
-        return jax.tree.map(lambda a: a[None], all_codecs(x[0]))
-
-    stacked = PartitionSpec("workers")
-    run = jax.shard_map(body, mesh=mesh, in_specs=stacked, out_specs=stacked)
-    return jax.block_until_ready(jax.jit(run)(x))
-
-
 @pytest.mark.slow
 def test_runtimes_agree_and_workers_hold_the_same_bits():
     x = gradients(3)
-    expected = vmapped(x)
-    for name, found in sharded(x).items():
+    mesh = jax.make_mesh((3,), ("workers",), (AxisType.Auto,), devices=jax.devices()[:3])
+    stacked = PartitionSpec("workers")
+    run = jax.shard_map(
+        lambda x: jax.tree.map(lambda a: a[None], all_codecs(x[0])),
+        mesh=mesh, in_specs=stacked, out_specs=stacked,
+    )  # fmt: skip
+    sharded, expected = jax.block_until_ready(jax.jit(run)(x)), vmapped(x)
+    for name, found in sharded.items():
         found = np.asarray(found)
         assert found.shape == x.shape, name
         for same in (found, expected[name]):
@@ -137,76 +134,50 @@ def test_runtimes_agree_and_workers_hold_the_same_bits():
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_without_loss_where_nothing_is_left_out(workers):
+    """Short floats are coded in float32; zeros stay zeros."""
     x = gradients(workers)
     found = vmapped(x)
     for name in LOSSLESS:
         np.testing.assert_allclose(found[name][0], x.sum(0), rtol=1e-6, atol=1e-6, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    "dtype", [slow(jnp.bfloat16), pytest.param(jnp.float16, marks=pytest.mark.slow)]
-)
-def test_short_floats_are_coded_in_float32(dtype):
-    x = jnp.asarray(gradients(3), dtype)
-    long = vmapped(np.asarray(x, np.float32))
-    for name, short in vmapped(x).items():
-        np.testing.assert_allclose(short, long[name], rtol=0.03, atol=0.03, err_msg=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 3])
-def test_all_zeros(workers):
-    for name, found in vmapped(np.zeros((workers, *SHAPE), np.float32)).items():
-        np.testing.assert_array_equal(found, 0, name)
-
-
-@pytest.mark.slow
-def test_empty():
-    given = [np.zeros((2, *shape), np.float32) for shape in ((0,), (0, 3), (5, 0))]
-    every = jax.vmap(lambda of: jax.tree.map(all_codecs, of), axis_name="workers")
-    for x, of_shape in zip(given, jax.jit(every)(given), strict=True):
-        for name, found in of_shape.items():
-            assert found.shape == x.shape, name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("poison", [np.nan, -np.inf])
-def test_what_is_not_finite_stays_visible_on_every_worker(poison):
-    x = gradients(3)
-    x[-1, 17, 1] = poison
-    for name, found in vmapped(x).items():
-        assert not np.isfinite(found[:, 17, 1]).any(), name
+    for name, nothing in vmapped(0 * x).items():
+        np.testing.assert_array_equal(nothing, 0, name)
+    if workers == 3:
+        x = jnp.asarray(x, jnp.bfloat16)
+        long = vmapped(np.asarray(x, np.float32))
+        for name, short in vmapped(x).items():
+            np.testing.assert_allclose(short, long[name], rtol=0.03, atol=0.03, err_msg=name)
 
 
 @pytest.mark.parametrize("names", [QUICK, slow(tuple(CODECS))], ids=["quick", "all"])
-def test_opposite_infinities_stay_visible(names):
-    x = gradients(3)
-    x[0, 17, 1], x[1, 17, 1] = np.inf, -np.inf
-    for name, found in vmapped(x, names).items():
-        assert np.isnan(found[:, 17, 1]).all(), name
+def test_what_is_not_finite_stays_visible_on_every_worker(names):
+    """Also where infinities of two workers cancel."""
+    for poisons in ([np.nan], [-np.inf], [np.inf, -np.inf]):
+        x = gradients(3)
+        x[: len(poisons), 17, 1] = poisons
+        for name, found in vmapped(x, names).items():
+            assert not np.isfinite(found[:, 17, 1]).any(), name
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("size", [0, 1, 31, 120, 4097])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("size", [31, 0, 4097])
 def test_messages_are_as_large_as_their_codec_says(size):
     def bytes_of(encode):
         return payload_bytes(jax.eval_shape(encode, jax.ShapeDtypeStruct((size,), jnp.float32)))
 
     key = jax.random.key(0)
     k = min(20, size)
-    assert bytes_of(lambda x: bitmap.pack(x != 0)) == bitmap.payload_bytes(size)
-    assert bytes_of(lambda x: sketch.encode(x, 3, 50, 0)) == sketch.payload_bytes(3, 50)
-    assert bytes_of(lambda x: sparse.top_k(x, 20)) == sparse.payload_bytes(k, jnp.float32)
-    assert bytes_of(lambda x: sparse.above(x, 1.0, 20)[0]) == sparse.payload_bytes(k, jnp.float32)
-    assert bytes_of(lambda x: sparse.random_k(x, 20, key)) == (
-        sparse.random_k_payload_bytes(k, jnp.float32)
-    )
-    for levels in (1, 7, 100):
-        assert bytes_of(lambda x, levels=levels: quantise.qsgd(x, levels, key)) == (
-            quantise.qsgd_payload_bytes(size, levels)
-        )
-    assert bytes_of(lambda x: quantise.natural(x, key)) == quantise.natural_payload_bytes(size)
-    assert bytes_of(quantise.sign) == quantise.sign_payload_bytes(size)
+    for encode, expected in (
+        (lambda x: bitmap.pack(x != 0), bitmap.payload_bytes(size)),
+        (lambda x: sketch.encode(x, 3, 50, 0), sketch.payload_bytes(3, 50)),
+        (lambda x: sparse.top_k(x, 20), sparse.payload_bytes(k, jnp.float32)),
+        (lambda x: sparse.above(x, 1.0, 20)[0], sparse.payload_bytes(k, jnp.float32)),
+        (lambda x: sparse.random_k(x, 20, key), sparse.random_k_payload_bytes(k, jnp.float32)),
+        (lambda x: quantise.qsgd(x, 1, key), quantise.qsgd_payload_bytes(size, 1)),
+        (lambda x: quantise.qsgd(x, 100, key), quantise.qsgd_payload_bytes(size, 100)),
+        (lambda x: quantise.natural(x, key), quantise.natural_payload_bytes(size)),
+        (quantise.sign, quantise.sign_payload_bytes(size)),
+    ):
+        assert bytes_of(encode) == expected
 
 
 def collectives(jaxpr):
@@ -224,8 +195,7 @@ def collectives(jaxpr):
     return found
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8])
-@pytest.mark.parametrize("size", [5, 1000])
+@pytest.mark.parametrize(("workers", "size"), [(3, 5), (8, 1000)])
 def test_two_phase_reductions_send_what_they_say(workers, size):
     """All-to-all of the payload and all-gather of a worker's n-th part: as a ring all-reduce."""
 
@@ -236,24 +206,8 @@ def test_two_phase_reductions_send_what_they_say(workers, size):
         assert whole == workers * part
         return whole
 
-    payload = quantise.int8_payload_bytes(size, workers, bucket=64)
-    assert sent(lambda x: quantise.int8_all_reduce(x, bucket=64), jnp.zeros(size)) == payload
+    payload = quantise.two_phase_bytes(size, workers, quantise.int8_codec(16))
+    assert sent(int8, jnp.zeros(size)) == payload
     words = jnp.zeros(-(-size // 32), jnp.uint32)
     padding = -words.size % workers
     assert sent(bitmap.union, words) == bitmap.payload_bytes(size) + 4 * padding
-
-
-def test_the_exact_variant_and_the_factors_send_what_they_say():
-    def all_reduced(body, *args):
-        calls = collectives(jax.make_jaxpr(body, axis_env=[("workers", 1)])(*args).jaxpr)
-        return [size for name, size in calls if name.startswith("psum")]
-
-    x = jnp.zeros((40, 3), jnp.bfloat16)
-    words = bitmap.payload_bytes(40)
-    found = all_reduced(lambda x: compact.all_reduce(x, 7), x)
-    said = [compact.payload_bytes(x.shape, x.dtype, 7, fell) - words for fell in (False, True)]
-    assert sorted(found) == said == [7 * 6, 40 * 6]
-    for shape in ((40, 3), (3, 3, 4, 8), (7,), (2, 2)):
-        q = first_factor(shape, 1, jax.random.key(0))
-        found = all_reduced(factored_all_reduce, jnp.zeros(shape), q)
-        assert sum(found) == factor_bytes(shape, 1)

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from comms import cost, messages
 from comms.messages import Payload, Transfer
@@ -13,7 +12,7 @@ PATH = np.array([[1, 0, 2, 3], [0, 2, 1, 3]])  # of a path of three, with a work
 
 
 def sends(*payloads, settled=0, active=None):
-    """A method that says the same of every update."""
+    """Return a method that says the same of every update."""
     links = None if active is None else SimpleNamespace(active=active)
     return SimpleNamespace(messages=lambda *_: payloads, settled=settled, links=links)
 
@@ -53,22 +52,15 @@ def test_links_count_where_they_lead_to_somebody():
     assert messages.collective_bytes(path, 4) == 10 * 2 / 4
     assert messages.seconds(Payload(exchanged=10, matchings=PATH[:0]), 4, network) == 0
     assert messages.seconds(Payload(met=10), 4, network) == 5 * (1 + 10)
-
-
-def test_what_is_sent_again_takes_a_start_up_each_and_its_bytes():
-    network = cost.uniform_network(1.0, 2.0, {1: 5.0}, workers=4)
-    assert messages.extra_seconds(3, 60, 4, network) == 5 * (3 * 1 + 60 / 2)
+    # Repeated messages take a start-up each, and their bytes.
+    assert messages.extra_seconds(3, 60, 4, network) == 5 * (3 + 60)
     assert messages.extra_seconds(0, 0, 4, network) == 0
 
 
-@pytest.mark.parametrize("payload", [Payload(), Payload((0,), (0,))])
-def test_nothing_takes_no_time(payload):
-    network = cost.uniform_network(1.0, 1.0, workers=4)
-    assert messages.seconds(payload, 4, network) == 0
-    assert messages.collective_bytes(payload, 4) == 0
-
-
-def test_a_single_worker_sends_nothing():
+def test_nothing_and_a_single_worker_take_no_time():
+    for payload in (Payload(), Payload((0,), (0,))):
+        assert messages.seconds(payload, 4, cost.uniform_network(1.0, 1.0, workers=4)) == 0
+        assert messages.collective_bytes(payload, 4) == 0
     network = cost.uniform_network(1.0, 1.0, workers=1)
     alone = Payload((800,), (7,), exchanged=9, matchings=np.zeros((1, 1), int), met=9)
     assert messages.seconds(alone, 1, network) == 0
@@ -93,16 +85,15 @@ def test_every_update_of_a_schedule_is_asked_for_its_own_row():
     np.testing.assert_array_equal(later, sent[2:])
 
 
-def test_whoever_pushes_to_a_server_sends_each_message_once():
-    """As a mean over 10 workers; a position that finished nothing has nobody."""
+def test_pushes_and_meetings_send_each_message_once():
+    """As a mean over 10 workers; a position that finished nothing has nobody.
+
+    Workers that are their own partner meet nobody.
+    """
     batches = np.array([[1, 2, 0], [1, 0, 0]])
     pushes = schedule(2, population=10, width=3, batches=batches)
     method = sends(Payload((800,), (7,)), Payload((5,)))
     np.testing.assert_allclose(messages.sent_bytes(method, None, pushes), [81.2 * 2, 81.2])
-
-
-def test_both_of_a_pair_send():
-    """Workers that are their own partner meet nobody."""
     partner = np.array([[1, 0, 2], [0, 1, 2]])
     pairs = schedule(2, population=10, width=3, partner=partner)
     sent = messages.sent_bytes(sends(Payload(met=50)), None, pairs)
@@ -155,14 +146,11 @@ def test_a_number_of_seconds_is_shared_out_by_bytes():
     assert messages.lasting(sends(), None, 4, 0.1) == (Transfer(0.1),)
     nothing = sends(Payload(beside_gradient=True), Payload())
     assert messages.lasting(nothing, None, 4, 2.0) == (Transfer(1.0, 0.0), Transfer(1.0))
+    assert messages.compresses(sends(late, late._replace(encoded=True)), None, 4)
+    assert not messages.compresses(both, None, 4)
     of_round = messages.exchange_transfers(both, None, 4, network)
     assert of_round(7) == (Transfer(6 * 75.0, 0.0), Transfer(6 * 25.0))
     assert messages.exchange_seconds(both, None, 4, network)(7) == 600
-
-
-def test_a_method_compresses_if_any_of_its_messages_is_encoded():
-    assert messages.compresses(sends(Payload((8,)), Payload((4,), encoded=True)), None, 4)
-    assert not messages.compresses(sends(Payload((8,))), None, 4)
 
 
 def test_sequences_travel_step_by_step():

@@ -1,3 +1,5 @@
+"""Mixing matrices by hand, by their defining properties, and refused in a sentence."""
+
 import numpy as np
 import pytest
 
@@ -5,10 +7,8 @@ from comms import mixing, topology
 
 GRAPHS = [
     topology.ring(1),
-    topology.ring(2),
     topology.ring(5),
     topology.star(6),
-    topology.grid(12),
     topology.complete(7),
     topology.matcha_graph(4),
     topology.erdos_renyi(20, 0.3, seed=3),
@@ -39,29 +39,6 @@ def test_path_of_three_by_hand():
     assert mixing.rho(mixing.best_constant(path)) == pytest.approx(0.25)
 
 
-def test_metropolis_on_a_star_by_hand():
-    W = mixing.metropolis(topology.star(4))
-    np.testing.assert_allclose(W[0], [1 / 4] * 4)
-    np.testing.assert_allclose(np.diag(W), [1 / 4, 3 / 4, 3 / 4, 3 / 4])
-
-
-def test_best_constant_may_have_a_negative_diagonal():
-    W = mixing.best_constant(topology.star(8))
-    assert W[0, 0] == pytest.approx(1 - 7 * 2 / 9)
-    assert mixing.rho(W) == pytest.approx((7 / 9) ** 2)
-
-
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_complete_graph_agrees_at_once(n):
-    for build in mixing.MIXINGS.values():
-        assert mixing.rho(build(topology.complete(n))) == pytest.approx(0, abs=1e-20)
-
-
-@pytest.mark.parametrize("name", mixing.MIXINGS)
-def test_one_worker_keeps_its_value(name):
-    np.testing.assert_array_equal(mixing.MIXINGS[name](topology.ring(1)), [[1.0]])
-
-
 @pytest.mark.parametrize(("n", "second"), [(4, 1 / 3), (8, 0.804738), (64, 0.99679)])
 def test_ring_with_thirds(n, second):
     for build in (mixing.metropolis, mixing.uniform_neighbour):
@@ -70,39 +47,12 @@ def test_ring_with_thirds(n, second):
         assert np.sqrt(mixing.rho(W)) == pytest.approx(second, abs=1e-5)
 
 
-@pytest.mark.parametrize(("n", "step", "rho"), [(8, 0.43613, 0.554311), (16, 0.48167, 0.858718)])
-def test_ring_with_best_constant(n, step, rho):
-    graph = topology.ring(n)
-    assert mixing.best_step(graph) == pytest.approx(step, abs=1e-5)
-    assert mixing.rho(mixing.best_constant(graph)) == pytest.approx(rho, abs=1e-6)
-
-
-def test_best_constant_beats_other_constants():
-    graph = topology.matcha_graph(1)
-    L = mixing.laplacian(graph)
-    best = mixing.rho(mixing.best_constant(graph))
-    for factor in (0.9, 0.99, 1.01, 1.1):
-        assert mixing.rho(np.eye(16) - factor * mixing.best_step(graph) * L) > best
-
-
-def test_gossip_contracts_by_rho():
-    W = mixing.metropolis(topology.matcha_graph(0))
-    x = np.random.default_rng(0).normal(size=(8, 5))
-    mean = x.mean(axis=0, keepdims=True)
-    for _ in range(10):
-        before, x = x, W @ x
-        np.testing.assert_allclose(x.mean(axis=0, keepdims=True), mean)
-        assert np.sum((x - mean) ** 2) <= mixing.rho(W) * np.sum((before - mean) ** 2) + 1e-12
-
-
 @pytest.mark.parametrize(
     ("W", "message"),
     [
         (np.ones((2, 3)) / 3, r"square mixing matrix, got shape \(2, 3\)"),
-        (np.ones(4), r"square mixing matrix, got shape \(4,\)"),
         ([[0.5, 0.5], [0.2, 0.8]], "not symmetric"),
         ([[0.5, 0.4], [0.4, 0.5]], "not doubly stochastic, a row sum is off 1 by 0.1"),
-        ([[np.nan, 0], [0, 1]], "not symmetric"),
     ],
 )
 def test_rho_refuses_what_is_no_mixing_matrix(W, message):
@@ -110,25 +60,10 @@ def test_rho_refuses_what_is_no_mixing_matrix(W, message):
         mixing.rho(W)
 
 
-def test_best_step_refuses_a_disconnected_graph():
-    graph = topology.ring(4)
-    graph.remove_edges_from([(0, 1), (2, 3)])
-    with pytest.raises(ValueError, match="falls into 2 components"):
-        mixing.best_step(graph)
-
-
-def test_weights_of_ones_own_are_taken_as_they_are():
-    W = [[0.6, 0.4, 0], [0.4, 0.5, 0.1], [0, 0.1, 0.9]]
-    path = topology.edge_list(3, [(0, 1), (1, 2)])
-    np.testing.assert_array_equal(mixing.own(path, W), W)
-
-
 @pytest.mark.parametrize(
     ("W", "message"),
     [
-        (0.5, r"mixing_matrix: needs a square mixing matrix, got shape \(\)"),
         (np.full((2, 2), 1 / 2), r"W is for 2 workers, but the graph has 4; pass W \[4, 4\]"),
-        (np.eye(4) + np.eye(4, k=1) - np.eye(4, k=3), "mixing_matrix: W is not symmetric"),
         (np.eye(4) / 2, "mixing_matrix: W is not doubly stochastic, a row sum is off 1 by 0.5"),
         (np.full((4, 4), 1 / 4), r"W\[0, 2\] = 0.25, but the graph has no edge .*; put 0 there"),
         (np.eye(4), r"do not come together, as rho\(W\) is 1;"),

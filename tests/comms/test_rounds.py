@@ -4,10 +4,8 @@ import math
 
 import networkx as nx
 import numpy as np
-import optax
 import pytest
 
-from algorithms import dpsgd
 from algorithms.links import of_rounds
 from comms import mixing, rounds, topology
 
@@ -26,21 +24,20 @@ def product(matrices):
 
 
 def rate(matrices):
-    """The norm of a turn on what is off the mean, per round."""
+    """Return the norm of a turn on what is off the mean, per round."""
     return np.linalg.norm(product(matrices) - 1 / len(matrices[0]), 2) ** (1 / len(matrices))
 
 
 def most_peers(W):
-    """The largest number of others that a worker hears from, or that hear from it."""
+    """Return the largest number of others that a worker hears from, or that hear from it."""
     heard = (W != 0) & ~np.eye(len(W), dtype=bool)
     return int(max(heard.sum(0).max(), heard.sum(1).max()))
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("k", [1, 3])
 def test_base_k_finds_the_exact_mean_of_any_number_of_workers(k):
     """With at most k peers in a round, in at most 2 log_(k+1) n + 2 rounds (Theorem 1)."""
-    for n in range(2, 65):
+    for n in range(2, 50):
         matrices = matrices_of(rounds.base_k(n, k))
         np.testing.assert_allclose(product(matrices), 1 / n, atol=1e-12)
         assert len(matrices) <= 2 * math.log(n, k + 1) + 2
@@ -48,13 +45,7 @@ def test_base_k_finds_the_exact_mean_of_any_number_of_workers(k):
             assert (W >= 0).all() and most_peers(W) <= k
             np.testing.assert_array_equal(W, W.T)
             np.testing.assert_allclose(W.sum(0), 1)
-
-
-def test_base_k_of_a_power_is_a_hypercube_and_of_few_workers_the_complete_graph():
-    assert [len(rounds.base_k(n, 1)) for n in (2, 4, 8, 16, 64)] == [1, 2, 3, 4, 6]
-    assert [len(rounds.base_k(n, 2)) for n in (3, 9, 27)] == [1, 2, 3]
-    (whole,) = matrices_of(rounds.base_k(5, 4))
-    np.testing.assert_allclose(whole, 1 / 5)
+    assert [len(rounds.base_k((k + 1) ** power, k)) for power in (1, 2, 3)] == [1, 2, 3]
     np.testing.assert_array_equal(matrices_of(rounds.base_k(1, 1)), np.ones((1, 1, 1)))
 
 
@@ -86,17 +77,11 @@ def test_hierarchical_mixes_the_means_of_groups():
 @pytest.mark.parametrize(
     "graph",
     [
-        topology.base_k(7, 2),
-        topology.base_k(16, 1),
-        topology.one_peer_exponential(6),
-        topology.hierarchical(12, 4),
-        topology.equi_static(9, directed=True),
-        topology.equi_static(9),
-        topology.equi_dyn(9, directed=True),
-        topology.equi_dyn(9),
+        topology.base_k(7, 2), topology.one_peer_exponential(6), topology.hierarchical(12, 4),
+        topology.equi_static(9), topology.equi_dyn(9, directed=True), topology.equi_dyn(9),
     ],
-    ids=["base_3", "base_2", "one_peer", "groups", "D", "U", "OD", "OU"],
-)
+    ids=["base_3", "one_peer", "groups", "U", "OD", "OU"],
+)  # fmt: skip
 def test_links_take_the_rounds_apart(graph):
     """Round by round the active links and their weights are the matrix; the graph has all links."""
     turn, n = graph.graph["rounds"], len(graph)
@@ -115,65 +100,25 @@ def test_links_take_the_rounds_apart(graph):
         assert turn[t % len(turn)].messages == heard / n
 
 
-def test_all_shifts_of_an_equi_topo_graph_are_the_exact_mean():
-    """The mean of all basis matrices is, and each of them is doubly stochastic (2210.07881)."""
-    for directed in (True, False):
-        (whole,) = matrices_of(rounds.equi_static(9, 8, 0, directed))
-        np.testing.assert_allclose(whole, 1 / 9, atol=1e-15)
-        shifts = matrices_of(rounds.equi_dyn(9, 8, 0, directed))
-        np.testing.assert_allclose((shifts.sum(1), shifts.sum(2)), 1)
-        assert {most_peers(W) for W in shifts} == {1} and (shifts >= 0).all()
-    np.testing.assert_array_equal(shifts, shifts.transpose(0, 2, 1))
-    directed = matrices_of(rounds.equi_dyn(9, 8, 0, directed=True))
-    np.testing.assert_allclose(directed.mean(0), np.eye(9) / 2 + 1 / 18, atol=1e-15)
-
-
 @pytest.mark.parametrize("directed", [True, False])
 def test_the_consensus_rate_of_equi_topo_graphs_does_not_grow_with_n(directed):
-    """With O(log n) shifts, for two draws; other graphs of few links come ever closer to 1."""
-    sizes = (16, 48, 120)
-    for seed in range(2):
-        for n in sizes:
-            static = topology.equi_static(n, 2 * math.ceil(math.log2(n)), seed, directed)
-            assert rate(matrices_of(static.graph["rounds"])) < 0.75
-            turn = matrices_of(topology.equi_dyn(n, None, seed, directed).graph["rounds"])
-            assert rate(turn) < 0.85
-    rings = [math.sqrt(mixing.rho(mixing.metropolis(topology.ring(n)))) for n in sizes]
-    assert rings == sorted(rings) and rings[-1] > 0.999
-
-
-def test_rounds_of_many_workers_are_index_arrays():
-    """A matrix of 10,000 workers would have 800 MB."""
-    n = 10_000
-    turns = (rounds.one_peer_exponential(n), rounds.equi_dyn(n, 4, 0, directed=False))
-    x = np.random.default_rng(0).standard_normal(n)
-    for turn in turns:
-        assert all(one.partners.shape == one.weights.shape == (1, n) for one in turn)
-        y = x
-        for one in turn:
-            y = rounds.mixed(one, y)
-        assert y.mean() == pytest.approx(x.mean(), abs=1e-12) and y.std() < 0.5 * x.std()
-
-
-def test_a_method_on_a_graph_of_many_workers_needs_no_matrix(monkeypatch):
-    monkeypatch.setitem(mixing.MIXINGS, "metropolis", lambda graph: pytest.fail("a dense matrix"))
-    method = dpsgd(optax.sgd(0.1), topology.one_peer_exponential(3000))
-    assert method.links.partners.shape == method.links.weights.shape == (12, 3000)
-
-
-def _with_an_even_hop():
-    """A seed of which the only shift is by an even number of places."""
-    return next(s for s in range(99) if rounds.equi_dyn(8, 1, s, True)[0].partners[0, 0] % 2 == 0)
+    """With O(log n) shifts; other graphs of few links come ever closer to 1."""
+    for n in (16, 120):
+        static = topology.equi_static(n, 2 * math.ceil(math.log2(n)), 0, directed)
+        assert rate(matrices_of(static.graph["rounds"])) < 0.75
+        turn = matrices_of(topology.equi_dyn(n, None, 0, directed).graph["rounds"])
+        assert rate(turn) < 0.85
+    assert mixing.rho(mixing.metropolis(topology.ring(120))) > 0.998
 
 
 def test_bad_graphs_of_rounds_are_refused():
-    for peers in (0, 8):
-        for make in (topology.equi_static, topology.equi_dyn):
-            with pytest.raises(ValueError, match=f"1 <= peers <= 7 of 8 .*, got peers={peers}"):
-                make(8, peers)
-    with pytest.raises(ValueError, match=r"equi_dyn: .* falls into .* another seed or more peers"):
-        topology.equi_dyn(8, 1, seed=_with_an_even_hop())
-    with pytest.raises(ValueError, match="base_k: needs k >= 1 peers, got 0"):
-        topology.base_k(8, 0)
-    with pytest.raises(ValueError, match="hierarchical: needs groups of one size, got 8 workers"):
-        topology.hierarchical(8, 3)
+    even = next(s for s in range(99) if not rounds.equi_dyn(8, 1, s, True)[0].partners[0, 0] % 2)
+    for make, words in (
+        (lambda: topology.equi_static(8, 0), "1 <= peers <= 7 of 8 .*, got peers=0"),
+        (lambda: topology.equi_dyn(8, 8), "1 <= peers <= 7 of 8 .*, got peers=8"),
+        (lambda: topology.equi_dyn(8, 1, seed=even), "falls into .* another seed or more peers"),
+        (lambda: topology.base_k(8, 0), "base_k: needs k >= 1 peers, got 0"),
+        (lambda: topology.hierarchical(8, 3), "hierarchical: needs groups of one size, got 8"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()

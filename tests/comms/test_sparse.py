@@ -1,3 +1,5 @@
+"""Few entries: as by a sort, above a threshold, or at random with equal chances."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,38 +49,12 @@ def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatc
             np.testing.assert_array_equal(message.values, x[expected])
 
 
-@pytest.mark.slow
-def test_more_than_all_is_all():
-    x = jnp.array([1.0, -2.0])
-    assert sparse.top_k(x, 5).values.shape == (2,)
-    assert sparse.random_k(x, 5, jax.random.key(0)).shape == (2,)
-    assert sparse.above(x, 0.0, 5)[0].values.shape == (2,)
-
-
 def test_the_sum_counts_an_index_once_per_worker():
     x = jnp.array([[5.0, 4.0, 0.0, 1.0], [0.0, -3.0, 7.0, 1.0], [2.0, 2.0, 2.0, -9.0]])
     body = jax.vmap(lambda x: sparse.all_gather_sum(sparse.top_k(x, 2), 4), axis_name="workers")
     np.testing.assert_array_equal(body(x), [[7.0, 1.0, 7.0, -9.0]] * 3)
 
 
-@pytest.mark.parametrize("law", ["laplace", "normal", "standard_t"])
-@pytest.mark.parametrize("zeros", [0.0, 0.9])
-@pytest.mark.parametrize("ratio", [0.25, 0.02])
-def test_the_threshold_is_exceeded_by_about_the_ratio(law, zeros, ratio):
-    rng = np.random.default_rng(0)
-    x = getattr(rng, law)(*[4] * (law == "standard_t"), size=50_000).astype(np.float32)
-    x[rng.random(x.size) < zeros] = 0
-    found = (np.abs(x) > sparse.sidco_threshold(1e-4 * x, ratio) / 1e-4).mean()
-    wanted = min(ratio, 1 - zeros)  # no more than what is not zero
-    assert 0.6 * wanted < found < 1.5 * wanted
-
-
-def test_one_stage_is_the_exponential_tail():
-    x = np.array([1.0, -2.0, 3.0, 6.0], np.float32)
-    np.testing.assert_allclose(sparse.sidco_threshold(x, 0.25, stages=1), 3 * np.log(4), rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_above_sends_the_first_so_many_and_tells_how_many_there_were():
     x = jnp.array([0.5, -4.0, 1.0, 3.0, -2.0])
     message, found = sparse.above(x, 1.0, 4)
@@ -90,9 +66,8 @@ def test_above_sends_the_first_so_many_and_tells_how_many_there_were():
     np.testing.assert_array_equal(sparse.decode(message, 5), [0, -4, 0, 3, 0])
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("size, k", [(1, 1), (10, 10), (100, 7)])
-def test_random_indices_are_distinct_and_equally_likely(size, k):
+def test_random_indices_are_distinct_and_equally_likely():
+    size, k = 100, 7
     draws = jax.jit(jax.vmap(lambda key: sparse.random_indices(size, k, key)))
     found = np.asarray(draws(jax.random.split(jax.random.key(0), 5000)))
     assert found.min() >= 0 and found.max() < size
@@ -100,19 +75,6 @@ def test_random_indices_are_distinct_and_equally_likely(size, k):
     counts = np.bincount(found.ravel(), minlength=size)
     expected = 5000 * k / size
     assert np.abs(counts - expected).max() <= 4.5 * np.sqrt(expected)
-
-
-def test_random_k_times_size_over_k_is_unbiased():
-    x = np.random.default_rng(0).normal(size=40).astype(np.float32)
-
-    @jax.jit
-    @jax.vmap
-    def decoded(key):
-        return sparse.random_k_decode(sparse.random_k(x, 12, key), 40, key)
-
-    found = np.asarray(decoded(jax.random.split(jax.random.key(1), 5000))) * 40 / 12
-    error = np.abs(found.mean(axis=0) - x)
-    assert (error <= 4.5 * found.std(axis=0) / np.sqrt(5000) + 1e-6).all()
 
 
 @pytest.mark.slow
@@ -124,7 +86,6 @@ def test_what_is_not_finite_is_seen_even_if_it_is_not_sent(poison):
     messages = [
         sparse.top_k(x, 1),
         sparse.above(x, 50.0, 1)[0],
-        sparse.above(x, sparse.sidco_threshold(x, 0.1), 5)[0],
         sparse.Sparse(sparse.random_k(x, 1, key), sparse.random_indices(100, 1, key)),
     ]
     for message in messages:
@@ -137,5 +98,3 @@ def test_refusals():
         sparse.top_k(x, 0)
     with pytest.raises(ValueError, match="k = 0 entries"):
         sparse.random_k(x, 0, jax.random.key(0))
-    with pytest.raises(ValueError, match="0 < ratio <= 1 and stages >= 1, got 0 and 2"):
-        sparse.sidco_threshold(x, 0)

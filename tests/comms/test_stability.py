@@ -16,13 +16,7 @@ def map_of_pairs(partner, alpha, gamma):
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "alpha", "gamma"),
-    [
-        ("complete", 4, 0.3, 0.8),
-        ("star", 5, 0.8, 0.9),
-        ("ring", 4, 0.8, 0.9),
-        ("ring", 5, 0.5, 2.1),
-    ],
+    ("name", "workers", "alpha", "gamma"), [("star", 5, 0.8, 0.9), ("ring", 5, 0.5, 2.1)]
 )
 def test_second_moments_of_random_pairs(name, workers, alpha, gamma):
     graph = topology.GRAPHS[name](workers)
@@ -36,7 +30,7 @@ def test_second_moments_of_random_pairs(name, workers, alpha, gamma):
 
 
 def corrected(mix, x, c):
-    """An update of exact diffusion."""
+    """Make an update of exact diffusion."""
     return (x + c + mix(x + c)) / 2, (c - x + mix(x + c)) / 2
 
 
@@ -60,23 +54,6 @@ def test_a_radius_is_that_of_the_product_over_a_period(graph):
         product = centred @ np.block([[half, half], [half - np.eye(n), half]]) @ product
     expected = np.abs(np.linalg.eigvals(product)).max() ** (1 / len(found))
     assert stability.radius(corrected, 2, found) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("n", [16, 20, 25])
-def test_what_is_followed_is_a_close_bound_from_below(n):
-    found = mixed(topology.base_k(n))
-    exact = stability.radius(corrected, 2, found)
-    followed = stability.radius(corrected, 2, found, repeats=False)
-    assert 0.98 * exact < followed < exact
-
-
-def test_slow_agreement_is_not_taken_for_growth():
-    """On a ring of 500 models hardly come together in what is followed, and may swing."""
-    ring = topology.ring(500)
-    matchings = matcha.decompose(ring)
-    partners = np.array([matcha.partners(edges, 500) for edges in matchings])
-    W = stability.matrices(partners, np.full(partners.shape, 1 / 3), np.ones((1, 2), bool))
-    assert stability.radius(corrected, 2, W) < 1
 
 
 def test_the_largest_stable_hundredth():

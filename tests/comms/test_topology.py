@@ -1,3 +1,5 @@
+"""Graphs by hand, from files, and refused in a sentence."""
+
 import math
 
 import networkx as nx
@@ -18,11 +20,10 @@ def edges(graph):
         (topology.ring(1), []),
         (topology.ring(2), [(0, 1)]),
         (topology.ring(4), [(0, 1), (0, 3), (1, 2), (2, 3)]),
+        (topology.torus(1), []),
         (topology.torus(4), [(0, 1), (0, 2), (1, 3), (2, 3)]),
-        (
-            topology.torus(6),
-            [(0, 1), (0, 2), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (3, 5), (4, 5)],
-        ),
+        (topology.torus(6), [(0, 1), (0, 2), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (3, 5),
+                             (4, 5)]),
         (topology.grid(6), [(0, 1), (0, 3), (1, 2), (1, 4), (2, 5), (3, 4), (4, 5)]),
         (topology.complete(3), [(0, 1), (0, 2), (1, 2)]),
         (topology.star(4), [(0, 1), (0, 2), (0, 3)]),
@@ -30,62 +31,30 @@ def edges(graph):
         (topology.exponential(5), edges(nx.complete_graph(5))),
         (topology.edge_list(3, [(2, 1), (0, 1), (1, 2)]), [(0, 1), (1, 2)]),
     ],
-)
+)  # fmt: skip
 def test_small_graphs(graph, expected):
     assert edges(graph) == expected
     assert list(graph.nodes) == list(range(len(graph)))
 
 
-@pytest.mark.parametrize(
-    ("graph", "degree"),
-    [
-        (topology.ring(16), 2),
+def test_regular_graphs_have_their_degree():
+    for graph, degree in (
         (topology.torus(16), 4),
-        (topology.complete(16), 15),
         (topology.hypercube(16), 4),
         (topology.exponential(16), 7),  # hops 1, 2, 4 both ways, hop 8 either way
         (topology.random_regular(16, 3, seed=0), 3),
-    ],
-)
-def test_regular_graphs_have_their_degree(graph, degree):
-    assert {d for _, d in graph.degree} == {degree}
+    ):
+        assert {d for _, d in graph.degree} == {degree}
+    assert nx.diameter(topology.grid(36)) == 10  # the most square shape
 
 
-@pytest.mark.parametrize("name", ["ring", "complete", "star", "exponential"])
-def test_any_number_of_workers(name):
-    for n in range(1, 18):
-        graph = topology.GRAPHS[name](n)
-        assert list(graph.nodes) == list(range(n))
-        assert nx.is_connected(graph)
-        assert nx.number_of_selfloops(graph) == 0
-
-
-@pytest.mark.parametrize("name", ["torus", "grid", "hypercube"])
-def test_one_worker_alone(name):
-    graph = topology.GRAPHS[name](1)
-    assert list(graph.nodes) == [0]
-    assert not graph.edges
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("random_regular", {"degree": 4}),
-        ("erdos_renyi", {"probability": 0.4}),
-        ("geometric", {"radius": 0.6}),
-    ],
-)
-def test_random_graphs_follow_their_seed(name, arguments):
-    def draw(seed):
-        return list(topology.GRAPHS[name](16, **arguments, seed=seed).edges)
-
-    assert draw(1) == draw(1)
-    assert draw(1) != draw(2)
-
-
-def test_the_most_square_shape_is_taken():
-    assert nx.diameter(topology.grid(36)) == 10
-    assert nx.diameter(topology.grid(12)) == 5
+def test_random_graphs_follow_their_seed():
+    for draw in (
+        lambda seed: topology.random_regular(16, 4, seed),
+        lambda seed: topology.erdos_renyi(16, 0.4, seed),
+        lambda seed: topology.geometric(16, 0.6, seed),
+    ):
+        assert edges(draw(1)) == edges(draw(1)) != edges(draw(2))
 
 
 def test_matcha_graphs():
@@ -99,28 +68,18 @@ def test_matcha_graphs():
             assert len({worker for edge in matching for worker in edge}) == 2 * len(matching)
 
 
-def test_matcha_graph_5_is_a_ring():
-    assert nx.is_isomorphic(topology.matcha_graph(5), topology.ring(8))
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: topology.ring(0), "ring: needs at least 1 worker, got n=0"),
-        (lambda: topology.grid(-3), "grid: needs at least 1 worker, got n=-3"),
         (lambda: topology.torus(7), "torus: 7 workers are a prime .* set workers=8"),
-        (lambda: topology.grid(2), "grid: 2 workers are a prime .* set workers=4"),
         (lambda: topology.hypercube(12), "power of two, got n=12; set workers=8 or 16, or take"),
         (lambda: topology.random_regular(5, 3, seed=0), "n=5, degree=3"),
         (lambda: topology.random_regular(6, 1, seed=0), "falls into 3 components"),
         (lambda: topology.erdos_renyi(8, 1.5, seed=0), r"in \[0, 1\], got 1.5"),
-        (lambda: topology.erdos_renyi(8, 0.0, seed=0), "falls into 8 components"),
-        (lambda: topology.geometric(8, 0.0, seed=0), "positive radius, got 0.0"),
         (lambda: topology.geometric(8, math.nan, seed=0), "positive radius, got nan"),
-        (lambda: topology.geometric(8, 1e-6, seed=0), "falls into 8 components"),
         (lambda: topology.edge_list(4, [(0, 1), (2, 3)]), "falls into 2 components"),
         (lambda: topology.edge_list(2, [(0, 2)]), r"\(0, 2\) does not link two of the workers"),
-        (lambda: topology.edge_list(2, [(0, 1), (1, 1)]), r"\(1, 1\) does not link two"),
         (lambda: topology.matcha_graph(6), "base graphs 0 to 5, got k=6"),
     ],
 )
@@ -130,39 +89,21 @@ def test_errors_are_one_clear_sentence(build, message):
     assert "\n" not in str(error.value)
 
 
-def two_islands(n: int) -> nx.Graph:
-    return nx.disjoint_union(nx.path_graph(2), nx.path_graph(n - 2))
-
-
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
         ("ring", r"mine: needs an undirected networkx.Graph .*, got str; make one by"),
         (nx.DiGraph([(0, 1), (1, 0)]), "got DiGraph"),
-        (nx.MultiGraph([(0, 1), (0, 1)]), "got MultiGraph"),
         (nx.Graph(), "mine: needs at least 1 worker"),
-        (
-            nx.path_graph(range(1, 4)),
-            "mine: nodes must be the workers' numbers, 0 to 2, got 3; use",
-        ),
-        (nx.path_graph("abc"), "0 to 2, got 'a'"),
-        (nx.path_graph([0.0, 1.0]), "0 to 1, got 0.0"),
+        (nx.path_graph(range(1, 4)), "nodes must be the workers' numbers, 0 to 2, got 3; use"),
         (nx.path_graph([False, True]), "0 to 1, got False"),
-        (nx.path_graph([0, 1, 3]), "0 to 2, got 3"),
         (nx.Graph([(0, 1), (1, 1)]), "mine: worker 1 has an edge to itself, .* remove it"),
-        (two_islands(5), "mine: the graph of 5 workers falls into 2 components, .* try more edges"),
+        (nx.Graph([(0, 1), (2, 3)]), "of 4 workers falls into 2 components, .* try more edges"),
     ],
 )
 def test_a_graph_that_methods_cannot_use_is_refused_in_a_sentence(graph, message):
     with pytest.raises(ValueError, match=message):
         topology.check(graph, name="mine")
-
-
-def test_a_graph_of_ones_own_passes_whatever_made_its_numbers():
-    topology.check(nx.relabel_nodes(nx.path_graph("cab"), {"a": 0, "b": np.int64(2), "c": 1}))
-    topology.check(nx.freeze(nx.star_graph(4)), 5)
-    with pytest.raises(ValueError, match="mine has 5 nodes but there are 4 workers; set"):
-        topology.check(nx.star_graph(4), 4, "mine")
 
 
 FILES = {
@@ -215,8 +156,6 @@ def test_a_matrix_of_a_file_is_a_graph_and_its_weights(tmp_path):
     [
         ("a.graphml", "<graphml>", "a.graphml cannot be read as a graph"),
         ("a.csv", "a\nb\n", "'a' is no edge"),
-        ("a.csv", "", "it has no edges"),
-        ("a.csv", "0,1\n2,3\n", "falls into 2 components"),
         ("a.npy", "", "a.npy cannot be read as a graph"),
         ("a.json", '{"nodes": [0, 1], "links": []}', "'{.nodes.:' is no edge"),
         ("a.csv", "0,1,3,9\n1,2,4,9\n2,3,1,9\n3,0,9,9\n", "a matrix, but one that is not symm"),
@@ -228,12 +167,12 @@ def test_a_file_that_is_no_graph_is_refused_in_a_sentence(tmp_path, name, conten
         topology.from_file(4, str(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("1,2\n3\n", "cannot be read as a matrix"), ("1,2\n", r"of shape \(1, 2\)"),
-     ("nan,1\n1,0\n", "where finite ones")],
-)  # fmt: skip
-def test_a_file_that_is_no_matrix_is_refused_in_a_sentence(tmp_path, content, message):
-    (tmp_path / "W.txt").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        mixing.weights(str(tmp_path / "W.txt"))
+def test_a_file_that_is_no_matrix_is_refused_in_a_sentence(tmp_path):
+    for content, message in (
+        ("1,2\n3\n", "cannot be read as a matrix"),
+        ("1,2\n", r"of shape \(1, 2\)"),
+        ("nan,1\n1,0\n", "where finite ones"),
+    ):
+        (tmp_path / "W.txt").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            mixing.weights(str(tmp_path / "W.txt"))

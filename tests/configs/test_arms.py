@@ -1,0 +1,171 @@
+"""Arms of the sweeps: every one fits, and says what its name says."""
+
+import importlib
+import pathlib
+
+import jax
+import pytest
+
+from algorithms import base as algorithms
+from algorithms import gossip
+from comms import buckets
+from configs import base
+from experiments import config_files, prepare, registry, sweep
+from experiments.registry import part
+
+FILES = {
+    path.stem: importlib.import_module(f"configs.{path.stem}")
+    for path in sorted(pathlib.Path(base.__file__).parent.glob("*.py"))
+}
+QUESTIONS = FILES | {
+    f"{name}:{variant}": asked
+    for name, file in FILES.items()
+    for variant, asked in getattr(file, "VARIANTS", {}).items()
+}
+SWEPT = [name for name, asked in QUESTIONS.items() if hasattr(asked, "sweep")]
+matcha, nonblocking, swarm = (FILES[name] for name in ("matcha", "nonblocking", "swarm"))
+COUNTS = {"nonblocking": 16, "nonblocking:tuned": 180, "nonblocking:tuned_images": 100,
+          "nonblocking:tuned_text": 96, "swarm:real": 42}  # fmt: skip
+DEAR = {"mg_wfbp", "s2_reducer"}  # measured buckets, and tables of real size
+TINY = {"cifar10", "imagenet", "language_model", "local_training", "small_messages", "diloco"}
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("name", SWEPT)
+def test_arms_fit_and_some_of_them_can_run(name):
+    """All have the entries of the arm that is written out; four of them are built."""
+    file = QUESTIONS[name]
+    vars(file).setdefault("__file__", name)
+    config = file.get_config(*["tiny"] if name in TINY else [])
+    assert set(config) - {"actors", "buckets", "initial", "profile"} == set(base.arm())
+    arms = sweep.expand(config, file, {}, 1)
+    assert len(arms) == COUNTS.get(name, len(arms)) >= 3
+    if config.runtime in ("simulate", "mesh") and name not in DEAR:
+        for arm in arms[:: -(-len(arms) // 4)]:
+            if "corpus" in arm.config.task:
+                arm.config.task.corpus.files = 40
+            prepare.prepare(arm.config)
+
+
+def test_the_default_arm_is_complete_and_changes_replace_whole_entries():
+    config = base.arm()
+    registry.check_arm(config)
+    prepare.prepare(config)
+    every = (*registry._ENTRIES, *registry._OPTIONAL)
+    assert set(config) == {name for _, _, names in every for name in names} - {"initial"}
+    config = base.arm(target_loss=0.5, communication="link(seconds=1)", optimizer="adam", workers=3)
+    assert (config.target_loss, config.communication, config.workers) == (0.5, "link(seconds=1)", 3)
+    assert registry.canonical(config).optimizer.to_dict() == {"name": "adam"}
+    assert base.arm().workers == 8 and base.arm().optimizer.name == "sgd"  # nobody's are changed
+    with pytest.raises(ValueError, match=r"an arm has no entry 'grap'; did you mean 'graph'\?"):
+        base.arm(grap="star")
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "words"),
+    [
+        ("diloco", "steps=75", "steps must be a multiple of local_steps=50, got 75"),
+        ("heterogeneous", "task=novels", "unknown task 'novels'; known tasks: digits, text"),
+        ("local_training", "steps=40", "steps must be a multiple of 30, the fewest"),
+        ("matcha", "graph=6", "has base graphs 0 to 5, got k=6"),
+        ("mg_wfbp:scale", "workers=4", "known arguments: trace, collective, at_workers"),
+        ("mg_wfbp:paper", "quick", "'quick' is unknown"),
+        ("language_model", "size=2B", "unknown size '2B'; known sizes: tiny, 140k"),
+        ("language_model", "steps=60", "steps must be a multiple of 50"),
+        ("cifar10", "delay=rain", "unknown delay 'rain'; known delays: equal"),
+        ("swarm", "nodes=12", "nodes must be a multiple of 8, got 12"),
+        ("swarm", "graph=star", "all meetings share a few nodes"),
+    ],
+)
+def test_bad_arguments_are_a_sentence(name, argument, words):
+    with pytest.raises(ValueError, match=words):
+        QUESTIONS[name].get_config(argument)
+
+
+# --- one question after the other ---
+
+
+@pytest.mark.parametrize("delay", ["slow4", "pause"])
+def test_tuned_rounds_of_any_length_meet_the_same_spells(delay):
+    """A draw per round of 128 samples lasts for 32 mini-batches of 4, whatever M is."""
+    config = nonblocking.VARIANTS["tuned"].get_config(f"delay={delay}")
+    assert (config.batch_size, config.draw) == (4, "mini_batch")
+    assert (config.delay.get("mini_batches") == 32) == (delay == "pause")
+    law = prepare.build_delay(config.delay).seeded(0)
+    first, last, other = (float(law.duration(1, 0.0, count)) for count in (0, 31, 32))
+    assert (first == last) == (delay == "pause")
+    assert min(first, last, other) == pytest.approx(nonblocking.NOMINAL / 32, rel=0.5)
+
+
+@pytest.mark.parametrize("name", ["tuned_images", "tuned_text"])
+def test_other_tasks_meet_the_delays_of_the_digits(name):
+    """The time of a mini-batch is as its samples, and an exchange takes four mini-batches."""
+    file = nonblocking.VARIANTS[name]
+    config = file.get_config()
+    each = nonblocking.NOMINAL * config.batch_size / 128
+    assert config.delay.law.mean == each and config.delay.factors.to_dict() == {0: 4.0}
+    assert config.communication == 4 * each and config.stop_at_target
+    assert file.get_config("workers=8,communication=0.25").communication == 0.05
+
+
+def test_every_mixer_has_all_of_its_weightings_and_its_blocking_rounds_at_all_rates():
+    variant = nonblocking.VARIANTS["weightings"]
+    groups, known = {}, {"all_reduce": algorithms.WEIGHTINGS}
+    for arm, changes in variant.sweep():
+        groups.setdefault(arm.rpartition("/")[0], []).append(changes)
+    assert list(groups) == [
+        f"{mixer}/{weighting}"
+        for mixer in nonblocking.MIXERS
+        for weighting in (*known.get(mixer, gossip.STEP_WEIGHTINGS), "blocking")
+    ]
+    for group, members in groups.items():
+        rates = nonblocking.RATES[group.partition("/")[0]]
+        assert len(members) == len(rates) >= 5 and list(rates) == sorted(set(rates))
+        assert ("wait" in members[0]) == group.endswith("/blocking")
+    config = variant.get_config("workers=4,mini_batches=2,slow=2,alpha=1")
+    assert config.delay.factors.to_dict() == {0: 2.0} and config.split.alpha == 1.0
+
+
+def test_arguments_reach_the_configs():
+    config = matcha.get_config("graph=4,budget=0.2,communication=0.02")
+    assert (config.name, config.algorithm) == ("matcha/budget=0.2", part("matcha", budget=0.2))
+    assert (config.graph, config.communication) == (part("matcha", k=4), part("link", seconds=0.02))
+    config = swarm.get_config("nodes=256,model=logistic,split=dirichlet,delay=slow4,graph=ring")
+    assert config.workers == 256 and config.graph.name == "ring"
+    assert config.split == part("dirichlet", alpha=0.3)
+    assert config.task == part("digits", model="logistic")
+    assert config.delay.factors.to_dict() == {0: 4.0}
+    assert config.optimizer.warmup_samples == 256 * 240
+    arms = dict(swarm.sweep())
+    assert arms["all_reduce"]["optimizer.learning_rate"] == 16 * swarm.RATES["all_reduce"]
+    assert (5, *[20] * 7) == FILES["frontier_async"].BY_SPEED  # the slow one's share
+    chosen = {changes["buckets"] for _, changes in FILES["mg_wfbp"].sweep() if "buckets" in changes}
+    assert {name.partition(":")[0] for name in chosen} == set(buckets.PLANNERS) - {"asc"}
+
+
+def test_signs_are_scaled_by_the_rate_and_decay_with_the_weights():
+    small_messages = FILES["small_messages"]
+    config = small_messages.get_config("tiny,steps=30,workers=2")
+    arms = dict(config_files.swept_arms(small_messages, config))
+    decay, signs = arms["demo/8 of 64/rate=0.002"]["optimizer"]
+    assert decay.weight_decay == config.optimizer.weight_decay > 0
+    assert signs.learning_rate == 0.002 and signs.schedule == config.optimizer.schedule
+
+
+def test_exact_diffusion_has_the_graphs_on_which_it_is_stable():
+    heterogeneous = FILES["heterogeneous"]
+    for workers in (16, 64):
+        config = heterogeneous.get_config(f"workers={workers}")
+        arms = dict(heterogeneous.sweep(config))
+        assert ("exact_diffusion/base_2/rate=0.2" in arms) == (workers == 16)  # refused beyond
+    config = heterogeneous.get_config("task=text,workers=8")
+    groups = {name.rpartition("/")[0] for name, _ in heterogeneous.sweep(config)}
+    assert groups == set(heterogeneous.TEXT_RATES) < set(heterogeneous.RATES)
+
+
+@pytest.mark.slow
+def test_a_size_has_the_parameters_of_its_name():
+    for size, parameters in (("10M", 1e7), ("1B", 1e9)):
+        shapes = prepare.prepare(FILES["language_model"].get_config(f"size={size}")).shapes
+        count = sum(int(leaf.size) for leaf in jax.tree.leaves(shapes))
+        assert count == pytest.approx(parameters, rel=0.1)

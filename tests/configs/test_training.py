@@ -1,0 +1,211 @@
+"""Configs that train: bit for bit after a kill, alike on slices, at equal samples or bytes."""
+
+import importlib
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import config_files, prepare, records, sweep, train
+from experiments.registry import part
+from tests.marks import slow
+
+LOGISTIC = "synthetic_logistic(samples=256, dimension=4)"
+
+
+def arm_of(file, name, argument=None, variant=None, **changes):
+    """Arm `name` of a config, or the first one whose name begins so, with changes."""
+    file = importlib.import_module(f"configs.{file}")
+    file = file.VARIANTS[variant] if variant else file
+    config = file.get_config(argument)
+    arms = dict(config_files.swept_arms(file, config))
+    if name not in arms:
+        name = next(arm for arm in arms if arm.startswith(f"{name}/"))
+    return sweep.override(config, arms[name] | {"name": name} | changes)
+
+
+# --- real sizes, each as tiny as a test can train ---
+
+SAMPLES = 4  # of one batch of all workers
+ONE_BATCH = {
+    "workers": 2, "batch_size": SAMPLES // 2, "target_loss": None,
+    "split": "tests.configs.test_training:one_batch",
+}  # fmt: skip
+
+
+def one_batch(labels, workers, seed):
+    """Each worker's only mini-batch, the same in every epoch up to its order."""
+    del labels, seed
+    return np.array_split(np.arange(SAMPLES), workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "resnet50"])
+def test_it_fits_one_batch(name):
+    """Until the loss is a tenth of its start: gradients reach every layer, and the rate fits."""
+    gpt = arm_of("language_model", "all_reduce", "tiny", **ONE_BATCH)
+    own = {"optimizer": "sgd(learning_rate=0.05)"}
+    resnet50 = arm_of("imagenet", "all_reduce", "tiny", **ONE_BATCH, **own)
+    prepared = prepare.prepare(gpt if name == "gpt" else resnet50)
+    task, runtime = prepared.task, prepared.runtime
+    batch = jax.tree.map(lambda a: a[:SAMPLES], task.train)
+    losses = jax.jit(lambda params: task.losses(params, batch).mean())
+    params = task.init(jax.random.key(0))
+    run, found = runtime.start(params), [float(losses(params))]
+    while found[-1] > found[0] / 10 and run.update < 300:
+        run, _ = runtime.advance(run, np.inf, 10)
+        found.append(float(losses(jax.tree.map(lambda a: a[0], runtime.models(run)))))
+    assert found[-1] < found[0] / 10, found
+
+
+class Killed(Exception):
+    pass
+
+
+def metrics(place):
+    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "wall_seconds"} for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt/diloco", "resnet18"])
+def test_it_is_killed_and_goes_on_bit_for_bit(name, tmp_path):
+    fixed = ONE_BATCH | {"delay": "deterministic(value=1.0)", "communication": 0.0}
+    if name == "gpt/diloco":
+        config = arm_of("language_model", "diloco/H=10", "tiny", **fixed)
+    else:
+        own = {"mini_batches": 1, "optimizer": "sgd(learning_rate=0.05)"}
+        config = arm_of("cifar10", "all_reduce/nonblocking", "tiny", **fixed, **own)
+    each = float(config.mini_batches)  # seconds of an update
+    config = sweep.override(config, {"seconds": 5 * each, "evaluate_every": each})
+    train.run(config, tmp_path / "whole", checkpoint_seconds=0)
+    seen = []
+
+    def kill(record):
+        seen.append(record)
+        if len(seen) == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train.run(config, tmp_path / "cut", on_record=kill, checkpoint_seconds=0)
+    assert (tmp_path / "cut" / "checkpoint").is_dir()
+    train.run(config, tmp_path / "cut", checkpoint_seconds=0)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert len(metrics(tmp_path / "whole")) > 3
+    whole, cut = (np.load(tmp_path / place / "parameters.npz") for place in ("whole", "cut"))
+    assert set(whole) == set(cut)
+    for key in whole:
+        np.testing.assert_array_equal(whole[key], cut[key])
+
+
+# --- local steps ---
+
+
+@pytest.mark.parametrize("arm", [slow("diloco/divided"), slow("diloco/alone")])
+def test_every_arm_of_slices_is_the_same_training(arm):
+    """To float32 rounding, which Adam's first steps enlarge."""
+
+    def trained(arm):
+        made = prepare.prepare(arm_of("diloco", arm, "tiny,steps=50,batch=4", mini_batches=4))
+        assert made.runtime.clock == "wall"
+        params = made.task.init(jax.random.key(0))
+        run, _ = made.runtime.advance(made.runtime.start(params), np.inf, 2)
+        return made.runtime.models(run)
+
+    near = {"rtol": 1e-2, "atol": 1e-4}
+    whole, other = trained("diloco/whole"), trained(arm)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **near), whole, other)
+
+
+def test_a_batch_that_a_slice_cannot_share_is_a_sentence():
+    with pytest.raises(ValueError, match="4 devices of a worker cannot share"):
+        prepare.prepare(arm_of("diloco", "diloco/whole", "tiny,steps=50,batch=4", batch_size=6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("local_training", "streaming_4_bits/H=30"),
+        ("local_training", "muloco/H=30"),
+        ("small_messages", "demo/1 of 256"),
+        ("small_messages", "swarm/H=30"),
+    ],
+)
+def test_methods_train_the_tiny_model_on_the_same_samples(file, name, tmp_path):
+    summary = train.run(arm_of(file, name, "tiny,steps=30,workers=2"), tmp_path)
+    assert summary["updates"] >= 1 and np.isfinite(summary["train_loss"])
+    assert summary["samples"] == 2 * 2 * 30
+
+
+# --- gossip and pairs ---
+
+
+@pytest.mark.slow
+def test_all_arms_send_about_the_same(tmp_path):
+    """Of 24 models each; a method that sends two makes half the updates."""
+    sent, updates = {}, {}
+    for name in ("dpsgd/ring", "gradient_tracking/ring", "dpsgd/base_2"):
+        task = part("digits", model="logistic")
+        config = arm_of("heterogeneous", name, "models=24,workers=8", task=task)
+        summary = train.run(config, tmp_path / name)
+        sent[name], updates[name] = summary["bytes_per_worker"], summary["updates"]
+    assert max(sent.values()) <= 1.2 * min(sent.values())
+    assert updates["dpsgd/base_2"] == pytest.approx(2 * updates["dpsgd/ring"], rel=0.1)
+    assert updates["gradient_tracking/ring"] == pytest.approx(updates["dpsgd/ring"] / 2, rel=0.2)
+
+
+@pytest.mark.slow
+def test_a_matching_is_a_unit_of_time_and_the_whole_budget_is_vanilla(tmp_path):
+    # A task without labels has nothing to split by Dirichlet.
+    brief = {
+        "task": LOGISTIC, "split": "iid", "updates": 40, "target_loss": None, "evaluate_every": 100,
+    }  # fmt: skip
+    vanilla, whole, half = (
+        train.run(arm_of("matcha", f"{arm}/rate=0.8", **brief), tmp_path / arm)
+        for arm in ("vanilla", "matcha/budget=1", "periodic/budget=0.5")
+    )
+    assert vanilla["communication_seconds"] == pytest.approx(40 * 5 * 0.1)  # 5 matchings
+    assert whole["communication_seconds"] == pytest.approx(40 * 5 * 0.1)
+    assert whole["train_loss"] == pytest.approx(vanilla["train_loss"], rel=1e-3)
+    rounds = half["communication_seconds"] / (5 * 0.1)
+    assert rounds == pytest.approx(round(rounds)) and 10 < rounds < 30  # of 40, half expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["all_reduce", "swarm/H=2/blocking"])
+def test_every_arm_has_the_same_samples(name, tmp_path):
+    """A twentieth of each budget, of a tiny task: 240 samples per node."""
+    config = arm_of("swarm", name, task=LOGISTIC, seconds=100.0, evaluate_every=50.0)
+    config.updates //= 20
+    summary = train.run(config, tmp_path)
+    assert summary["samples"] == pytest.approx(16 * 240, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("communication", ["network(latency=0.25, bandwidth=100.0)", 0.5])
+def test_what_is_sent_again_has_its_seconds_in_the_records(communication, tmp_path):
+    """A start-up a message and the bytes on a network, else half of an exchange a message."""
+    changes = {"updates": 20, "communication": communication, "task": LOGISTIC}
+    config = arm_of("swarm", "swarm/H=2/8 bits", **changes)
+    config.optimizer.learning_rate = 200.0
+    train.run(config, tmp_path)
+    last = records.read_metrics(tmp_path)[-1]
+    count, size = last["extra_messages_per_worker"], last["extra_bytes_per_worker"]
+    assert count > 0 and size > 0
+    seconds = 0.25 * count
+    if communication != 0.5:
+        seconds += size / 100.0
+    assert last["extra_seconds_per_worker"] == pytest.approx(seconds)
+    assert last["bytes_per_worker"] == last["planned_bytes_per_worker"] + size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["all_reduce", "swarm/H=4"])
+def test_arms_of_a_length_see_equal_samples_under_a_rate_that_falls_over_them(method, tmp_path):
+    config = arm_of("swarm", f"{method}/batches=75", None, "epochs", task=LOGISTIC)
+    summary = train.run(config, tmp_path)
+    samples = 16 * 8 * 75
+    assert summary["samples"] == pytest.approx(samples, rel=0.01)
+    assert config.optimizer.schedule.samples == samples
