@@ -19,11 +19,9 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compression import Reducer
-from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
+from algorithms.row_sparse import AGREEMENT, budget_rows, row_bytes, with_tables_reduced
 from comms import compact, owners
 from comms.messages import Payload
-
-AGREEMENT = 4  # bytes of the largest number of rows in a list
 
 
 def through_owners(
@@ -54,7 +52,7 @@ def through_owners(
 
     def reduce(x, state, draw):
         fits = room(len(x), jax.lax.axis_size(AXIS))
-        found = owners.all_reduce(x, fits, _dense, AXIS)
+        found = owners.all_reduce(x, fits, compact.dense_sum, AXIS)
         chosen = jnp.where(found.push_overflow > 0, 1, jnp.where(found.pull_overflow > 0, 2, 0))
         left = found.push_overflow + found.pull_overflow
         return found.total, x, compression.count_fallback(state, chosen, left)
@@ -86,7 +84,3 @@ def parallax(
     union_of = None if union_ratio is None else budget_rows("parallax", union_ratio, None)
     reducer = through_owners(own_of, union_of)
     return with_tables_reduced("parallax", optimizer, reducer, sparse, weighting)
-
-
-def _dense(x, fell_back):
-    return compact.dense_sum(x, fell_back, AXIS)
