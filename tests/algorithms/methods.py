@@ -5,12 +5,13 @@ import types
 import numpy as np
 import optax
 
-import algorithms as use
+from algorithms import ALGORITHMS
 from algorithms import reducers as by
 from algorithms.base import scale_by_samples
 from comms import cost, topology
 
 N = 8  # workers
+use = types.SimpleNamespace(**ALGORITHMS)
 
 
 def momentum(rate=0.05):

@@ -135,27 +135,6 @@ def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
     assert (np.abs(states.residual).max(1) > 1e-3).all()
 
 
-SHORT = {"bf16": by.bf16, "fp16": by.fp16, "int8": lambda: by.int8(bucket=16)}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", SHORT)
-def test_a_worker_that_finished_nothing_keeps_what_it_rounds_for_others(name):
-    reducer = by.error_feedback(SHORT[name]())
-    x = np.random.default_rng(3).standard_normal((N, 40)).astype(np.float32)
-    x[1] = 0
-    states = jax.vmap(reducer.init)(jnp.asarray(x))
-    before = 1.0 + np.arange(40, dtype=np.float32)
-    states = states._replace(residual=states.residual.at[1].set(before))
-    total, _, states = reduced(reducer, x, states, (3, 0, 3, 3))
-    residual = np.asarray(states.residual, np.float64)
-    residual[1] -= before
-    assert (residual[1, 10:20] != 0).any()  # its chunk
-    np.testing.assert_array_equal(np.delete(residual[1], np.s_[10:20]), 0)
-    done = np.asarray(total[0], np.float64)
-    np.testing.assert_allclose(done + 3 * residual.sum(0), x.sum(0), atol=1e-5)
-
-
 def test_bytes_are_those_of_the_last_and_of_indices():
     """Of 1,000 entries; 100 values in 4 bits fill 13 words, with one norm."""
     leaf = jax.ShapeDtypeStruct((10, 100), jnp.float32)

@@ -115,10 +115,3 @@ def test_elements_are_found_where_rows_are_dense():
     assert error < 1e-4 and fell and sent > 0.7
     error, fell, sent = outcome(by_element, total, 0)
     assert error < 1e-4 and not fell and sent < 0.19
-
-
-def test_what_does_not_fit_is_counted_in_rows():
-    total = with_rows(400, 0)
-    _, states = reduced_by(EXACT, SIZE, WIDTH)(split_over_workers(total, 0), 0.0)
-    counts = EXACT.metrics(states)
-    assert counts["fallbacks"] == 1 and 300 < counts["unresolved"] <= 400
