@@ -17,7 +17,7 @@ from comms.messages import Payload
 
 
 def gathered_rows(x, words, budget: int) -> jax.Array:
-    """Sum arrays [n, ...], each of at most `budget` non-zero rows, those of the bitmap."""
+    """Sum arrays [n, ...], each of at most `budget` non-zero rows, named by the bitmap."""
     position = bitmap.positions(words, budget)
     values = x.at[position].get(mode="fill", fill_value=0)
     message = jax.lax.all_gather((position, values), AXIS)

@@ -25,7 +25,7 @@ UPDATES = 50
 
 
 def rows(slow="", more=()):
-    """Return the rows of the battery; those of the kinds `slow`, and the rows `more`, are slow.
+    """Return the rows of the battery; slow: kinds that are, as are the rows `more`.
 
     All tests of a method follow one another, and share what it has been compiled to.
     """

@@ -53,7 +53,7 @@ def reduced_by(method, size, width):
 
 
 def outcome(method, total, seed):
-    """Return (relative error, True if it fell back, bytes over those of a dense all-reduce)."""
+    """Return (relative error, True if it fell back, bytes over a dense all-reduce)."""
     found, states = reduced_by(method, *total.shape)(split_over_workers(total, seed), 8.0 * seed)
     table = {"embedding": jax.ShapeDtypeStruct(total.shape, jnp.float32)}
     fell = method.fallbacks(states, table, N, Row(0))
