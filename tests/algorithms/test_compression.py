@@ -126,11 +126,12 @@ def test_memory_is_frozen_where_a_worker_finished_nothing():
         assert (np.asarray(old[0]) != new[0]).any()
 
 
-def alone(method, gradient, state, **given):
-    """Return (what one worker of one gets, its state)."""
+@functools.partial(jax.jit, static_argnums=0)
+def alone(update, gradient, state, weight=None):
+    """Return (the mean over one worker, its state)."""
 
     def one(gradient, state):
-        return method.exchange.update(gradient, state, samples=0.0, version=0, **given)
+        return update(gradient, state, samples=0.0, version=0, weight=weight)
 
     return jax.vmap(one, axis_name=AXIS)(gradient, state)
 
@@ -141,7 +142,7 @@ def test_momentum_correction_by_hand():
     state = jax.tree.map(lambda a: a[None], method.exchange.init(jnp.zeros(2)))
     sent = []
     for _ in range(3):
-        out, state = alone(method, jnp.array([[4.0, 1.0]]), state)
+        out, state = alone(method.exchange.update, jnp.array([[4.0, 1.0]]), state)
         sent.append(out[0].tolist())
     # The second entry owes 1, then 1 + 1.5, then 1 + 1.5 + 1.75.
     assert sent == [[4, 0], [4, 0], [0, 4.25]]
@@ -152,7 +153,7 @@ def test_memory_of_short_floats_is_not_rounded():
     """Three mini-batches of 1 + 2^-7 weigh what bfloat16 cannot hold."""
     method, gradient = use.top_k(SGD, ratio=0.5), jnp.array([[4.0, 1 + 2.0**-7]], jnp.bfloat16)
     state = jax.tree.map(lambda a: a[None], method.exchange.init(gradient[0]))
-    out, state = alone(method, gradient, state, weight=3.0)
+    out, state = alone(method.exchange.update, gradient, state, 3.0)
     assert out.dtype == jnp.bfloat16 and out[0].tolist() == [4, 0]
     assert state.reducers[0].residual[0].tolist() == [0, 1 + 2.0**-7]
 
