@@ -7,7 +7,7 @@ Non-blocking Mini-batches*, arXiv 2211.00889.
 
 import optax
 
-from algorithms.base import WEIGHTINGS, Algorithm, choose, freeze_when_idle
+from algorithms.base import WEIGHTINGS, Algorithm, Details, choose, freeze_when_idle
 from algorithms.compression import Reducer
 from algorithms.mean import compressed, mean_messages, mean_over_workers, reduced_by
 
@@ -35,5 +35,5 @@ def all_reduce(
         messages=mean_messages,
         server=freeze_when_idle(optimizer),
         weight=choose("weighting", WEIGHTINGS, weighting),
-        mean_only=True,
+        details=Details(mean_only=True),
     )

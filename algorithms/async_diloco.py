@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm
+from algorithms.base import Algorithm, map_columns
 from algorithms.gossip import check_momentum
 from algorithms.local_sgd import local_sgd
 
@@ -55,12 +55,7 @@ def delayed_nesterov(
             step = push / period + jnp.where(full, momentum * velocity, 0)
             return -learning_rate * step, jnp.where(full, 0, gathered), velocity
 
-        leaves, structure = jax.tree.flatten(updates)
-        others = (jax.tree.leaves(tree) for tree in (state.gathered, state.momentum))
-        found = [leaf(*row) for row in zip(leaves, *others, strict=True)]
-        step, gathered, velocity = (
-            jax.tree.unflatten(structure, column) for column in zip(*found, strict=True)
-        )
+        step, gathered, velocity = map_columns(leaf, updates, state.gathered, state.momentum)
         return step, Delayed(jnp.where(full, 0, pushes), gathered, velocity)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -13,6 +13,23 @@ A complete method, runnable as it stands: all-reduce SGD on four workers under `
 ...                                  batches=4)
 >>> optax.apply_updates(params, update)
 Array([-0.5, -0.5], dtype=float32)
+
+Extra arguments of an exchange, all from the schedule:
+
+    weight      of this worker in a mean; None: all alike
+    batches     mini-batches it finished, of `nominal` in a full round
+    worker      its identity, not its position in the axis
+    version     int32, of the parameters that its contribution was taken at
+    first       int32, counter of the contribution's first mini-batch
+    active      bool [M], matchings in use, of a method with `links`
+    partner     position in the axis of its partner, where the schedule has pairs
+    samples     float32, seen by all workers before this update
+    count       the same, uint32 and exact, by which all workers draw alike
+    staleness   updates since its parameters were read
+    current     the newest parameters, where the worker's may be older
+
+A worker that no other worker waits for knows neither the last four nor the other workers of its
+update: its draws follow from the other arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,58 +91,53 @@ class Needs(NamedTuple):
     otherwise: str = ""
 
 
-class Algorithm(NamedTuple):
-    """Distributed method, as parts that do not depend on the place of the workers.
+class Details(NamedTuple):
+    """Facts that few methods state, all of which `Algorithm` has as properties too.
 
-    exchange: optax transform over the axis `AXIS`, called once per update with the
-        worker's contribution; the only part whose collectives name the axis. Extra arguments,
-        all from the schedule: `weight` (of this worker in a mean; None: all alike), `batches`
-        (mini-batches it finished), `nominal` (mini-batches of a full round), `samples` (float32,
-        seen by all workers before this update), `count` (the same, uint32 and exact, by which all
-        workers draw alike), `worker` (its identity, not its position in the axis), `version`
-        (int32, of the parameters that its contribution was taken at), `first` (int32, counter of
-        the contribution's first mini-batch), `staleness` (updates since its parameters were
-        read), `current` (the newest parameters, where the worker's may be older), `active`
-        (see `links`) and `partner` (position in the axis of this worker's partner, where the
-        schedule has pairs). A worker that no other worker waits for knows neither `samples`,
-        `count`, `staleness` and `current` nor the other workers of its update: its draws follow
-        from the other arguments.
-    work: transform of a worker's mini-batches between exchanges. None: the mean gradient at
-        one point is its contribution. An optax transform: one step per mini-batch, and the
-        contribution is base - live.
-    server: optimizer that is applied, outside the axis, to the result of the exchange: the method
-        is *replicated*, one copy of parameters and optimizer state. None: the method is *local*,
-        every worker has its own, and the exchange returns the change of its parameters.
-    adopt: (own parameters, the server's, exchange state, updates that the server's have had) -> own
-        parameters. With a server, every worker then keeps a model of its own beside the server's,
-        at which it works: the exchange returns a `Parted`, with the server's parameters as the
-        extra argument `current`. Before it begins a contribution a worker reads the server's
-        parameters, at `version`, and adopts a part of them; on a mesh it does so at the end
-        of a round. The server's are evaluated. None: it takes all of them, so that there is one
-        model.
-    grad_params: (exchange state, params) -> the point of the gradients, if it is not params.
-    weight: finished mini-batches -> weight of a worker in an all-reduce.
     mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
         keeps no state, so that a simulator may take one gradient of the weighted mean loss over
         all samples.
-    messages: (params or their shapes, workers, row) -> the messages of a worker in an update, in
-        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from it.
     settled: first update from which on messages no longer depend on the number of earlier updates.
-    graph: links over which workers exchange; None: all.
-    public: (exchange state, params) -> the model that a worker of a local method shows to others,
-        if that is not its params: it is evaluated, and its distance over workers counts.
     metrics: exchange state with a leading axis of workers -> numbers for the records. Where pairs
         repeat unreadable messages, `extra_messages_per_worker` and `extra_bytes_per_worker` come
         on top of `messages`, and a run records the seconds that this takes.
     fallbacks: (exchange state with a leading axis of workers, params or their shapes, workers,
         row) -> messages sent so far in place of the messages of this row because of the data. None:
         there are never any.
-    decide: gradient -> parameters of the method that it leaves to a gradient, by name: with
-        these it is built again. The gradient is that of the first mini-batches of all workers.
-        None: nothing is open.
+    decide: gradient of the first mini-batches of all workers -> parameters that the method leaves
+        to it, by name: with these it is built again. None: nothing is open.
+    """
+
+    mean_only: bool = False
+    settled: int = 0
+    metrics: Callable[[Any], dict[str, jax.Array]] | None = None
+    fallbacks: Callable[[Any, Any, int, Row], Fallbacks] | None = None
+    decide: Callable[[Any], dict[str, Any]] | None = None
+
+
+class Algorithm(NamedTuple):
+    """Distributed method, as parts that do not depend on the place of the workers.
+
+    exchange: optax transform over the axis `AXIS`, called once per update with the worker's
+        contribution; the only part whose collectives name the axis.
+    work: transform of a worker's mini-batches between exchanges; the contribution is base - live.
+        None: the mean gradient at one point is its contribution.
+    server: optimizer that is applied, outside the axis, to the result of the exchange: one copy of
+        parameters and optimizer state (*replicated*). None: every worker has its own, and the
+        exchange returns the change of its parameters (*local*).
+    adopt: (own parameters, the server's, exchange state, updates that the server's have had) -> own
+        parameters, as a worker begins a contribution (on a mesh: as a round ends). Then workers
+        keep models beside the server's, which is evaluated, and the exchange returns a `Parted`.
+        None: they take all of the server's.
+    grad_params: (exchange state, params) -> the point of the gradients, if it is not params.
+    weight: finished mini-batches -> weight of a worker in an all-reduce.
+    messages: (params or their shapes, workers, row) -> the messages of a worker in an update, in
+        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from it.
+    graph, links: pairs that exchange, and its matchings that each update uses; None: all, always.
+    public: (exchange state, params) -> the model that a worker of a local method shows to others,
+        if that is not its params.
     needs: requirements on the updates that a waiting rule makes.
-    links: matchings of the graph that each update uses; None: all, always. Then the
-        extra argument `active` [M] gives them to the exchange.
+    details: facts that few methods state.
     """
 
     exchange: optax.GradientTransformationExtraArgs
@@ -134,21 +146,30 @@ class Algorithm(NamedTuple):
     adopt: Callable[[Any, Any, Any, jax.Array], Any] | None = None
     grad_params: Callable[[Any, Any], Any] | None = None
     weight: Callable[[jax.Array], jax.Array] = proportional
-    mean_only: bool = False
     messages: Messages | None = None
-    settled: int = 0
     graph: nx.Graph | None = None
     links: Links | None = None
     public: Callable[[Any, Any], Any] | None = None
-    metrics: Callable[[Any], dict[str, jax.Array]] | None = None
-    fallbacks: Callable[[Any, Any, int, Row], Fallbacks] | None = None
-    decide: Callable[[Any], dict[str, Any]] | None = None
     needs: Needs = Needs()
+    details: Details = Details()
+
+    mean_only = property(lambda self: self.details.mean_only)
+    settled = property(lambda self: self.details.settled)
+    metrics = property(lambda self: self.details.metrics)
+    fallbacks = property(lambda self: self.details.fallbacks)
+    decide = property(lambda self: self.details.decide)
 
     @property
     def own_models(self) -> bool:
         """True if every worker has a model of its own."""
         return self.server is None or self.adopt is not None
+
+
+def map_columns(leaf: Callable, tree: Any, *others: Any) -> tuple:
+    """Return the trees of what a function of leaves returns, which are several results."""
+    leaves, structure = jax.tree.flatten(tree)
+    rows = [leaf(*row) for row in zip(leaves, *map(jax.tree.leaves, others), strict=True)]
+    return tuple(jax.tree.unflatten(structure, column) for column in zip(*rows, strict=True))
 
 
 def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 from algorithms import reducers
-from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle
+from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle, map_columns
 from algorithms.compression import Encoder, Reducer
 from algorithms.gossip import graph_matchings, matrix_of
 from comms.messages import over_links
@@ -73,7 +73,7 @@ def compressed_gossip(
         key = jax.random.fold_in(jax.random.key(seed), worker)
         key = jax.random.fold_in(key, version)
 
-        def leaf(index, x, u, known, heard):
+        def leaf(x, u, known, heard, index):
             stepped = x.astype(jnp.float32) + u
             message = encoder.encode(stepped - known, jax.random.fold_in(key, index))
 
@@ -87,12 +87,8 @@ def compressed_gossip(
                 pull = pull + jnp.asarray(weight, jnp.float32)[me] * (new[-1] - known)
             return (u + gamma * pull).astype(x.dtype), known, jnp.stack(new)
 
-        leaves, structure = jax.tree.flatten(params)
-        others = (jax.tree.leaves(tree) for tree in (moved, state.known, state.heard))
-        found = [leaf(index, *row) for index, row in enumerate(zip(leaves, *others, strict=True))]
-        change, known, heard = (
-            jax.tree.unflatten(structure, column) for column in zip(*found, strict=True)
-        )
+        numbers = list(range(len(jax.tree.leaves(params))))
+        change, known, heard = map_columns(leaf, params, moved, state.known, state.heard, numbers)
         return change, Choco(known, heard, inner, state.update + 1)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import AXIS
-from comms import cost, quantise
-from comms import quantise as phases
+from comms import quantise
 from comms.collectives import divide
 from comms.messages import Payload
 from comms.quantise import Codec
@@ -104,7 +103,7 @@ def dense() -> Reducer:
         del draw
         return jax.lax.psum(x, AXIS), x, state
 
-    return Reducer(lambda leaf: (), reduce, lambda leaf, *_: Payload((4 * _size(leaf),)))
+    return Reducer(lambda leaf: (), reduce, lambda leaf, *_: Payload((4 * math.prod(leaf.shape),)))
 
 
 def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Reducer:
@@ -130,12 +129,12 @@ def two_phase(codec: Codec) -> Reducer:
     """
 
     def reduce(x, state, draw):
-        reduced = phases.two_phase_all_reduce(x, codec, AXIS, draw.own)
-        rounding = phases.at_own_chunk(reduced.left, x.size).reshape(x.shape)
+        reduced = quantise.two_phase_all_reduce(x, codec, AXIS, draw.own)
+        rounding = quantise.at_own_chunk(reduced.left, x.size).reshape(x.shape)
         return reduced.total, reduced.sent - rounding, state
 
     def payload(leaf, workers, update):
-        return Payload((phases.two_phase_bytes(math.prod(leaf.shape), workers, codec),))
+        return Payload((quantise.two_phase_bytes(math.prod(leaf.shape), workers, codec),))
 
     def encode(x, key):
         return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))
@@ -147,8 +146,10 @@ def two_phase(codec: Codec) -> Reducer:
     return Reducer(lambda leaf: (), reduce, payload, encoder=encoder)
 
 
-def with_seed(inner: Reducer, seed: int) -> Reducer:
-    """Return the same reducer with random bits that follow from `seed` as well."""
+def with_seed(inner: Reducer, seed: int | None) -> Reducer:
+    """Return the same reducer with random bits that follow from `seed` as well; None: as it is."""
+    if seed is None:
+        return inner
 
     def reduce(x, state, draw):
         shared, own = (jax.random.fold_in(key, seed) for key in (draw.shared, draw.own))
@@ -284,10 +285,6 @@ def counters(states) -> list[Fallbacks]:
 def times_fallen(states) -> jax.Array:
     """Return the number of fallbacks so far, [] int32, from the states of one worker's reducers."""
     return sum((state.taken.sum() for state in counters(states)), jnp.int32(0))
-
-
-def _size(leaf) -> int:
-    return cost.payload_bytes(leaf) // np.dtype(leaf.dtype).itemsize
 
 
 def _zeros(leaf):

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle, proportional
+from algorithms.base import (
+    AXIS,
+    WEIGHTINGS,
+    Algorithm,
+    Details,
+    choose,
+    freeze_when_idle,
+    proportional,
+)
 from algorithms.compression import Draw, Reducer, counters, times_fallen
 from comms import collectives, hashing
 from comms.collectives import HEADROOM, divide, scaled_weights, weigh
@@ -200,12 +208,10 @@ def compressed(
             seed=seed,
         ),
         messages=messages,
-        settled=warmup_updates,
         server=freeze_when_idle(optimizer),
         weight=weight_of,
-        metrics=_metrics,
-        fallbacks=fallbacks,
         needs=needs,
+        details=Details(settled=warmup_updates, metrics=_metrics, fallbacks=fallbacks),
     )
 
 

@@ -28,7 +28,7 @@ from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compression import Reducer
 from algorithms.mean import CompressionState, compressed
-from comms import cost, quantise
+from comms import quantise
 from comms.messages import Payload
 
 SIGNS = quantise.sign_codec()
@@ -50,7 +50,7 @@ def signs_both_ways(workers: int) -> Reducer:
     """
 
     def init(leaf):
-        return jnp.zeros(quantise.chunk_entries(_size(leaf), workers), jnp.float32)
+        return jnp.zeros(quantise.chunk_entries(leaf.size, workers), jnp.float32)
 
     def reduce(x, owed, draw):
         reduced = quantise.two_phase_all_reduce(x, SIGNS, AXIS, owed=draw.total * owed)
@@ -59,7 +59,7 @@ def signs_both_ways(workers: int) -> Reducer:
         return reduced.total, reduced.sent, left
 
     def payload(leaf, workers, update):
-        return Payload((quantise.two_phase_bytes(_size(leaf), workers, SIGNS),))
+        return Payload((quantise.two_phase_bytes(leaf.size, workers, SIGNS),))
 
     return Reducer(init, reduce, payload, name="signs both ways")
 
@@ -137,7 +137,7 @@ def one_bit_adam(
     reducer = compression.with_error_feedback(reducer)
 
     def reducer_of(path, leaf):
-        size = _size(leaf)
+        size = leaf.size
         return reducer if quantise.two_phase_bytes(size, workers, SIGNS) < 4 * size else None
 
     method = compressed(
@@ -156,7 +156,8 @@ def one_bit_adam(
 
     exchange = momentum_in_signs(method.exchange, warmup_updates, b1, b2, eps)
     needs = method.needs._replace(workers=workers)
-    return method._replace(exchange=exchange, needs=needs, metrics=metrics)
+    details = method.details._replace(metrics=metrics)
+    return method._replace(exchange=exchange, needs=needs, details=details)
 
 
 def _without_gaps(variance):
@@ -178,7 +179,3 @@ def _without_gaps(variance):
 
 def _choose(condition, chosen: Any, other: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
-
-
-def _size(leaf) -> int:
-    return cost.payload_bytes(leaf) // jnp.dtype(leaf.dtype).itemsize

@@ -19,11 +19,9 @@ import optax
 from algorithms import compression
 from algorithms.base import AXIS, Algorithm
 from algorithms.compression import Reducer
-from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
+from algorithms.row_sparse import AGREEMENT, budget_rows, row_bytes, with_tables_reduced
 from comms import compact
 from comms.messages import Payload
-
-AGREEMENT = 4  # bytes of the largest number of rows in a list
 
 
 def through_owners(

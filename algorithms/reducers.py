@@ -12,22 +12,42 @@ its last reducer, and the indices that `top_k` needs.
 """
 
 import functools
+import math
 from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 
-from algorithms import compression, quantised
-from algorithms.compression import Reducer
-from algorithms.top_k import check_ratio, largest, random
-from comms import chunked
-from comms.quantise import BFLOAT16, FLOAT16
+from algorithms import compression
+from algorithms.base import AXIS
+from algorithms.compression import Encoder, Reducer, gathered, two_phase
+from comms import chunked, sparse
+from comms import quantise as codecs
+from comms.messages import Payload
+
+INDEX_BYTES = 4  # bytes of an int32
 
 
 def top_k(ratio: float = 0.01) -> Reducer:
     """Sum the largest entries of every worker, of every parameter a share `ratio`."""
     check_ratio("top_k", ratio)
-    return largest(ratio)._replace(name="top_k")
+
+    def reduce(x, state, draw):
+        del draw
+        message = sparse.top_k(x, _entries(x, ratio), ordered=False)
+        total = sparse.all_gather_sum(message, x.size, AXIS).reshape(x.shape)
+        return total, sparse.decode(message, x.size).reshape(x.shape), state
+
+    def payload(leaf, workers, update):
+        return Payload(gathered=(sparse.payload_bytes(_sent(leaf, ratio), jnp.float32),))
+
+    encoder = Encoder(
+        lambda x, key: sparse.top_k(x, _entries(x, ratio), ordered=False),
+        sparse.decode,
+        lambda size: sparse.payload_bytes(min(_share(size, ratio), size), jnp.float32),
+    )
+    within = functools.partial(_listed, ratio)
+    return Reducer(lambda leaf: (), reduce, payload, "top_k", encoder, within)
 
 
 def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
@@ -38,7 +58,7 @@ def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
             f"{bits}; 64 of 4096 in 2 bits is usual"
         )
     cut = chunked.Cut(chunk, k)
-    reducer = compression.gathered(
+    reducer = gathered(
         lambda x, key: chunked.encode(x, cut, bits),
         lambda message, size: chunked.decode(message, size, cut, bits),
         lambda size: chunked.payload_bytes(size, cut, bits),
@@ -46,47 +66,70 @@ def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
     return reducer._replace(name="chunked_top_k")
 
 
-def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int = 0) -> Reducer:
+def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int | None = 0) -> Reducer:
     """Sum the same random entries of all workers, of every parameter a share `ratio`.
 
-    unbiased: scaled by 1 / ratio, which no error feedback can bear.
+    unbiased: scaled by 1 / ratio, which no error feedback can bear. seed: folded into the method's,
+    here and below; None: the method's alone.
     """
     check_ratio("random_k", ratio)
-    reducer = compression.with_seed(random(ratio, unbiased), seed)
-    return reducer._replace(name="random_k")
+    return compression.with_seed(_random(ratio, unbiased), seed)._replace(name="random_k")
 
 
-def quantise(bits: int = 4, bucket: int = 512, seed: int = 0) -> Reducer:
+def quantise(bits: int = 4, bucket: int = 512, seed: int | None = 0) -> Reducer:
     """Round by QSGD to 2 to 16 `bits`; `bucket` entries share a norm (arXiv 1610.02132)."""
     if not 2 <= bits <= 16:
         raise ValueError(f"quantise: needs 2 to 16 bits, got {bits}; sign has 1 bit an entry")
-    reducer = quantised.rounded_to_levels(2 ** (bits - 1) - 1, bucket)
+    reducer = rounded_to_levels(2 ** (bits - 1) - 1, bucket)
     return compression.with_seed(reducer, seed)._replace(name="quantise")
 
 
-def natural(seed: int = 0) -> Reducer:
+def rounded_to_levels(levels: int, bucket: int) -> Reducer:
+    """Sum entries rounded to multiples of norm / levels; `bucket` entries share a norm."""
+    codecs.qsgd_bits(levels)  # raises ValueError for levels without a code
+    _check_bucket("qsgd", bucket)
+    return gathered(
+        lambda x, key: codecs.qsgd(x, levels, key, bucket),
+        lambda message, size: codecs.qsgd_decode(message, size, levels, bucket),
+        lambda size: codecs.qsgd_payload_bytes(size, levels, bucket),
+    )
+
+
+def natural(seed: int | None = 0) -> Reducer:
     """Round to powers of two, a byte per entry (arXiv 1905.10988)."""
-    return compression.with_seed(quantised.rounded_to_powers(), seed)._replace(name="natural")
+    reducer = gathered(
+        codecs.natural,
+        lambda message, size: codecs.natural_decode(message),
+        codecs.natural_payload_bytes,
+    )
+    return compression.with_seed(reducer, seed)._replace(name="natural")
 
 
 def sign() -> Reducer:
     """Send signs and their mean magnitude; biased, for error feedback (arXiv 1901.09847)."""
-    return quantised.signs()._replace(name="sign")
+    reducer = gathered(lambda x, key: codecs.sign(x), codecs.sign_decode, codecs.sign_payload_bytes)
+    return reducer._replace(name="sign")
 
 
 def bf16() -> Reducer:
     """Send two bytes per value, of 8 bits each; the sum is found in float32 and rounded once."""
-    return compression.two_phase(BFLOAT16)._replace(name="bf16")
+    return two_phase(codecs.BFLOAT16)._replace(name="bf16")
 
 
 def fp16() -> Reducer:
     """Send two bytes per value, of 11 bits each; a power of two per chunk keeps the range."""
-    return compression.two_phase(FLOAT16)._replace(name="fp16")
+    return two_phase(codecs.FLOAT16)._replace(name="fp16")
 
 
-def int8(bucket: int = 1024, seed: int = 0) -> Reducer:
-    """All-reduce in int8; `bucket` entries share a scale."""
-    return compression.with_seed(quantised.rounded_to_int8(bucket), seed)._replace(name="int8")
+def int8(bucket: int = 1024, seed: int | None = 0) -> Reducer:
+    """All-reduce in int8, rounded at random without bias; `bucket` entries share a scale."""
+    _check_bucket("int8_all_reduce", bucket)
+    return compression.with_seed(two_phase(codecs.int8_codec(bucket)), seed)._replace(name="int8")
+
+
+def _check_bucket(name: str, bucket: int) -> None:
+    if bucket < 1:
+        raise ValueError(f"{name}: needs buckets of 1 entry or more, got {bucket}; 512 is usual")
 
 
 def error_feedback(*reducers: Reducer) -> Reducer:
@@ -131,3 +174,91 @@ def chain(*reducers: Reducer) -> Reducer:
 def remembers(reducer: Reducer) -> bool:
     """Return True if workers keep anything for the reducer."""
     return bool(jax.tree.leaves(reducer.init(jax.ShapeDtypeStruct((8,), jnp.float32))))
+
+
+def _listed(ratio: float, inner: Reducer) -> Reducer:
+    """Return `top_k` with values that travel as the encoder of `inner` writes them."""
+    encoder = inner.encoder
+    if encoder is None:
+        raise ValueError(
+            f"top_k: picks other entries on every worker, so that {inner.name} cannot add up what "
+            "it picks; put bf16, fp16, int8, quantise, natural or sign behind it"
+        )
+
+    def write(x, key):
+        found = sparse.top_k(x, _entries(x, ratio))
+        return found._replace(values=encoder.encode(found.values, key))
+
+    def read(message, size):
+        entries = min(_share(size, ratio), size)
+        return message._replace(values=encoder.decode(message.values, entries))
+
+    def reduce(x, state, draw):
+        message = write(x, draw.own)
+        everybodys = jax.vmap(lambda message: read(message, x.size))(
+            jax.lax.all_gather(message, AXIS)
+        )
+        total = sparse.gathered_sum(everybodys, x.size)
+        sent = sparse.decode(read(message, x.size), x.size)
+        return total.reshape(x.shape), sent.reshape(x.shape), state
+
+    def bytes_of(size):
+        entries = min(_share(size, ratio), size)
+        return encoder.payload_bytes(entries) + INDEX_BYTES * entries
+
+    def payload(leaf, workers, update):
+        return Payload(gathered=(bytes_of(math.prod(leaf.shape)),))
+
+    listed = Encoder(
+        write, lambda message, size: sparse.decode(read(message, size), size), bytes_of
+    )
+    return Reducer(lambda leaf: (), reduce, payload, encoder=listed)
+
+
+def _random(ratio: float, unbiased: bool, inner: Reducer | None = None) -> Reducer:
+    """Sum the same random entries of all workers, ratio * size of them.
+
+    unbiased: scaled by size / entries. inner: reducer of the entries; None: an all-reduce.
+    """
+    last = compression.dense() if inner is None else inner
+
+    def reduce(x, state, draw):
+        k = _entries(x, ratio)
+        scale = x.size / k if unbiased else 1.0
+        values = scale * sparse.random_k(x, k, draw.shared)
+
+        def decode(values):
+            return sparse.random_k_decode(values, x.size, draw.shared).reshape(x.shape)
+
+        total, sent, state = last.reduce(values, state, draw)
+        return decode(total), decode(sent), state
+
+    def within(other: Reducer) -> Reducer:
+        return _random(ratio, unbiased, other if inner is None else inner.within(other))
+
+    def picked(leaf):
+        return jax.ShapeDtypeStruct((_sent(leaf, ratio),), jnp.float32)
+
+    return Reducer(
+        lambda leaf: last.init(picked(leaf)),
+        reduce,
+        lambda leaf, workers, update: last.payload(picked(leaf), workers, update),
+        within=within if inner is None or inner.within else None,
+    )
+
+
+def _entries(leaf, ratio: float) -> int:
+    return _share(math.prod(leaf.shape), ratio)
+
+
+def _share(size: int, ratio: float) -> int:
+    return max(1, round(ratio * size))
+
+
+def _sent(leaf, ratio: float) -> int:
+    return min(_entries(leaf, ratio), math.prod(leaf.shape))  # none of an empty leaf
+
+
+def check_ratio(method: str, ratio: float) -> None:
+    if not 0 < ratio <= 1:
+        raise ValueError(f"{method}: needs 0 < ratio <= 1, got {ratio}; 0.01 is usual")

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs, equal
+from algorithms.base import AXIS, Algorithm, Needs, equal, map_columns
 from comms import cost
 from comms.messages import Payload
 
@@ -114,7 +114,7 @@ def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Arra
     complete = ~table.owed.any() & (counts >= 1).all()  # the end of phase 1
     moves = counted & (owed | complete)
 
-    def leaf(averages, mean, coming, new):
+    def leaf(new, averages, mean, coming):
         average = averages[worker]
         change = jnp.where(counted, (new.astype(jnp.float32) - average) / known, 0)
         coming = coming + jnp.where(owed, 0, change) / workers
@@ -123,12 +123,7 @@ def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Arra
         averages = averages.at[worker].set(jnp.where(moves, 0, average + change))
         return averages, mean, jnp.where(complete, 0, coming)
 
-    leaves, structure = jax.tree.flatten(gradient)
-    others = (jax.tree.leaves(tree) for tree in (table.averages, table.mean, table.coming))
-    found = [leaf(*row) for row in zip(*others, leaves, strict=True)]
-    averages, mean, coming = (
-        jax.tree.unflatten(structure, column) for column in zip(*found, strict=True)
-    )
+    averages, mean, coming = map_columns(leaf, gradient, table.averages, table.mean, table.coming)
     return moves, table._replace(
         averages=averages,
         counts=counts.at[worker].set(jnp.where(moves, 0, counts[worker])),

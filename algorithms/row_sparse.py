@@ -15,6 +15,7 @@ from algorithms.compression import Reducer
 from algorithms.mean import compressed
 from comms import bitmap, compact, sketch
 from comms.messages import Payload
+from comms.trees import named_leaves
 
 DEFAULT_RATIO = 0.18  # share of a table's rows: 82 % fewer are sent
 
@@ -35,10 +36,7 @@ def with_known_paths(method: str, sparse: tuple[str, ...] | str, algorithm: Algo
     """Let the exchange refuse parameters that lack a row-sparse one."""
 
     def init_fn(params):
-        paths = [
-            jax.tree_util.keystr(path, simple=True, separator="/")
-            for path, _ in jax.tree_util.tree_leaves_with_path(params)
-        ]
+        paths = [path for path, _ in named_leaves(params)]
         wanted = ["*embedding*"] if sparse == "auto" else sparse
         missing = [name for name in wanted if not fnmatch.filter(paths, name)]
         if missing:
@@ -70,11 +68,7 @@ def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callabl
 
 def tables(tree, chosen: Callable[[str], bool]) -> list:
     """Return the row-sparse arrays of a tree, in order."""
-    with_paths = jax.tree_util.tree_leaves_with_path(tree)
-    named = (
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in with_paths
-    )
-    return [leaf for path, leaf in named if chosen(path) and leaf.ndim]
+    return [leaf for path, leaf in named_leaves(tree) if chosen(path) and leaf.ndim]
 
 
 def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
@@ -90,7 +84,8 @@ def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
         )
 
     exchange = optax.GradientTransformationExtraArgs(algorithm.exchange.init, refuse)
-    return algorithm._replace(exchange=exchange, decide=decide)
+    details = algorithm.details._replace(decide=decide)
+    return algorithm._replace(exchange=exchange, details=details)
 
 
 def row_bytes(shape: tuple[int, ...]) -> int:
@@ -114,6 +109,44 @@ def with_tables_reduced(
         weighting=weighting,
     )
     return with_known_paths(method, sparse, algorithm)
+
+
+AGREEMENT = 4  # bytes of the largest number of rows of a worker
+
+
+def list_bytes(budget: int, leaf) -> int:
+    """Return the bytes of a list of `budget` rows and their int32 indices."""
+    return budget * (4 + row_bytes(leaf.shape))
+
+
+def in_lists(budget_of: Callable[[int], int], summed: Callable, payload: Callable) -> Reducer:
+    """Sum arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense.
+
+    summed: (x, bitmap of its rows, budget) -> their sum. payload: as in `Reducer`, where they fit.
+    """
+
+    def reduce(x, state, draw):
+        words, budget = bitmap.pack(bitmap.occupied(x)), budget_of(len(x))
+        most = jax.lax.pmax(bitmap.count(words), AXIS)
+        fell_back = most > budget
+        total = jax.lax.cond(
+            fell_back,
+            lambda x: compact.dense_sum(x, fell_back, AXIS),
+            lambda x: summed(x, words, budget),
+            x,
+        )
+        left = jnp.maximum(most - budget, 0)
+        return total, x, compression.count_fallback(state, fell_back.astype(jnp.int32), left)
+
+    def instead(leaf, workers):
+        return ((Payload((AGREEMENT, leaf.shape[0] * row_bytes(leaf.shape))),),)
+
+    def pushed(leaf):
+        return Payload(gathered=(list_bytes(budget_of(leaf.shape[0]), leaf),))
+
+    return Reducer(
+        lambda leaf: compression.no_fallbacks(1), reduce, payload, instead=instead, pushed=pushed
+    )
 
 
 NOISE = 0.5**0.5  # largest error of an estimate, relative to that of an estimate of 0

@@ -14,11 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms import compression
 from algorithms.base import AXIS, Algorithm
-from algorithms.compression import Reducer
-from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
-from comms import bitmap, compact
+from algorithms.row_sparse import AGREEMENT, budget_rows, in_lists, row_bytes, with_tables_reduced
+from comms import bitmap
 from comms.messages import Payload
 
 
@@ -90,50 +88,6 @@ def _heard(x, capacity: int | None, pairs: list[tuple[int, int]], axis):
     return jnp.zeros_like(x).at[rows].set(values, mode="drop")
 
 
-AGREEMENT = 4  # bytes of the largest number of rows of a worker
-
-
-def doubled(budget_of) -> Reducer:
-    """Sum arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense."""
-
-    def payload(leaf, workers, update):
-        size, row = leaf.shape[0], row_bytes(leaf.shape)
-        sent = tuple(
-            Payload(
-                exchanged=doubling_bytes(step, size, row),
-                matchings=step.partners[None],
-            )
-            for step in steps(workers, size, budget_of(size), row)
-        )
-        return Payload((AGREEMENT,)), *sent
-
-    def reduce(x, state, draw):
-        budget = budget_of(len(x))
-        most = jax.lax.pmax(bitmap.count(bitmap.pack(bitmap.occupied(x))), AXIS)
-        fell_back = most > budget
-        total = jax.lax.cond(
-            fell_back,
-            lambda x: compact.dense_sum(x, fell_back, AXIS),
-            lambda x: doubling_all_reduce(x, budget, AXIS),
-            x,
-        )
-        left = jnp.maximum(most - budget, 0)
-        return total, x, compression.count_fallback(state, fell_back.astype(jnp.int32), left)
-
-    def list_bytes(leaf):
-        return budget_of(leaf.shape[0]) * (4 + row_bytes(leaf.shape))
-
-    return Reducer(
-        lambda leaf: compression.no_fallbacks(1),
-        reduce,
-        payload,
-        instead=lambda leaf, workers: (
-            (Payload((AGREEMENT, leaf.shape[0] * row_bytes(leaf.shape))),),
-        ),
-        pushed=lambda leaf: Payload(gathered=(list_bytes(leaf),)),
-    )
-
-
 def sparcml(
     optimizer: optax.GradientTransformation,
     *,
@@ -147,5 +101,18 @@ def sparcml(
     sparse: as in `s2_reducer`. ratio, budget: rows that a worker may send of a table, relative to
     the table or as a number.
     """
-    reducer = doubled(budget_rows("sparcml", ratio, budget))
+    budget_of = budget_rows("sparcml", ratio, budget)
+
+    def payload(leaf, workers, update):
+        size, row = leaf.shape[0], row_bytes(leaf.shape)
+        sent = tuple(
+            Payload(exchanged=doubling_bytes(step, size, row), matchings=step.partners[None])
+            for step in steps(workers, size, budget_of(size), row)
+        )
+        return Payload((AGREEMENT,)), *sent
+
+    def summed(x, words, budget):
+        return doubling_all_reduce(x, budget, AXIS)
+
+    reducer = in_lists(budget_of, summed, payload)
     return with_tables_reduced("sparcml", optimizer, reducer, sparse, weighting)

@@ -10,50 +10,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import compression
 from algorithms.base import AXIS, Algorithm
-from algorithms.compression import Reducer
-from algorithms.row_sparse import budget_rows, row_bytes, with_tables_reduced
+from algorithms.row_sparse import AGREEMENT, budget_rows, in_lists, list_bytes, with_tables_reduced
 from comms import bitmap
 from comms.messages import Payload
 
 
-def gathered_rows(budget_of) -> Reducer:
-    """Sum arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense."""
+def gathered_rows(x, words, budget: int) -> jax.Array:
+    """Sum arrays [n, ...], each of at most `budget` non-zero rows, named by the bitmap."""
+    position = bitmap.positions(words, budget)
+    values = x.at[position].get(mode="fill", fill_value=0)
+    message = jax.lax.all_gather((position, values), AXIS)
 
-    def payload(leaf, workers, update):
-        return Payload((4,), (list_bytes(leaf),))  # a flag that all fit; indices and values
+    def add(total, message):
+        return total.at[message[0]].add(message[1], mode="drop"), None
 
-    def list_bytes(leaf):
-        return budget_of(leaf.shape[0]) * (4 + row_bytes(leaf.shape))
-
-    def reduce(x, state, draw):
-        words = bitmap.pack(bitmap.occupied(x))
-        budget = budget_of(len(x))
-        most = jax.lax.pmax(bitmap.count(words), AXIS)
-        fell_back = most > budget
-
-        def listed(x):
-            position = bitmap.positions(words, budget)
-            values = x.at[position].get(mode="fill", fill_value=0)
-            message = jax.lax.all_gather((position, values), AXIS)
-
-            def add(total, message):
-                return total.at[message[0]].add(message[1], mode="drop"), None
-
-            return jax.lax.scan(add, jnp.zeros_like(x), message)[0]
-
-        total = jax.lax.cond(fell_back, lambda x: jax.lax.psum(x, AXIS), listed, x)
-        left = jnp.maximum(most - budget, 0)
-        return total, x, compression.count_fallback(state, fell_back.astype(jnp.int32), left)
-
-    return Reducer(
-        lambda leaf: compression.no_fallbacks(1),
-        reduce,
-        payload,
-        instead=lambda leaf, workers: ((Payload((4, leaf.shape[0] * row_bytes(leaf.shape))),),),
-        pushed=lambda leaf: Payload(gathered=(list_bytes(leaf),)),
-    )
+    return jax.lax.scan(add, jnp.zeros_like(x), message)[0]
 
 
 def sparse_all_gather(
@@ -69,5 +41,10 @@ def sparse_all_gather(
     sparse: as in `s2_reducer`. ratio, budget: rows that a worker may send of a table, relative to
     the table or as a number.
     """
-    reducer = gathered_rows(budget_rows("sparse_all_gather", ratio, budget))
+    budget_of = budget_rows("sparse_all_gather", ratio, budget)
+
+    def payload(leaf, workers, update):
+        return Payload((AGREEMENT,), (list_bytes(budget_of(leaf.shape[0]), leaf),))
+
+    reducer = in_lists(budget_of, gathered_rows, payload)
     return with_tables_reduced("sparse_all_gather", optimizer, reducer, sparse, weighting)

@@ -29,7 +29,7 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs, choose
+from algorithms.base import AXIS, Algorithm, Details, Needs, choose
 from algorithms.gossip import graph_matchings
 from algorithms.links import Links, given, one_at_a_time
 from comms import cost, gossip, lattice, topology
@@ -225,7 +225,7 @@ def swarm(
         graph=graph,
         links=links,
         public=None if blocking else lambda state, params: state.comm,
-        metrics=None if bits is None else codec_metrics,
+        details=Details(metrics=None if bits is None else codec_metrics),
         needs=Needs() if lockstep else Needs(pairs=True, stopped=blocking, otherwise=LOCKSTEP),
     )
 

@@ -5,61 +5,13 @@ import types
 import numpy as np
 import optax
 
-from algorithms import (
-    all_reduce,
-    async_diloco,
-    centred_clipping,
-    choco_sgd,
-    compensated_rate,
-    coordinate_median,
-    dc_asgd,
-    decentlam,
-    decoupled_diloco,
-    delay_adaptive,
-    demo,
-    dpsgd,
-    easgd,
-    ef21,
-    ef21_sgdm,
-    ef_sign,
-    exact_diffusion,
-    gradient_tracking,
-    hinge_staleness,
-    int8_all_reduce,
-    inverse_staleness,
-    krum,
-    local_sgd,
-    matcha,
-    mg_wfbp,
-    natural_compression,
-    noloco,
-    omnireduce,
-    one_bit_adam,
-    parallax,
-    periodic,
-    polynomial_staleness,
-    powersgd,
-    qg_dsgdm,
-    qsgd,
-    random_k,
-    reducers,
-    ringleader,
-    s2_reducer,
-    sgp,
-    sketched_sgd,
-    sparcml,
-    sparse_all_gather,
-    sparse_loco,
-    streaming_diloco,
-    swarm,
-    top_k,
-    trimmed_mean,
-)
+from algorithms import ALGORITHMS
+from algorithms import reducers as by
 from algorithms.base import scale_by_samples
-from algorithms.reducers import bf16, error_feedback, fp16, int8, natural
 from comms import cost, topology
 
 N = 8  # workers
+use = types.SimpleNamespace(**ALGORITHMS)
 
 
 def momentum(rate=0.05):
@@ -77,105 +29,105 @@ PROFILE = types.SimpleNamespace(
 # The battery asks these all that it asks: a mean, a centre, graphs, pushes, local steps, pairs, a
 # memory, two phases. The formula of a method has a test of its own.
 BATTERY = {
-    "all_reduce": lambda: all_reduce(momentum()),
-    "easgd": lambda: easgd(momentum(0.01), N),
-    "matcha": lambda: matcha(momentum(), topology.matcha_graph(0), budget=0.4),
-    "sgp/overlap": lambda: sgp(momentum(), N, overlap=2),
-    "local_sgd": lambda: local_sgd(momentum()),
-    "swarm/8 bits": lambda: swarm(momentum(0.01), topology.ring(N), bits=8, lockstep=True),
-    "top_k": lambda: top_k(momentum(), ratio=0.4),
-    "one_bit_adam": lambda: one_bit_adam(scale_by_samples(0.02), N, warmup_updates=20),
+    "all_reduce": lambda: use.all_reduce(momentum()),
+    "easgd": lambda: use.easgd(momentum(0.01), N),
+    "matcha": lambda: use.matcha(momentum(), topology.matcha_graph(0), budget=0.4),
+    "sgp/overlap": lambda: use.sgp(momentum(), N, overlap=2),
+    "local_sgd": lambda: use.local_sgd(momentum()),
+    "swarm/8 bits": lambda: use.swarm(momentum(0.01), topology.ring(N), bits=8, lockstep=True),
+    "top_k": lambda: use.top_k(momentum(), ratio=0.4),
+    "one_bit_adam": lambda: use.one_bit_adam(scale_by_samples(0.02), N, warmup_updates=20),
 }
 METHODS = BATTERY | {
-    "all_reduce/adam": lambda: all_reduce(optax.adam(0.05)),
-    "all_reduce/ring": lambda: all_reduce(momentum(), collective="ring"),
-    "dpsgd": lambda: dpsgd(momentum(), topology.ring(N)),
-    "dpsgd/confidence": lambda: dpsgd(momentum(), topology.ring(N), weighting="confidence"),
-    "dpsgd/local_sum": lambda: dpsgd(
+    "all_reduce/adam": lambda: use.all_reduce(optax.adam(0.05)),
+    "all_reduce/ring": lambda: use.all_reduce(momentum(), collective="ring"),
+    "dpsgd": lambda: use.dpsgd(momentum(), topology.ring(N)),
+    "dpsgd/confidence": lambda: use.dpsgd(momentum(), topology.ring(N), weighting="confidence"),
+    "dpsgd/local_sum": lambda: use.dpsgd(
         momentum(), topology.ring(N), weighting="local_sum", mixing_matrix="best_constant"
     ),
-    "choco_sgd": lambda: choco_sgd(
-        momentum(0.01), topology.ring(N), exchange=reducers.top_k(0.4), gamma=0.3
+    "choco_sgd": lambda: use.choco_sgd(
+        momentum(0.01), topology.ring(N), exchange=by.top_k(0.4), gamma=0.3
     ),
-    "noloco": lambda: noloco(momentum(0.01), topology.hypercube(N)),
-    "gradient_tracking": lambda: gradient_tracking(scale_by_samples(0.02), topology.ring(N)),
-    "exact_diffusion": lambda: exact_diffusion(scale_by_samples(0.02), topology.ring(N)),
-    "qg_dsgdm": lambda: qg_dsgdm(scale_by_samples(0.02), topology.ring(N)),
-    "decentlam": lambda: decentlam(scale_by_samples(0.02), topology.ring(N)),
-    "periodic": lambda: periodic(
+    "noloco": lambda: use.noloco(momentum(0.01), topology.hypercube(N)),
+    "gradient_tracking": lambda: use.gradient_tracking(scale_by_samples(0.02), topology.ring(N)),
+    "exact_diffusion": lambda: use.exact_diffusion(scale_by_samples(0.02), topology.ring(N)),
+    "qg_dsgdm": lambda: use.qg_dsgdm(scale_by_samples(0.02), topology.ring(N)),
+    "decentlam": lambda: use.decentlam(scale_by_samples(0.02), topology.ring(N)),
+    "periodic": lambda: use.periodic(
         momentum(), topology.ring(N), budget=0.5, order="combine_while_adapting"
     ),
-    "local_sgd/ring": lambda: local_sgd(
+    "local_sgd/ring": lambda: use.local_sgd(
         optax.adam(0.05), collective="ring", weighting="proportional", server_momentum=0.5
     ),
-    "mg_wfbp": lambda: mg_wfbp(momentum(), profile=PROFILE),
-    "mg_wfbp/ring": lambda: mg_wfbp(
+    "mg_wfbp": lambda: use.mg_wfbp(momentum(), profile=PROFILE),
+    "mg_wfbp/ring": lambda: use.mg_wfbp(
         optax.adam(0.05), buckets="wfbp", profile=PROFILE, collective="ring"
     ),
-    "all_reduce/chain": lambda: all_reduce(
-        momentum(), exchange=error_feedback(reducers.random_k(0.5), int8(bucket=2))
+    "all_reduce/chain": lambda: use.all_reduce(
+        momentum(), exchange=by.error_feedback(by.random_k(0.5), by.int8(bucket=2))
     ),
-    "all_reduce/bf16": lambda: all_reduce(momentum(), exchange=bf16()),
-    "all_reduce/fp16": lambda: all_reduce(momentum(), exchange=error_feedback(fp16())),
-    "local_sgd/bf16": lambda: local_sgd(
-        momentum(), exchange=error_feedback(reducers.top_k(0.4), bf16())
+    "all_reduce/bf16": lambda: use.all_reduce(momentum(), exchange=by.bf16()),
+    "all_reduce/fp16": lambda: use.all_reduce(momentum(), exchange=by.error_feedback(by.fp16())),
+    "local_sgd/bf16": lambda: use.local_sgd(
+        momentum(), exchange=by.error_feedback(by.top_k(0.4), by.bf16())
     ),
-    "local_sgd/top_k": lambda: local_sgd(momentum(), exchange=error_feedback(reducers.top_k(0.4))),
-    "local_sgd/lists": lambda: local_sgd(
-        momentum(0.01), exchange=error_feedback(reducers.top_k(0.6), natural())
+    "local_sgd/top_k": lambda: use.local_sgd(momentum(), exchange=by.error_feedback(by.top_k(0.4))),
+    "local_sgd/lists": lambda: use.local_sgd(
+        momentum(0.01), exchange=by.error_feedback(by.top_k(0.6), by.natural())
     ),
-    "streaming_diloco": lambda: streaming_diloco(momentum(0.01), fragments=3, overlap=2),
-    "decoupled_diloco": lambda: decoupled_diloco(momentum(0.01), fragments=3),
-    "sparse_loco": lambda: sparse_loco(momentum(0.01), chunk=4, k=2, bits=4),
-    "demo": lambda: demo(scale_by_samples(0.001), chunk=4, k=2, decay=0.9),
-    "async_diloco": lambda: async_diloco(momentum(0.01), N, period=3),
-    "sgp": lambda: sgp(momentum(), N),
-    "swarm": lambda: swarm(momentum(0.01), topology.hypercube(N), lockstep=True),
-    "s2_reducer": lambda: s2_reducer(momentum(), sparse=("w",), budget=8),
-    "s2_reducer/exact": lambda: s2_reducer(
+    "streaming_diloco": lambda: use.streaming_diloco(momentum(0.01), fragments=3, overlap=2),
+    "decoupled_diloco": lambda: use.decoupled_diloco(momentum(0.01), fragments=3),
+    "sparse_loco": lambda: use.sparse_loco(momentum(0.01), chunk=4, k=2, bits=4),
+    "demo": lambda: use.demo(scale_by_samples(0.001), chunk=4, k=2, decay=0.9),
+    "async_diloco": lambda: use.async_diloco(momentum(0.01), N, period=3),
+    "sgp": lambda: use.sgp(momentum(), N),
+    "swarm": lambda: use.swarm(momentum(0.01), topology.hypercube(N), lockstep=True),
+    "s2_reducer": lambda: use.s2_reducer(momentum(), sparse=("w",), budget=8),
+    "s2_reducer/exact": lambda: use.s2_reducer(
         optax.adam(0.05), sparse=("w",), exact=True, ratio=1.0, buckets="wfbp"
     ),
-    "s2_reducer/too small": lambda: s2_reducer(momentum(), sparse=("w",), exact=True, budget=2),
-    "sparse_all_gather": lambda: sparse_all_gather(momentum(), sparse=("w",), ratio=1.0),
-    "sparse_all_gather/too small": lambda: sparse_all_gather(
+    "s2_reducer/too small": lambda: use.s2_reducer(momentum(), sparse=("w",), exact=True, budget=2),
+    "sparse_all_gather": lambda: use.sparse_all_gather(momentum(), sparse=("w",), ratio=1.0),
+    "sparse_all_gather/too small": lambda: use.sparse_all_gather(
         momentum(), sparse=("w",), budget=1, weighting="equal"
     ),
-    "sparcml": lambda: sparcml(momentum(), sparse=("w",), ratio=1.0),
-    "sparcml/too small": lambda: sparcml(momentum(), sparse=("w",), budget=1),
-    "omnireduce": lambda: omnireduce(momentum(), sparse=("w",), block=2, ratio=1.0),
-    "omnireduce/too small": lambda: omnireduce(momentum(), sparse=("w",), ratio=0.01),
-    "parallax": lambda: parallax(momentum(), sparse=("w",), ratio=1.0),
-    "parallax/too small": lambda: parallax(
+    "sparcml": lambda: use.sparcml(momentum(), sparse=("w",), ratio=1.0),
+    "sparcml/too small": lambda: use.sparcml(momentum(), sparse=("w",), budget=1),
+    "omnireduce": lambda: use.omnireduce(momentum(), sparse=("w",), block=2, ratio=1.0),
+    "omnireduce/too small": lambda: use.omnireduce(momentum(), sparse=("w",), ratio=0.01),
+    "parallax": lambda: use.parallax(momentum(), sparse=("w",), ratio=1.0),
+    "parallax/too small": lambda: use.parallax(
         momentum(), sparse=("w",), budget=1, union_ratio=0.5, weighting="equal"
     ),
-    "top_k/momentum": lambda: top_k(
+    "top_k/momentum": lambda: use.top_k(
         scale_by_samples(0.05), ratio=0.2, momentum=0.9, warmup_updates=20
     ),
-    "random_k": lambda: random_k(momentum(0.01), ratio=0.4),
-    "sketched_sgd": lambda: sketched_sgd(scale_by_samples(0.02), ratio=1.0, k_ratio=0.5),
-    "powersgd": lambda: powersgd(momentum(), warmup_updates=10),
-    "one_bit_adam/equal": lambda: one_bit_adam(
+    "random_k": lambda: use.random_k(momentum(0.01), ratio=0.4),
+    "sketched_sgd": lambda: use.sketched_sgd(scale_by_samples(0.02), ratio=1.0, k_ratio=0.5),
+    "powersgd": lambda: use.powersgd(momentum(), warmup_updates=10),
+    "one_bit_adam/equal": lambda: use.one_bit_adam(
         scale_by_samples(0.02), N, warmup_updates=30, weighting="equal"
     ),
-    "qsgd": lambda: qsgd(momentum()),
-    "natural_compression": lambda: natural_compression(momentum()),
-    "ef21": lambda: ef21(momentum(0.01), N, exchange=reducers.top_k(0.4)),
-    "ef21/int8": lambda: ef21(momentum(0.01), N, exchange=int8(bucket=2)),
-    "ef21_sgdm": lambda: ef21_sgdm(scale_by_samples(0.02), N, exchange=reducers.top_k(0.4)),
-    "ef_sign": lambda: ef_sign(scale_by_samples(0.05)),
-    "int8_all_reduce": lambda: int8_all_reduce(momentum()),
-    "coordinate_median": lambda: coordinate_median(momentum(0.02)),
-    "trimmed_mean": lambda: trimmed_mean(momentum(0.02)),
-    "krum": lambda: krum(scale_by_samples(0.02), keep=2),
-    "centred_clipping": lambda: centred_clipping(momentum(0.02), radius=1.0, iterations=2),
-    "ringleader": lambda: ringleader(momentum(0.002), N),
+    "qsgd": lambda: use.qsgd(momentum()),
+    "natural_compression": lambda: use.natural_compression(momentum()),
+    "ef21": lambda: use.ef21(momentum(0.01), N, exchange=by.top_k(0.4)),
+    "ef21/int8": lambda: use.ef21(momentum(0.01), N, exchange=by.int8(bucket=2)),
+    "ef21_sgdm": lambda: use.ef21_sgdm(scale_by_samples(0.02), N, exchange=by.top_k(0.4)),
+    "ef_sign": lambda: use.ef_sign(scale_by_samples(0.05)),
+    "int8_all_reduce": lambda: use.int8_all_reduce(momentum()),
+    "coordinate_median": lambda: use.coordinate_median(momentum(0.02)),
+    "trimmed_mean": lambda: use.trimmed_mean(momentum(0.02)),
+    "krum": lambda: use.krum(scale_by_samples(0.02), keep=2),
+    "centred_clipping": lambda: use.centred_clipping(momentum(0.02), radius=1.0, iterations=2),
+    "ringleader": lambda: use.ringleader(momentum(0.002), N),
     # In lock-step nothing is stale, and these are all-reduce SGD.
-    "compensated_rate": lambda: compensated_rate(momentum(), threshold=0.1),
-    "dc_asgd": lambda: dc_asgd(momentum()),
-    "delay_adaptive": lambda: delay_adaptive(momentum(), workers=N),
-    "hinge_staleness": lambda: hinge_staleness(momentum()),
-    "inverse_staleness": lambda: inverse_staleness(momentum()),
-    "polynomial_staleness": lambda: polynomial_staleness(momentum()),
+    "compensated_rate": lambda: use.compensated_rate(momentum(), threshold=0.1),
+    "dc_asgd": lambda: use.dc_asgd(momentum()),
+    "delay_adaptive": lambda: use.delay_adaptive(momentum(), workers=N),
+    "hinge_staleness": lambda: use.hinge_staleness(momentum()),
+    "inverse_staleness": lambda: use.inverse_staleness(momentum()),
+    "polynomial_staleness": lambda: use.polynomial_staleness(momentum()),
 }
 # A gradient on the edge of two short values may be rounded either way: what that is worth at most.
 EDGES = {

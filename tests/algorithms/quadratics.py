@@ -20,17 +20,17 @@ OPTIMUM = (CURVATURE * CENTRE).sum(0, dtype=float) / CURVATURE.sum(0, dtype=floa
 
 
 def gradients(x):
-    """[n, d] of every worker at its own row of x."""
+    """Return the gradients [n, d] of all workers, each at its own row of x."""
     return CURVATURE * (x - CENTRE)
 
 
 def distance(x) -> float:
-    """The farthest that any worker's model is from the optimum, in any parameter."""
+    """Return the largest distance of any worker's model from the optimum, in any parameter."""
     return float(np.abs(np.asarray(x) - OPTIMUM).max())
 
 
 def rest_of_dpsgd(W, rate) -> np.ndarray:
-    """[n, d] where x <- W (x - rate g(x)) rests: a linear system for every parameter."""
+    """Return the point [n, d] at which x <- W (x - rate g(x)) rests, by a linear system each."""
     curvature, centre = CURVATURE.astype(float), CENTRE.astype(float)
     rests = [
         np.linalg.solve(np.eye(N) - W @ np.diag(1 - rate * a), rate * W @ (a * c))
@@ -40,7 +40,7 @@ def rest_of_dpsgd(W, rate) -> np.ndarray:
 
 
 def in_step(method, updates, finished=None) -> np.ndarray:
-    """[n, d] models after updates that all workers take part in, from 0.
+    """Return the models [n, d] after updates in which all workers take part, from 0.
 
     finished: [updates, n] mini-batches of each worker, of one; None: one each.
     """
@@ -93,7 +93,7 @@ def losses(x, examples):
 
 
 def simulated(method, wait, delay, updates, mini_batches=1, data=DATA, **options):
-    """([n, d] or [1, d] models, schedule) after `updates` of a waiting rule, from 0."""
+    """Return (models [n, d] or [1, d], schedule) after `updates` of a waiting rule, from 0."""
     rule = planned.rule(
         wait, delay, N, mini_batches, 0, graph=method.graph, links=method.links, **options
     )

@@ -8,28 +8,23 @@ import pytest
 from algorithms import choco_sgd, dpsgd
 from algorithms.reducers import (
     chain,
-    error_feedback,
-    int8,
     quantise,
-    random_k,
     top_k,
 )
 from comms import mixing, topology
-from stragglers import delays
-from tests.algorithms import quadratics
-from tests.algorithms.quadratics import D, N, distance, gradients, in_step
+from tests.algorithms.quadratics import D, N, gradients, in_step
 from tests.marks import slow
 
 RATE = 0.05
-STAR, RING = topology.star(N), topology.ring(N)
+RING = topology.ring(N)
 TOP_1 = top_k(1 / D)
 UPDATES = 9
 FINISHED = np.random.default_rng(3).integers(0, 2, (UPDATES, N)).astype(np.int32)
 
 
-@pytest.mark.parametrize("graph", [STAR, slow(RING)], ids=["star", "ring"])
-def test_updates_of_workers_some_of_which_finished_nothing(graph):
+def test_updates_of_workers_some_of_which_finished_nothing():
     """The largest entry of what the neighbours do not know yet is all that is sent."""
+    graph = topology.star(N)  # whose weights differ between workers
     W, gamma = mixing.metropolis(graph), 0.3
     x, known = np.zeros((2, N, D))
     for finished in FINISHED:
@@ -53,7 +48,6 @@ def test_with_nothing_lost_it_is_dpsgd():
     [
         (TOP_1, 0.15),
         slow(quantise(bits=3), 0.2),
-        slow(int8(bucket=2), 0.8),
         slow(chain(top_k(0.4), quantise(bits=4)), 0.2),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -72,34 +66,3 @@ def test_workers_without_gradients_find_their_exact_mean(exchange, gamma):
     found = in_step(method, 1200)
     assert np.ptp(apart, axis=0).max() > 1
     np.testing.assert_allclose(found, np.tile(apart.mean(0), (N, 1)), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_on_uneven_data_it_keeps_a_bias_that_falls_with_the_rate():
-    """As D-PSGD does, and a larger one, as compressed gossip mixes less."""
-
-    def rests(rate):
-        return distance(in_step(choco_sgd(optax.sgd(rate), RING, exchange=TOP_1, gamma=0.15), 6000))
-
-    plain = distance(in_step(dpsgd(optax.sgd(0.008), RING, order="adapt_then_combine"), 6000))
-    assert plain < rests(0.008)
-    assert rests(0.002) < 0.4 * rests(0.008)
-
-
-@pytest.mark.slow
-def test_what_cannot_be_read_alone_and_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="choco_sgd: random_k writes no message that a neighbour"):
-        choco_sgd(optax.sgd(RATE), RING, exchange=random_k(0.5))
-    with pytest.raises(ValueError, match="choco_sgd: error_feedback writes no message"):
-        choco_sgd(optax.sgd(RATE), RING, exchange=error_feedback(TOP_1))
-    with pytest.raises(ValueError, match="its links change from update to update"):
-        choco_sgd(optax.sgd(RATE), topology.base_k(N, 2))
-    with pytest.raises(ValueError, match="choco_sgd: a single worker has no neighbours"):
-        choco_sgd(optax.sgd(RATE), topology.complete(1))
-    with pytest.raises(ValueError, match="needs 0 < gamma <= 1, got 2"):
-        choco_sgd(optax.sgd(RATE), RING, gamma=2)
-    with pytest.raises(
-        ValueError, match="updates are meetings of pairs, which its exchange is not made for"
-    ):
-        method = choco_sgd(optax.sgd(RATE), RING)
-        quadratics.simulated(method, "random_pairs", delays.exponential(1.0), 4, local_steps=1)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms import ALGORITHMS, ad_psgd
@@ -19,13 +18,14 @@ from stragglers import delays
 from tests import planned
 from tests.algorithms import traced
 from tests.algorithms.methods import BATTERY, EDGES, METHODS, N
+from tests.conftest import make_mesh
 
 M, B, D = 4, 2, 5  # mini-batches, samples in a mini-batch, parameters
 UPDATES = 50
 
 
 def rows(slow="", more=()):
-    """The battery, a new method's row too; slow: which of its kinds are, as are the rows `more`.
+    """Return the rows of the battery; slow: kinds that are, as are the rows `more`.
 
     All tests of a method follow one another, and share what it has been compiled to.
     """
@@ -42,12 +42,12 @@ SENDERS = (
     *("powersgd", "sparse_all_gather", "gradient_tracking", "choco_sgd", "qsgd", "int8_all_reduce"),
     *("sketched_sgd", "streaming_diloco", "sparse_loco", "demo", "local_sgd/lists"),
     *("s2_reducer/exact", "s2_reducer/too small", "sparcml/too small", "omnireduce/too small"),
-    *("parallax", "parallax/too small", "all_reduce/fp16", "mg_wfbp", "async_diloco"),
+    *("parallax", "parallax/too small", "all_reduce/fp16", "mg_wfbp/ring", "async_diloco"),
 )
 
 
 def losses(params, examples):
-    """A small non-linear regression, per example."""
+    """Return the losses of a small non-linear regression."""
     hidden = jnp.tanh(examples["x"] @ params["w"]) + params["b"]
     return (hidden - examples["y"]) ** 2
 
@@ -56,7 +56,7 @@ PARAMS = {"w": np.linspace(-1, 1, D).astype(np.float32), "b": np.float32(0.5)}
 
 
 def draw(seed=0):
-    """[UPDATES, N] finished mini-batches (some 0) and [UPDATES, N, M, B, ...] examples."""
+    """Return finished mini-batches [UPDATES, N], some 0, and examples [UPDATES, N, M, B, ...]."""
     rng = np.random.default_rng(seed)
     batches = rng.integers(0, M + 1, (UPDATES, N)).astype(np.int32)
     batches[:, 0] = M
@@ -68,17 +68,10 @@ def draw(seed=0):
 
 
 def one_update(method, params, server, state, me, row):
-    """One worker's update, with collectives over AXIS; the same text for every runtime."""
+    """Make one worker's update, with collectives over AXIS; the same text for every runtime."""
     batches, examples, first, version, samples, active = row
-    given = {
-        "samples": samples,
-        "nominal": M,
-        "worker": me,
-        "version": version,
-        "first": first,
-        "staleness": 0,
-        "active": active,
-    }
+    given = {"samples": samples, "nominal": M, "worker": me, "version": version, "first": first}
+    given |= {"staleness": 0, "active": active}
     if method.adopt is not None:
         given["current"] = server.params
     updates, state = worker.update(method, losses, params, state, examples, batches, given)
@@ -95,7 +88,7 @@ def one_update(method, params, server, state, me, row):
 
 
 def activations(method, first, count):
-    """[count, matchings] which links the updates use; None: all."""
+    """Return the links that updates use, [count, matchings]; None: all."""
     return None if method.links is None else method.links.active(first, count)
 
 
@@ -109,72 +102,52 @@ class Shared:
 
     @functools.cached_property
     def start(self):
-        """(params, server, state) with a leading worker axis."""
-        method = self.method
-
-        @jax.jit
-        @functools.partial(jax.vmap, axis_size=N)
-        def start():
-            return begun(method)
-
-        return start()
-
-    @functools.cached_property
-    def on_devices(self):
-        """All updates of one worker on each device."""
-        devices = jax.make_mesh((N,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-        of_worker, spread = whole(self.method), NamedSharding(devices, P(AXIS))
-
-        # As `jax.pmap` puts it.
-        def _fun(*stacked):
-            out = of_worker(*jax.tree.map(lambda a: jax.lax.squeeze(a, [0]), stacked))
-            return jax.tree.map(lambda a: jax.lax.expand_dims(a, [0]), out)
-
-        over = {"mesh": devices, "in_specs": P(AXIS), "out_specs": P(AXIS), "check_vma": False}
-        jitted = jax.jit(jax.shard_map(_fun, **over), in_shardings=spread, out_shardings=spread)
-        return jitted.lower(*by_worker())
+        """(params, server, state) of the start, with a leading worker axis."""
+        return jax.jit(jax.vmap(functools.partial(begun, self.method), axis_size=N))()
 
 
 @functools.lru_cache(maxsize=2)
 def shared(name):
-    """Of a row of the battery, for as long as its tests follow one another."""
+    """Return what the tests of a row share, for as long as they follow one another."""
     return Shared(METHODS[name]())
 
 
 def begun(method):
-    """(params, server, state) of one worker that has made no update."""
+    """Return (params, server, state) of one worker that has made no update."""
     params = jax.tree.map(jnp.asarray, PARAMS)
     return params, worker.init_server(method, params), worker.init(method, params)
 
 
 def schedule_rows(method):
-    """[UPDATES, ...] what the updates are given beside samples: first, version, seen, active."""
+    """Return what updates are given besides, [UPDATES, ...]: first, version, seen, active."""
     batches, _ = draw()
     version = np.arange(UPDATES)
     samples = np.cumsum(batches.sum(1)).astype(np.float32) * B
     return M * version, version, samples, activations(method, 0, UPDATES)
 
 
-def by_worker():
-    """(worker [N], mini-batches [N, UPDATES], examples [N, UPDATES, ...])."""
-    return np.arange(N), *jax.tree.map(lambda a: np.swapaxes(a, 0, 1), draw())
+def on_devices(method):
+    """Return the parameters after all updates, of one worker on each device."""
+    over = P(AXIS)
 
-
-def whole(method):
-    """All updates of one worker: arrays without the worker axis -> its parameters."""
-
-    def of_worker(me, batches, examples):
+    def of_worker(*stacked):
         def step(carry, row):
             return one_update(method, *carry, me, row), None
 
+        me, batches, examples = jax.tree.map(lambda a: a[0], stacked)
         rows = (batches, examples, *schedule_rows(method))
-        return jax.lax.scan(step, begun(method), rows)[0][0]
+        found = jax.lax.scan(step, begun(method), rows)[0][0]
+        return jax.tree.map(lambda a: a[None], found)
 
-    return of_worker
+    by_worker = jax.tree.map(lambda a: np.swapaxes(a, 0, 1), draw())
+    mapped = jax.shard_map(
+        of_worker, mesh=make_mesh(N), in_specs=over, out_specs=over, check_vma=False
+    )
+    return jax.jit(mapped)(np.arange(N), *by_worker)
 
 
 def stacked_step(method):
-    """One update of all workers under vmap; the samples and the activations are common to them."""
+    """Return an update of all workers under vmap, to whom samples and activations are common."""
     body = functools.partial(one_update, method)
     rows = (0, 0, 0, 0, None, None)
     return jax.jit(jax.vmap(body, in_axes=(0, 0, 0, 0, rows), axis_name=AXIS))
@@ -192,18 +165,7 @@ def test_simulated_workers_are_those_of_devices(name):
         simulated = row.step(*simulated, np.arange(N), (*taken, *counters, seen, active))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(simulated[0]))
     near = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=EDGES.get(name, 2e-6))
-    jax.tree.map(near, row.on_devices.compile()(*by_worker()), simulated[0])
-
-
-@pytest.mark.slow
-def test_pmap_does_as_shard_map():
-    """Nothing is left to run where it makes the program of `shard_map`, to the letter."""
-    row = shared("matcha")
-    program = jax.pmap(whole(row.method), axis_name=AXIS).lower(*by_worker())
-    if program.as_text() != row.on_devices.as_text():
-        near = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
-        both = (lowered.compile()(*by_worker()) for lowered in (program, row.on_devices))
-        jax.tree.map(near, *both)
+    jax.tree.map(near, on_devices(row.method), simulated[0])
 
 
 class Counters:
@@ -242,7 +204,7 @@ def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
 
 
 def rule(method, name, law, seed=0):
-    """A waiting rule over the method's own graph and links."""
+    """Return a waiting rule over the method's own graph and links."""
     return planned.rule(name, law, N, M, seed, graph=method.graph, links=method.links)
 
 
@@ -293,11 +255,11 @@ def test_samples_of_unfinished_mini_batches_add_nothing(name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one))
 
 
-@rows(more=SENDERS)
+@rows()
 def test_bytes_and_seconds_are_counted_for_every_update(name):
     method = shared(name).method
-    waiting = rule(method, "barrier", delays.deterministic(1.0))
-    _, schedule = waiting.extend(waiting.init(), 30)
+    graph = {"graph": method.graph, "links": method.links}
+    schedule = planned.plan("barrier", delays.deterministic(1.0), N, 30, M, **graph)
     sent = sent_bytes(method, PARAMS, schedule)
     assert sent.shape == (30,) and (sent >= 0).all() and sent.any()
     network = cost.uniform_network(0.0, 1.0, workers=N)
@@ -306,46 +268,23 @@ def test_bytes_and_seconds_are_counted_for_every_update(name):
     np.testing.assert_array_equal(seconds > 0, sent > 0)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "mg_wfbp", "parallax", "sketched_sgd", "sparcml"])
-def test_a_server_gets_every_contribution_once(name):
-    """One worker alone has nobody to reduce with, but its push is sent all the same."""
-    method = METHODS[name]()
-    one, three = (
-        sent_bytes(method, PARAMS, planned.plan("k_async", delays.exponential(1.0), N, 20, k=k))
-        for k in (1, 3)
-    )
-    assert (one > 0).all()
-    np.testing.assert_allclose(three, 3 * one)
-    if name == "all_reduce":
-        np.testing.assert_array_equal(one, 4 * (D + 1) / N)  # float32, mean over the workers
-
-
 LARGE = {"w": np.zeros((400, 1024), np.float32), "b": np.zeros((), np.float32)}
 
 
 def exchange_program(method, update, active):
-    """The exchange as a round of a mesh runs it, on arguments with a leading worker axis."""
-    devices = jax.make_mesh((N,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    """Return the compiled exchange of a round on a mesh, and its arguments, [N, ...] each."""
+    over = {"mesh": make_mesh(N), "in_specs": P(AXIS), "out_specs": P(AXIS), "check_vma": False}
 
     @jax.jit
-    @functools.partial(
-        jax.shard_map, mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
-    )
+    @functools.partial(jax.shard_map, **over)
     def program(contribution, params, state, batches):
         contribution, params, state, batches = jax.tree.map(
             lambda a: a[0], (contribution, params, state, batches)
         )
         if method.settled:  # a constant, so that XLA drops what is for other updates
             state = state._replace(update=jnp.int32(update))
-        given = {
-            "samples": update * 64.0,
-            "nominal": M,
-            "worker": jax.lax.axis_index(AXIS),
-            "version": update,
-            "first": update * M,
-            "staleness": 0,
-            "active": active,
-        }
+        given = {"samples": update * 64.0, "nominal": M, "worker": jax.lax.axis_index(AXIS)}
+        given |= {"version": update, "first": update * M, "staleness": 0, "active": active}
         if method.adopt is not None:
             given["current"] = params
         moved, state = method.exchange.update(
@@ -386,22 +325,34 @@ def test_what_is_said_to_be_sent_is_what_the_compiled_exchange_sends(name):
             assert traced.sent_bytes(text, N, fallback=True) == pytest.approx(claimed, rel=0.02)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name]().own_models])
 def test_what_may_be_sent_beside_the_gradient_is_known_before_it(name):
-    """What leaves with the round does not depend on the gradient, and all else does."""
-    method = METHODS[name]()
+    """Of what leaves with the round others hear nothing of a worker's gradient, else they do."""
+    row = shared(name)
+    method = row.method
     active = None if method.links is None else np.ones(len(method.links.partners), bool)
-    payloads = method.messages(LARGE, N, Row(0, active))
+    params, _, state = row.start
 
-    def sent(contribution, params, state):
-        given = {"samples": 0.0, "nominal": M, "worker": 0, "version": 0, "first": 0}
+    @jax.jit
+    @functools.partial(jax.vmap, axis_name=AXIS)
+    def heard(contribution, params, state, me):
+        given = {"samples": 0.0, "nominal": M, "worker": me, "version": 0, "first": 0}
         given |= {"weight": 1.0, "batches": jnp.int32(M), "staleness": 0, "active": active}
         if method.adopt is not None:
             given["current"] = params
         return method.exchange.update(contribution, state, params, **given)
 
-    arguments = LARGE, LARGE, method.exchange.init(LARGE)
-    waits = traced.sends_what_depends(sent, *arguments, axis_env=[(AXIS, N)])
+    ones = jax.tree.map(jnp.ones_like, params)
+    of_others = jax.tree.map(lambda a: a.at[1:].multiply(-3.0), ones)
+    one, two = (
+        jax.tree.leaves(
+            jax.tree.map(lambda a: a[0], heard(g, params, state.exchange, jnp.arange(N)))
+        )
+        for g in (ones, of_others)
+    )
+    waits = any((a != b).any() for a, b in zip(one, two, strict=True))
+    payloads = method.messages(PARAMS, N, Row(0, active))
     assert {payload.beside_gradient for payload in payloads} == {not waits}
 
 

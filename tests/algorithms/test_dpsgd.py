@@ -66,7 +66,7 @@ def test_who_finished_less_takes_a_shorter_step_whatever_the_optimizer(weighting
     "weighting", [pytest.param("equal", marks=pytest.mark.slow), "proportional"]
 )
 def test_two_updates_of_local_sgd(weighting):
-    """x <- x - rate * v, v <- momentum * v + mean of the progress of those who finished some."""
+    """Step by x <- x - rate v, v <- momentum v + mean progress of those who finished some."""
     method = local_sgd(
         optax.sgd(RATE), weighting=weighting, server_learning_rate=0.5, server_momentum=0.8
     )

@@ -4,8 +4,8 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import all_reduce, ef21, ef21_sgdm
-from algorithms.reducers import chain, error_feedback, int8, quantise, random_k, sign, top_k
+from algorithms import ef21, ef21_sgdm
+from algorithms.reducers import chain, int8, quantise, random_k, sign, top_k
 from stragglers import delays
 from tests.algorithms import quadratics
 from tests.algorithms.quadratics import D, N, distance, gradients, in_step
@@ -18,7 +18,7 @@ RATE = 0.1
 
 
 def reference(eta):
-    """x after UPDATES in NumPy, the largest entry of every worker's change sent."""
+    """Return x after UPDATES in NumPy, the largest entry of every worker's change sent."""
     x, G = np.zeros((2, D))
     h, v = np.zeros((2, N, D))
     begun = np.zeros(N, bool)
@@ -48,34 +48,12 @@ def test_updates_of_workers_some_of_which_finished_nothing(eta):
 
 
 @pytest.mark.slow
-def test_top_1_reaches_the_optimum_where_error_feedback_does_not():
-    """At the same constant rate; error feedback keeps stirring what it has not sent."""
-    methods = {
-        "ef21": ef21(optax.sgd(0.05), N, exchange=TOP_1),
-        "ef21_sgdm": ef21_sgdm(optax.sgd(0.05), N, eta=0.3, exchange=TOP_1),
-        "feedback": all_reduce(optax.sgd(0.05), exchange=error_feedback(TOP_1)),
-    }
-    off = {name: distance(in_step(method, 800)) for name, method in methods.items()}
-    assert max(off["ef21"], off["ef21_sgdm"]) < 1e-6
-    assert off["feedback"] > 1e-3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [ef21, ef21_sgdm])
 def test_so_it_does_where_two_of_eight_workers_deliver(make):
     method = make(optax.sgd(0.04), N, exchange=TOP_1)
     law = delays.exponential(1.0)
     models, schedule = quadratics.simulated(method, "k_async", law, 3000, k=2)
     assert schedule.workers.shape == (3000, 2)
-    assert distance(models) < 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [ef21, ef21_sgdm])
-def test_so_it_does_where_the_last_four_are_dropped(make):
-    method = make(optax.sgd(0.05), N, exchange=TOP_1)
-    models, schedule = quadratics.simulated(method, "k_sync", delays.exponential(1.0), 1500, k=4)
-    assert ((schedule.batches > 0).sum(1) == 4).all()
     assert distance(models) < 1e-6
 
 
@@ -93,10 +71,3 @@ def test_so_it_does_where_the_last_four_are_dropped(make):
 def test_any_reducer_goes_inside(exchange):
     """Two of its entries, signs, or bytes: estimates become exact, and so does the optimum."""
     assert distance(in_step(ef21(optax.sgd(0.05), N, exchange=exchange), 1500)) < 1e-5
-
-
-def test_what_keeps_a_memory_and_a_bad_eta_are_refused():
-    with pytest.raises(ValueError, match="ef21: error_feedback keeps a memory of what was not"):
-        ef21(optax.sgd(0.1), N, exchange=error_feedback(TOP_1))
-    with pytest.raises(ValueError, match="ef21_sgdm: needs 0 < eta <= 1, got 0"):
-        ef21_sgdm(optax.sgd(0.1), N, eta=0)

@@ -36,7 +36,7 @@ def sgd():
 
 
 def stepped(combine):
-    """One model that steps along combine(gradients, finished, shares), unless nobody finished."""
+    """Step one model along combine(gradients, finished, shares), unless nobody finished."""
     x, velocity = np.zeros((2, D))
     for finished, shares in zip(FINISHED, SHARES, strict=True):
         if finished.any():
@@ -62,7 +62,7 @@ def without_extremes(g, finished, shares):
 
 
 def remembering(encode):
-    """The mean of what workers send, who keep what they leave out."""
+    """Average the messages of workers that keep the rest for later."""
     memory = np.zeros((N, D))
 
     def combine(g, finished, shares):
@@ -83,7 +83,7 @@ def signs(row):
 
 
 def gossip(method, alpha, order, factor):
-    """Every model by W_t = I - alpha sum_m active_m L_m, which changes with the update."""
+    """Mix every model by W_t = I - alpha sum_m active_m L_m, which changes with the update."""
     x, velocity = np.zeros((2, N, D))
     matchings, _ = graph_matchings(GRAPH)
     for active, finished in zip(method.links.active(0, UPDATES), FINISHED, strict=True):

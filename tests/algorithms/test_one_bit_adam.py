@@ -11,10 +11,6 @@ import pytest
 from algorithms import all_reduce, one_bit_adam
 from algorithms.base import AXIS, scale_by_samples
 from comms.messages import Row, collective_bytes
-from configs import nonblocking
-from experiments import prepare, sweep, train
-from runtimes.base import refuse
-from stragglers.rule import Turnout
 
 N, WARM = 4, 6
 RATE = 0.1
@@ -22,7 +18,7 @@ SHAPES = {"w": (40, 16), "b": (3,)}
 
 
 def gradients(update, scale=1.0):
-    """[N, ...] of every worker, about a common one."""
+    """Return gradients [N, ...] of every worker, about a common one."""
     rng = np.random.default_rng(update)
     return {
         name: np.float32(
@@ -54,7 +50,7 @@ def served(method):
 
 
 def exchange(method, gradient, state, weights=None, samples=0.0):
-    """(direction [N, ...], states) of an update."""
+    """Return (direction [N, ...], states) of an update."""
     weights = jnp.ones(N) if weights is None else jnp.asarray(weights, jnp.float32)
     return program(method)(gradient, state, weights, samples)
 
@@ -83,7 +79,7 @@ def test_the_warm_up_is_adam():
 
 
 def signs(x):
-    """Signs times mean magnitude of every chunk [..., m]; a zero counts as positive."""
+    """Return signs times mean magnitude of every chunk [..., m]; a zero counts as positive."""
     return np.where(x < 0, -1, 1) * np.abs(x).mean(axis=-1, keepdims=True)
 
 
@@ -150,17 +146,6 @@ def test_a_parameter_without_any_gradient_in_the_warm_up_goes_by_the_others():
     assert (moved < -5 * RATE).all() and (moved > -100 * RATE).all()
 
 
-@pytest.mark.slow
-def test_without_any_gradient_in_the_warm_up_nothing_moves():
-    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=1)
-    params, state, server = start(method)
-    for update in range(3):
-        given = jax.tree.map(lambda g, on=update > 0: g * on, gradients(update))
-        params, state, server = step(method, params, state, server, given)
-    for before, after in zip(*map(jax.tree.leaves, (start(method)[0], params)), strict=True):
-        np.testing.assert_array_equal(before, after)
-
-
 @pytest.mark.parametrize("update", [2, WARM + 2])
 def test_an_update_without_anybody_changes_nothing_but_the_count(update):
     method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
@@ -187,58 +172,3 @@ def test_bytes_of_both_phases():
         for update in (0, WARM)
     )
     assert before / after == pytest.approx(32, rel=1e-3)
-
-
-def configured(algorithm, **changes):
-    config = nonblocking.get_config("workers=4")
-    small = {"wait": "barrier", "mini_batches": 2, "algorithm": algorithm}
-    return sweep.override(config, small | changes)
-
-
-def test_partial_schedules_and_bad_numbers_are_refused():
-    with pytest.raises(ValueError, match="needs warmup_updates >= 1, got 0"):
-        one_bit_adam(optax.sgd(0.1), N, warmup_updates=0)
-    with pytest.raises(ValueError, match="needs 0 <= b2 < 1, got 2"):
-        one_bit_adam(optax.sgd(0.1), N, b2=2)
-    with pytest.raises(ValueError, match="was built for 4 workers, but 5 train"):
-        refuse(one_bit_adam(optax.sgd(0.1), N), N + 1, Turnout())
-    with pytest.raises(
-        ValueError, match=r"one_bit_adam cannot .* its memory must be equal on all workers"
-    ):
-        prepare.prepare(
-            configured("one_bit_adam", wait="k_async(k=2)", delay="exponential(scale=1.0)")
-        )
-
-
-@pytest.mark.slow
-def test_a_mesh_trains_through_both_phases(tmp_path):
-    config = configured(
-        "one_bit_adam(warmup_updates=3)", task="digits(model=logistic)", runtime="mesh", updates=6,
-        delay="none", optimizer="sgd(learning_rate=0.01)",
-    )  # fmt: skip
-    summary = train.run(config, str(tmp_path))
-    assert summary["updates"] == 6 and np.isfinite(summary["train_loss"])
-
-
-@pytest.mark.slow
-def test_digits_end_as_with_adam_for_the_same_samples(tmp_path):
-    """MLP, 8 workers, a fifth of 400 updates warm: the loss is at most a tenth above Adam's."""
-    ended = []
-    for number, (algorithm, optimizer) in enumerate(
-        (
-            ("all_reduce", "adam(learning_rate=0.001)"),
-            ("one_bit_adam(warmup_updates=80)", "sgd(learning_rate=0.001)"),
-        )
-    ):
-        config = sweep.override(
-            nonblocking.get_config("workers=8"),
-            {"algorithm": algorithm, "optimizer": optimizer, "wait": "barrier", "updates": 400,
-             "delay": "deterministic(value=0.02)", "seconds": 1e9, "evaluate_every": 20.0},
-        )  # fmt: skip
-        ended.append(train.run(config, str(tmp_path / str(number))))
-    adam, ours = ended
-    assert ours["samples"] == adam["samples"] and adam["train_loss"] < 0.1
-    assert ours["train_loss"] < 1.1 * adam["train_loss"]
-    assert ours["bytes_per_worker"] / adam["bytes_per_worker"] == pytest.approx(
-        0.2 + 0.8 / 32, abs=0.005
-    )

@@ -8,27 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import all_reduce, local_sgd
+from algorithms import local_sgd
+from algorithms import reducers as by
 from algorithms.base import AXIS
 from algorithms.compression import Draw
-from algorithms.reducers import (
-    bf16,
-    chain,
-    error_feedback,
-    fp16,
-    int8,
-    natural,
-    quantise,
-    random_k,
-    sign,
-    top_k,
-)
 from comms import quantise as codec
 from comms import sparse
 from comms.messages import Payload, Row
 from configs import nonblocking
-from experiments import prepare, sweep, train
-from tests.marks import slow
+from experiments import prepare, sweep
 
 N = 4
 KEY = jax.random.key(3)
@@ -36,7 +24,7 @@ KEY = jax.random.key(3)
 
 @functools.lru_cache
 def program(reducer):
-    """(x [N, ...], states, workers, weights) -> what `reduced` gives; compiled once."""
+    """Return (x [N, ...], states, workers, weights) -> what `reduced` gives, compiled once."""
 
     def of_worker(x, state, me, weight):
         own = jax.random.fold_in(KEY, me)
@@ -47,7 +35,7 @@ def program(reducer):
 
 
 def reduced(reducer, x, states=None, weights=(1, 1, 1, 1)):
-    """(sums [N, ...], what was sent [N, ...], states) of x [N, ...], weighed, under `vmap`."""
+    """Return (sums, what was sent, states), [N, ...] each, of x [N, ...], weighed, by `vmap`."""
     if states is None:
         states = jax.vmap(reducer.init)(jnp.asarray(x))
     return program(reducer)(jnp.asarray(x), states, jnp.arange(N), jnp.float32(weights))
@@ -60,19 +48,9 @@ def seeded(key, seed=0):
 VALUES = np.float32([[4, 1, 0, -3], [1, 2, 5, 0], [0, -6, 1, 7], [2, 1, 0, 1]])
 
 
-@pytest.mark.slow
-def test_the_largest_entries_go_as_powers_of_two():
-    """Entries that are powers of two are sent exactly by natural compression."""
-    x = np.float32([[4, 1, 0, -2], [1, 2, 8, 0], [0, -4, 1, 16], [2, 1, 0, 0.5]])
-    kept = np.float32([[4, 0, 0, -2], [0, 2, 8, 0], [0, -4, 0, 16], [2, 1, 0, 0]])
-    total, sent, _ = reduced(chain(top_k(0.5), natural()), x)
-    np.testing.assert_array_equal(sent, kept)
-    np.testing.assert_array_equal(total, np.broadcast_to(kept.sum(0), (N, 4)))
-
-
 def test_the_largest_entries_go_as_signs_of_their_own_mean():
     """The mean magnitude is that of the entries which are sent, 3.5, 3.5, 6.5 and 1.5."""
-    total, sent, _ = reduced(chain(top_k(0.5), sign()), VALUES)
+    total, sent, _ = reduced(by.chain(by.top_k(0.5), by.sign()), VALUES)
     expected = [[3.5, 0, 0, -3.5], [0, 3.5, 3.5, 0], [0, -6.5, 0, 6.5], [1.5, 1.5, 0, 0]]
     np.testing.assert_array_equal(sent, np.float32(expected))
     np.testing.assert_array_equal(total[0], np.float32(expected).sum(0))
@@ -82,7 +60,7 @@ def test_the_largest_entries_go_as_signs_of_their_own_mean():
 def test_random_entries_are_the_same_for_all_and_those_are_quantised():
     """The chain is the codec applied to the vector of what random-k keeps."""
     x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
-    total, sent, _ = reduced(chain(random_k(0.25), quantise(bits=4)), x)
+    total, sent, _ = reduced(by.chain(by.random_k(0.25), by.quantise(bits=4)), x)
     indices = np.asarray(sparse.random_indices(40, 10, seeded(KEY)))
     expected = np.zeros((N, 40), np.float32)
     for i in range(N):
@@ -98,7 +76,7 @@ def test_random_entries_are_the_same_for_all_and_those_are_quantised():
 @pytest.mark.slow
 def test_three_in_a_chain_pick_of_what_was_picked():
     x = 2.0 ** np.random.default_rng(0).integers(0, 9, (N, 40)).astype(np.float32)
-    total, sent, _ = reduced(chain(random_k(0.5), top_k(0.2), natural()), x)
+    total, sent, _ = reduced(by.chain(by.random_k(0.5), by.top_k(0.2), by.natural()), x)
     indices = np.asarray(sparse.random_indices(40, 20, seeded(KEY)))
     for i in range(N):
         largest = indices[np.argsort(-x[i, indices], kind="stable")[:4]]
@@ -107,28 +85,19 @@ def test_three_in_a_chain_pick_of_what_was_picked():
     np.testing.assert_array_equal(total[0], np.asarray(sent).sum(0))
 
 
-@pytest.mark.slow
-def test_a_chain_of_chains_is_a_chain():
-    x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
-    parts = random_k(0.5), top_k(0.2), sign()
-    flat = reduced(chain(*parts), x)
-    for nested in (chain(chain(*parts[:2]), parts[2]), chain(parts[0], chain(*parts[1:]))):
-        jax.tree.map(np.testing.assert_array_equal, reduced(nested, x), flat)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: error_feedback(top_k(0.1)),
-        lambda: error_feedback(random_k(0.25), quantise(bits=8)),
-        lambda: error_feedback(random_k(0.5), int8(bucket=4)),
-        lambda: error_feedback(top_k(0.25), fp16()),
+        lambda: by.error_feedback(by.top_k(0.1)),
+        lambda: by.error_feedback(by.random_k(0.25), by.quantise(bits=8)),
+        lambda: by.error_feedback(by.random_k(0.5), by.int8(bucket=4)),
+        lambda: by.error_feedback(by.top_k(0.25), by.fp16()),
     ],
     ids=["top_k", "random_k of 8 bits", "random_k of int8", "fp16 of top_k"],
 )
 def test_error_feedback_loses_nothing(build):
-    """What was sent so far and what is owed add up to all that there was to send."""
+    """Sent and owed entries add up to all that there was to send."""
     reducer, states = build(), None
     rng, due, done = np.random.default_rng(1), np.zeros(40), np.zeros(40)
     for _ in range(6):
@@ -146,7 +115,7 @@ WEIGHTS = np.float32([[1, 3, 2, 1], [3, 0, 1, 1], [0, 2, 1, 3], [2, 1, 0, 1], [1
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "build",
-    [sign, lambda: top_k(0.1), lambda: int8(bucket=4), bf16],
+    [by.sign, lambda: by.top_k(0.1), lambda: by.int8(bucket=4), by.bf16],
     ids=["sign", "top_k", "int8", "bf16"],
 )
 def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
@@ -154,7 +123,7 @@ def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
 
     A worker of weight 0 bears the rounding of others with the weight of a full round, 3.
     """
-    reducer, states = error_feedback(build()), None
+    reducer, states = by.error_feedback(build()), None
     rng, had, sent = np.random.default_rng(1), np.zeros((N, 40)), np.zeros((N, 40))
     for weights in WEIGHTS:
         x = rng.standard_normal((N, 40)).astype(np.float32) * (weights[:, None] > 0)
@@ -166,110 +135,29 @@ def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
     assert (np.abs(states.residual).max(1) > 1e-3).all()
 
 
-SHORT = {"bf16": bf16, "fp16": fp16, "int8": lambda: int8(bucket=16)}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", SHORT)
-def test_a_memory_of_short_types_stays_as_small_as_their_rounding(name):
-    """Workers that differ throughout owe the rounding of one update, however many there were."""
-    reducer, states = error_feedback(SHORT[name]()), None
-    x = np.random.default_rng(2).standard_normal((N, 40)).astype(np.float32)
-    done, owed = np.zeros(40), []
-    for _ in range(60):
-        total, _, states = reduced(reducer, x, states)
-        done += np.asarray(total[0])
-        owed.append(np.abs(states.residual).max())
-    unit = {"bf16": 2.0**-8, "fp16": 2.0**-11, "int8": 1 / 127}[name]
-    assert 0 < max(owed) < 3 * unit * np.abs(x).max()
-    missing = 60 * x.sum(0, dtype=np.float64) - done
-    np.testing.assert_allclose(missing, np.asarray(states.residual).sum(0), atol=1e-3)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", SHORT)
-def test_a_worker_that_finished_nothing_keeps_what_it_rounds_for_others(name):
-    reducer = error_feedback(SHORT[name]())
-    x = np.random.default_rng(3).standard_normal((N, 40)).astype(np.float32)
-    x[1] = 0
-    states = jax.vmap(reducer.init)(jnp.asarray(x))
-    before = 1.0 + np.arange(40, dtype=np.float32)
-    states = states._replace(residual=states.residual.at[1].set(before))
-    total, _, states = reduced(reducer, x, states, (3, 0, 3, 3))
-    residual = np.asarray(states.residual, np.float64)
-    residual[1] -= before
-    assert (residual[1, 10:20] != 0).any()  # its chunk
-    np.testing.assert_array_equal(np.delete(residual[1], np.s_[10:20]), 0)
-    done = np.asarray(total[0], np.float64)
-    np.testing.assert_allclose(done + 3 * residual.sum(0), x.sum(0), atol=1e-5)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_values_of_the_largest_entries_travel_in_two_bytes(name):
-    x = np.random.default_rng(4).standard_normal((N, 40)).astype(np.float32)
-    kept = np.asarray(reduced(top_k(0.25), x)[1])
-    total, sent, _ = reduced(chain(top_k(0.25), SHORT[name]()), x)
-    assert ((sent != 0) == (kept != 0)).all() and (sent != kept).any()
-    np.testing.assert_allclose(sent, kept, rtol=2.0**-8)
-    np.testing.assert_allclose(total[0], sent.sum(0), rtol=1e-6, atol=1e-6)
-
-
 def test_bytes_are_those_of_the_last_and_of_indices():
     """Of 1,000 entries; 100 values in 4 bits fill 13 words, with one norm."""
     leaf = jax.ShapeDtypeStruct((10, 100), jnp.float32)
     words = 4 * 13 + 4
     for reducer, expected in (
-        (random_k(0.1), Payload((400,))),
-        (top_k(0.1), Payload(gathered=(800,))),
-        (chain(random_k(0.1), quantise(bits=4)), Payload(gathered=(words,))),
-        (chain(top_k(0.1), quantise(bits=4)), Payload(gathered=(words + 400,))),
-        (chain(top_k(0.1), natural()), Payload(gathered=(104 + 400,))),
-        (chain(random_k(0.1), top_k(0.1), sign()), Payload(gathered=(4 + 4 + 40,))),
-        (error_feedback(top_k(0.1), sign()), Payload(gathered=(16 + 4 + 400,))),
-        (chain(random_k(0.1), int8(bucket=25)), Payload((100 + 4 * 4,))),
-        (chain(top_k(0.1), int8(bucket=25)), Payload(gathered=(100 + 4 * 4 + 400,))),
-        (bf16(), Payload((2000,))),
-        (fp16(), Payload((2 * (1000 + N),))),
-        (error_feedback(random_k(0.1), bf16()), Payload((200,))),
-        (chain(top_k(0.1), bf16()), Payload(gathered=(200 + 400,))),
+        (by.random_k(0.1), Payload((400,))),
+        (by.top_k(0.1), Payload(gathered=(800,))),
+        (by.chain(by.random_k(0.1), by.quantise(bits=4)), Payload(gathered=(words,))),
+        (by.chain(by.top_k(0.1), by.quantise(bits=4)), Payload(gathered=(words + 400,))),
+        (by.chain(by.top_k(0.1), by.natural()), Payload(gathered=(104 + 400,))),
+        (by.chain(by.random_k(0.1), by.top_k(0.1), by.sign()), Payload(gathered=(4 + 4 + 40,))),
+        (by.error_feedback(by.top_k(0.1), by.sign()), Payload(gathered=(16 + 4 + 400,))),
+        (by.chain(by.random_k(0.1), by.int8(bucket=25)), Payload((100 + 4 * 4,))),
+        (by.chain(by.top_k(0.1), by.int8(bucket=25)), Payload(gathered=(100 + 4 * 4 + 400,))),
+        (by.bf16(), Payload((2000,))),
+        (by.fp16(), Payload((2 * (1000 + N),))),
+        (by.error_feedback(by.random_k(0.1), by.bf16()), Payload((200,))),
+        (by.chain(by.top_k(0.1), by.bf16()), Payload(gathered=(200 + 400,))),
     ):
         assert reducer.payload(leaf, N, 0) == expected
-    method = local_sgd(optax.sgd(0.1), exchange=top_k(0.1))
+    method = local_sgd(optax.sgd(0.1), exchange=by.top_k(0.1))
     (message,) = method.messages({"w": leaf}, N, Row(0))
     assert message == Payload(gathered=(800,), encoded=True)
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: chain(), "chain: got no reducer"),
-        (lambda: chain(sign(), top_k()), "chain: sign sends codes, which top_k cannot work on"),
-        (lambda: chain(top_k(), random_k()), "top_k: picks other entries on every worker"),
-        (lambda: chain(bf16(), fp16()), "chain: bf16 sends codes, which fp16 cannot work on"),
-        (lambda: chain(top_k(), random_k(), bf16()), "so that random_k cannot add up"),
-        (lambda: chain(random_k(), random_k()), "chain: has random_k 2 times"),
-        (lambda: chain(random_k(), error_feedback(sign())), "error_feedback keeps a memory"),
-        (lambda: chain(error_feedback(random_k()), sign()), "write error_feedback.* around all"),
-        (lambda: error_feedback(error_feedback(sign())), "keeps a memory already"),
-        (lambda: top_k(0.0), "top_k: needs 0 < ratio <= 1"),
-        (lambda: quantise(bits=1), "quantise: needs 2 to 16 bits, got 1"),
-        (lambda: all_reduce(optax.sgd(0.1), exchange=sign(), collective="ring"),
-         "all_reduce: collective='ring' is for a plain mean"),
-        (lambda: local_sgd(optax.sgd(0.1), server=optax.sgd(1.0), server_momentum=0.9),
-         "server_momentum=0.9 are for the server that averages"),
-    ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused(build, words):
-    with pytest.raises(ValueError, match=words):
-        build()
-
-
-@pytest.mark.slow
-def test_seeds_draw_other_entries():
-    x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
-    one, other = (reduced(random_k(0.1, seed=seed), x)[1] for seed in (0, 1))
-    assert ((one != 0) != (other != 0)).any()
 
 
 def test_a_server_by_name_takes_the_mean_progress_for_a_gradient():
@@ -288,46 +176,6 @@ def configured(algorithm, **changes):
     config = nonblocking.get_config("workers=4")
     small = {"task": "digits(model=logistic)", "wait": "barrier", "mini_batches": 2, "updates": 5}
     return sweep.override(config, {"algorithm": algorithm} | small | changes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        "local_sgd(exchange=top_k(ratio=0.01), server=adam(learning_rate=0.01))",
-        slow("local_sgd(exchange=error_feedback(bf16), server=momentum(learning_rate=0.7))"),
-    ],
-)
-def test_a_config_names_codecs_and_servers(tmp_path, algorithm):
-    summary = train.run(configured(algorithm), str(tmp_path))
-    assert summary["updates"] == 5 and np.isfinite(summary["train_loss"])
-
-
-@pytest.mark.slow
-def test_a_mesh_trains_with_a_chain_and_a_server(tmp_path):
-    algorithm = "local_sgd(exchange=error_feedback(top_k, sign), server=adam(learning_rate=0.01))"
-    config = configured(algorithm, runtime="mesh", delay="none")
-    summary = train.run(config, str(tmp_path))
-    assert summary["updates"] == 5 and np.isfinite(summary["train_loss"])
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "words"),
-    [
-        (
-            "local_sgd(exchange=top)",
-            "exchange: unknown name 'top'; did you mean 'top_k'",
-        ),
-        ("local_sgd(exchange=chain(top_k(share=0.1)))", "unknown parameter 'share'"),
-        ("local_sgd(exchange=chain(0.1))", "cannot read the part"),
-        ("local_sgd(exchange=top_k(sign))", "exchange 'top_k': is not made of other parts"),
-        ("local_sgd(server=adam)", "algorithm.server: learning_rate must be a number"),
-        ("dpsgd(exchange=top_k)", "algorithm 'dpsgd': unknown parameter 'exchange'"),
-    ],
-)
-def test_parts_that_do_not_fit_are_explained(algorithm, words):
-    with pytest.raises(ValueError, match=words):
-        prepare.prepare(configured(algorithm))
 
 
 def test_arms_with_codecs_that_draw_do_not_share_a_program_over_seeds():

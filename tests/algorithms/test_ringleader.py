@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import all_reduce, ringleader
+from algorithms import ringleader
 from stragglers import delays
 from stragglers.processes import persistent
 from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N, distance, simulated
@@ -61,22 +61,6 @@ def test_it_is_the_algorithm_of_the_paper(k):
     assert 2 * N <= paper.steps < 120 * k
     late = k - 1  # a worker goes on from the parameters before the update that it is in
     assert N <= paper.oldest <= 2 * N - 2 + late
-
-
-@pytest.mark.slow
-def test_it_reaches_the_optimum_of_all_data_where_others_follow_the_fast_workers():
-    """The slowest worker is nine times slower than the fastest; nothing is drawn at random."""
-    rivals = {
-        "ringmaster": {"limit": 16},
-        "rennala": {"k": 4},
-        "k_async": {"k": 2},
-        "k_batch_async": {"k": 1},
-    }
-    (found,), _ = simulated(ringleader(optax.sgd(RATE), N), "k_async", SPEEDS, 6000, k=1)
-    assert distance(found) < 1e-5
-    for wait, own in rivals.items():
-        (biased,), _ = simulated(all_reduce(optax.sgd(RATE)), wait, SPEEDS, 3000, **own)
-        assert distance(biased) > 0.1, wait
 
 
 def test_with_a_barrier_the_last_contribution_begins_the_steps():

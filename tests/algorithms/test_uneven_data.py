@@ -15,9 +15,9 @@ from algorithms.exact_diffusion import adapt_correct_combine
 from algorithms.gossip import mixing_over
 from algorithms.qg_dsgdm import quasi_global as quasi_global_mixing
 from comms import mixing, rounds, topology
-from stragglers import delays, processes
 from tests.algorithms import quadratics
 from tests.algorithms.quadratics import D, N, distance, gradients, in_step
+from tests.marks import slow
 
 RATE = 0.05
 STAR = topology.star(N)  # whose weights differ between workers
@@ -27,7 +27,7 @@ FINISHED[0, 2] = 0  # one that has finished nothing yet
 
 
 def matrices(graph):
-    """[UPDATES, n, n] of the updates: the graph's rounds in turn, or always the same."""
+    """Return W [UPDATES, n, n] of the updates: the graph's rounds in turn, or always the same."""
     turn = list(map(rounds.matrix, graph.graph.get("rounds", []))) or [mixing.metropolis(graph)]
     return [turn[t % len(turn)] for t in range(UPDATES)]
 
@@ -97,20 +97,15 @@ ROUNDS = (topology.one_peer_exponential(N), topology.base_k(N, 2), topology.hier
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("graph", [RING, *ROUNDS], ids=["ring", "one_peer", "base_3", "groups"])
-def test_tracking_and_exact_diffusion_reach_the_optimum(graph):
+@pytest.mark.parametrize("graph", [RING, ROUNDS[0], ROUNDS[2]], ids=["ring", "one_peer", "groups"])
+def test_tracking_and_exact_diffusion_reach_the_optimum_and_dpsgd_does_not(graph):
     assert distance(in_step(gradient_tracking(optax.sgd(RATE), graph), 600)) < 1e-6
     assert distance(in_step(exact_diffusion(optax.sgd(0.1), graph), 600)) < 1e-6
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("graph", ROUNDS, ids=["one_peer", "base_3", "groups"])
-def test_dpsgd_stays_off_the_optimum_on_graphs_that_change(graph):
     assert distance(in_step(dpsgd(optax.sgd(RATE), graph), 600)) > 0.05
 
 
 def test_dpsgd_rests_where_it_has_a_bias_and_momentum_makes_it_larger():
-    """x = W (x - rate g) without momentum; with it as if the rate were rate / (1 - momentum)."""
+    """It rests at x = W (x - rate g); with momentum as if the rate were rate / (1 - momentum)."""
     W, rate = mixing.metropolis(RING), 0.02
 
     def rests(momentum=None):
@@ -133,18 +128,8 @@ def test_quasi_global_momentum_and_decentlam_rest_where_dpsgd_rests_without(make
     assert distance(found) > 0.1  # the bias remains
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("graph", ROUNDS[:2], ids=["one_peer", "base_3"])
-def test_decentlam_wants_less_momentum_where_graphs_change(graph):
-    """Its momentum is of the mixing too, and that alone diverges, however small the rate."""
-    with pytest.raises(ValueError, match=r"with momentum=0\.8 .* set momentum to 0\.7 or less"):
-        decentlam(optax.sgd(0.0005), graph, momentum=0.8)
-    assert distance(in_step(decentlam(optax.sgd(0.02), graph, momentum=0.7), 400)) < 0.1
-    assert distance(in_step(qg_dsgdm(optax.sgd(0.02), graph, momentum=0.9), 400)) < 0.2
-
-
 def growth(exchange, over, updates=2000):
-    """Factor per update of the spread of random models, in the second half, without gradients."""
+    """Return the factor per update of the spread of models without gradients, in the end."""
     n = over.partners.shape[1]
     rows = np.ones((updates, 0)) if over.links is None else over.links.active(0, updates)
 
@@ -165,19 +150,9 @@ def growth(exchange, over, updates=2000):
     return float(np.exp(np.asarray(logs)[0, updates // 2 :].mean()))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("graph", "radius"),
-    [
-        (topology.base_k(16), None),
-        (topology.one_peer_exponential(16), None),
-        (topology.base_k(5), r"1\.016"),
-        (topology.one_peer_exponential(9), r"1\.013"),
-        (topology.base_k(64), r"1\.1"),
-    ],
-    ids=["base_2 of 16", "one_peer of 16", "base_2 of 5", "one_peer of 9", "base_2 of 64"],
-)
-def test_exact_diffusion_is_built_where_models_come_together(graph, radius):
+@pytest.mark.parametrize(("workers", "radius"), [(16, None), slow(9, "1.013")])
+def test_exact_diffusion_is_built_where_models_come_together(workers, radius):
+    graph = topology.one_peer_exponential(workers)
     over = mixing_over(graph)
     found = growth(adapt_correct_combine(optax.sgd(0.0), over.pull), over)
     if radius is None:
@@ -186,18 +161,15 @@ def test_exact_diffusion_is_built_where_models_come_together(graph, radius):
     else:
         with pytest.raises(ValueError, match=rf"differences by {radius}.* use a graph that stays"):
             exact_diffusion(optax.sgd(0.0), graph)
-        assert found == pytest.approx(float(radius.replace("\\", "")), abs=0.02) and found > 1.01
+        assert found == pytest.approx(float(radius), abs=0.02) and found > 1.01
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "exchange", "graph", "matrix", "inside"),
     [
         (decentlam, accelerated_mixing, topology.base_k(N), "metropolis", 0.7),
-        (decentlam, accelerated_mixing, topology.equi_dyn(12, seed=1), "metropolis", None),
-        (qg_dsgdm, quasi_global_mixing, topology.ring(16), "best_constant", 0.04),
+        slow(qg_dsgdm, quasi_global_mixing, topology.ring(16), "best_constant", 0.04),
     ],
-    ids=["decentlam", "decentlam on equi_dyn", "qg_dsgdm"],
 )
 def test_the_largest_momentum_that_an_error_names_is_stable_and_more_is_not(
     make, exchange, graph, matrix, inside
@@ -206,7 +178,7 @@ def test_the_largest_momentum_that_an_error_names_is_stable_and_more_is_not(
     with pytest.raises(ValueError, match="models do not come together") as refused:
         make(optax.sgd(0.0), graph, mixing_matrix=matrix, momentum=0.85)
     most = float(str(refused.value).partition("set momentum to ")[2].split()[0])
-    assert inside in (None, most)
+    assert most == inside
     make(optax.sgd(0.0), graph, mixing_matrix=matrix, momentum=most)
     assert growth(exchange(optax.sgd(0.0), over.mix, most), over) < 1
     with pytest.raises(ValueError, match=rf"set momentum to {most:g} or less"):
@@ -220,37 +192,6 @@ def test_weights_of_ones_own_are_what_models_mix_by():
     x = np.float32([1.0, -2.0, 5.0])
     mixed = jax.vmap(lambda x: over.mix(x, None), axis_name=AXIS)(x)
     np.testing.assert_allclose(mixed, W @ x, rtol=1e-6)
-
-
-SLOW = processes.persistent(delays.jitter(mean=1.0, sigma=0.1), factors={0: 4.0})
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("make", "rate"), [(gradient_tracking, 0.05), (exact_diffusion, 0.05), (dpsgd, 0.05)]
-)
-def test_a_slow_worker_leaves_no_bias_where_nobody_waits_for_it(make, rate):
-    """Under `first_finisher` it often finishes nothing; D-PSGD forgets it, the others do not."""
-    method = make(optax.sgd(rate), RING)
-    models, schedule = quadratics.simulated(method, "first_finisher", SLOW, 800, mini_batches=2)
-    assert (schedule.batches == 0).mean(0)[0] > 0.3
-    if make is dpsgd:
-        assert distance(models) > 0.2
-    else:
-        assert distance(models) < 1e-6
-
-
-def test_only_some_of_the_workers_are_refused():
-    for make in (gradient_tracking, exact_diffusion, qg_dsgdm, decentlam):
-        method = make(optax.sgd(RATE), RING)
-        with pytest.raises(ValueError, match="meetings of pairs, which its exchange is not made f"):
-            quadratics.simulated(method, "random_pairs", delays.exponential(1.0), 4, local_steps=1)
-
-
-@pytest.mark.parametrize("make", [qg_dsgdm, decentlam])
-def test_a_momentum_that_never_decays_is_refused(make):
-    with pytest.raises(ValueError, match=r"needs 0 <= momentum < 1, got 1\.0"):
-        make(optax.sgd(RATE), RING, momentum=1.0)
 
 
 def test_what_mixing_moves_is_mixing_without_its_rounding():

@@ -1,4 +1,4 @@
-"""Messages of a program: bytes of the collectives in compiled HLO, and their inputs.
+"""Messages of a program: bytes of the collectives in compiled HLO.
 
 Of a conditional one branch counts: the one that a constant chooses, else by default the first, of
 a predicate the false one, where no fallback is taken. A loop counts as often as XLA knows it runs.
@@ -8,11 +8,8 @@ import math
 import re
 from collections.abc import Callable
 
-import jax
-import jax.extend
 import numpy as np
 
-SENDING = ("psum", "psum_invariant", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 _OPCODES = "|".join((*COLLECTIVES, "conditional", "while"))
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -141,43 +138,3 @@ def groups(line: str, devices: int) -> list[list[int]]:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
-
-
-def sends_what_depends(function: Callable, first, *others, axis_env) -> bool:
-    """Return whether an array sent over the axis follows from the function's first argument.
-
-    Scalars aside. What loops is taken to mix up all that goes into it.
-    """
-    closed = jax.make_jaxpr(function, axis_env=axis_env)(first, *others)
-    counts = len(jax.tree.leaves(first))
-    inputs = [i < counts for i in range(len(closed.jaxpr.invars))]
-    return _flow(closed.jaxpr, inputs)[1]
-
-
-def _flow(jaxpr, inputs: list[bool]) -> tuple[list[bool], bool]:
-    """(which outputs follow from the marked inputs, whether something sent does)."""
-    marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
-
-    def follows(variables) -> list[bool]:
-        return [isinstance(v, jax.extend.core.Var) and v in marked for v in variables]
-
-    sent = False
-    for eqn in jaxpr.eqns:
-        incoming = follows(eqn.invars)
-        outgoing = [any(incoming)] * len(eqn.outvars)
-        branches = eqn.params.get("branches") or filter(None, [eqn.params.get("jaxpr")])
-        arguments = incoming[1:] if "branches" in eqn.params else incoming
-        for inner in branches:
-            inner = getattr(inner, "jaxpr", inner)
-            if eqn.primitive.name == "scan":
-                arguments = [any(incoming)] * len(incoming)
-            found, inside = _flow(inner, arguments)
-            sent = sent or inside
-            if eqn.primitive.name in ("cond", "jit", "pjit"):
-                outgoing = [a and b for a, b in zip(outgoing, found, strict=True)]
-        if eqn.primitive.name in SENDING:
-            sent = sent or any(
-                mark and v.aval.size > 1 for mark, v in zip(incoming, eqn.invars, strict=True)
-            )
-        marked |= {var for var, mark in zip(eqn.outvars, outgoing, strict=True) if mark}
-    return follows(jaxpr.outvars), sent

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from algorithms import all_reduce
-from algorithms.base import scale_by_samples
+from algorithms.base import Details, scale_by_samples
 from runtimes.mesh import Mesh
 from runtimes.simulate import Simulator
 from stragglers import delays, processes
@@ -39,7 +39,7 @@ def logging():
     exchange = optax.GradientTransformationExtraArgs(
         lambda params: Log(jnp.int32(0), jnp.zeros((ROOM, 3), jnp.int32)), update_fn
     )
-    return method._replace(exchange=exchange, mean_only=False)
+    return method._replace(exchange=exchange, details=Details())
 
 
 def agree(log, schedule):

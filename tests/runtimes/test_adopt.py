@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from algorithms import all_reduce
-from algorithms.base import AXIS, Algorithm, Parted
+from algorithms.base import AXIS, Algorithm, Details, Parted
 from runtimes import mesh, simulate
 from stragglers import delays
 from stragglers.rules.replay import recorded
@@ -135,7 +135,7 @@ def test_a_method_that_adopts_everything_is_the_replicated_one():
         return Parted(served, jax.tree.map(jnp.zeros_like, params)), state
 
     exchange = optax.GradientTransformationExtraArgs(plain.exchange.init, update_fn)
-    method = plain._replace(exchange=exchange, adopt=ADOPTED["all"], mean_only=False)
+    method = plain._replace(exchange=exchange, adopt=ADOPTED["all"], details=Details())
     rule = planned.rule("first_finisher", delays.exponential(1.0), N, M)
     served, own, _ = simulated(method, rule)
     expected, *_ = simulated(plain, rule)

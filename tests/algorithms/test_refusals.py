@@ -1,0 +1,180 @@
+"""Errors of methods: one sentence with the cause, the value and a way out, before anything runs."""
+
+import functools
+
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+
+import algorithms as use
+from algorithms import reducers as by
+from algorithms.links import Links, in_turn
+from algorithms.mg_wfbp import plan_with
+from comms import topology
+from configs import nonblocking
+from experiments import prepare, sweep
+from experiments.profiling import Profile
+from runtimes.base import refuse
+from stragglers import delays, local_updates
+from stragglers.rule import Turnout
+from tests import planned
+from tests.algorithms import quadratics
+from tests.algorithms.quadratics import N
+
+SGD = optax.sgd(0.1)
+LAW = delays.exponential(1.0)
+RING, ONE, ALL = topology.ring(N), topology.complete(1), topology.complete(8)
+SOME = planned.rule("k_async", LAW, N, k=2).turnout
+PAIRS = planned.rule("random_pairs", LAW, N, graph=RING).turnout
+MATRIX = {"matrix": jnp.zeros((3, 3))}
+MODULE = {"module_1": {"kernel": jnp.zeros((10, 10))}, "module_2": {"bias": jnp.zeros(10)}}
+OTHER = Profile([["module_1/kernel"], ["module_3/bias"]])
+
+
+def run(method, wait, **options):
+    return quadratics.simulated(method, wait, LAW, 4, **options)
+
+
+ROWS = [
+    (lambda: use.s2_reducer(SGD, sparse=()), "no parameter is said to be row-sparse"),
+    (lambda: use.s2_reducer(SGD, ratio=0.5, budget=3), "both size it"),
+    (lambda: use.s2_reducer(SGD, rows=0), "needs 1 row of a sketch or more, got 0"),
+    (lambda: use.s2_reducer(SGD, error_feedback=True), "peeling leaves nothing out; set error_f"),
+    (lambda: use.s2_reducer(SGD, fallback="sparse"), "fallback: unknown choice 'sparse'; known"),
+    (lambda: use.s2_reducer(SGD, sparse=("embeding",)).exchange.init({"embedding": jnp.zeros(3)}),
+     "has no parameter 'embeding' .* embedding"),
+    (lambda: use.sparse_all_gather(SGD).exchange.init(MATRIX),
+     "sparse_all_gather: the model has no parameter"),
+    (lambda: use.omnireduce(SGD, block=0), "needs a block of 1 element or more, got 0"),
+    (lambda: use.top_k(SGD, ratio=2.0), "0 < ratio <= 1"),
+    (lambda: use.powersgd(SGD, rank=0), "rank 0 leaves nothing"),
+    (lambda: refuse(use.powersgd(SGD), N, SOME), "its memory must be equal on all workers"),
+    (lambda: refuse(use.top_k(SGD, warmup_updates=5), N, SOME),
+     "its count of warm-up updates must be equal"),
+    (lambda: use.choco_sgd(SGD, RING, exchange=by.random_k(0.5)),
+     "choco_sgd: random_k writes no message that a neighbour"),
+    (lambda: use.choco_sgd(SGD, topology.base_k(N, 2)), "its links change from update to update"),
+    (lambda: use.choco_sgd(SGD, ONE), "choco_sgd: a single worker has no neighbours"),
+    (lambda: use.choco_sgd(SGD, RING, gamma=2), "needs 0 < gamma <= 1, got 2"),
+    (lambda: use.async_diloco(SGD, N, period=0), "async_diloco: needs period >= 1, got 0"),
+    (lambda: local_updates.dynamic([1.0], 0), "needs most >= 1 and positive speeds, got 0 and 1"),
+    (lambda: local_updates.measured_speeds(planned.plan("k_async", LAW, N, 2, k=1), N),
+     "finished nothing in 2 updates"),
+    (lambda: use.decoupled_diloco(SGD, fragments=0), "needs fragments >= 1, got 0"),
+    (lambda: use.decoupled_diloco(SGD, exchange=by.error_feedback(by.top_k())),
+     "decoupled_diloco: .*keeps a memory of one fragment"),
+    (lambda: run(use.decoupled_diloco(SGD), "k_batch_async", k=6), "may deliver twice in an updat"),
+    (lambda: use.streaming_diloco(SGD, fragments=2, overlap=2), "overlap < fragments, got 2 and 2"),
+    (lambda: use.streaming_diloco(SGD, alpha=1), "needs 0 <= alpha < 1, got 1"),
+    (lambda: run(use.streaming_diloco(SGD), "k_async", k=2), "all workers send the same fragment"),
+    (lambda: use.easgd(SGD, N, beta=1.5), r"easgd: needs 0 < beta <= 1, got 1\.5"),
+    (lambda: use.ef21(SGD, N, exchange=by.error_feedback(by.top_k())),
+     "ef21: error_feedback keeps a memory of what was not"),
+    (lambda: use.ef21_sgdm(SGD, N, eta=0), "ef21_sgdm: needs 0 < eta <= 1, got 0"),
+    (lambda: use.noloco(SGD, RING, gamma=0), "noloco: needs gamma > 0, got 0"),
+    (lambda: use.noloco(SGD, ALL, alpha=0.9), r"by 1\.072 .*; set gamma to 0\.43 or less, or alph"),
+    (lambda: use.noloco(SGD, ONE), "a single worker has nobody to meet"),
+    (lambda: use.swarm(SGD, ONE, lockstep=True), "swarm: a single worker has nobody to meet"),
+    (lambda: use.swarm(SGD, RING, bits=2), "bits=2, but with rounding 'nearest' two models"),
+    (lambda: use.swarm(SGD, RING, bits=3, rounding="unbiased"), "bits=3, but with rounding 'unb"),
+    (lambda: use.swarm(SGD, RING, bits=8, rounding="up"), "rounding: unknown choice 'up'; known"),
+    (lambda: use.swarm(SGD, RING, rounding="unbiased"), "without bits rounds nothing; set bits"),
+    (lambda: run(use.swarm(SGD, RING), "barrier"), "this rule makes none"),
+    (lambda: run(use.swarm(SGD, RING, blocking=True), "random_pairs"), "a partner goes on"),
+    (lambda: use.trimmed_mean(SGD, trim=-1), "trimmed_mean: needs trim >= 0 workers, got -1"),
+    (lambda: use.krum(SGD, keep=0), "krum: needs faulty >= 0 and keep >= 1 workers, got 1 and 0"),
+    (lambda: use.centred_clipping(SGD, radius=0.0), "centred_clipping: needs radius > 0 and"),
+    (lambda: run(use.centred_clipping(SGD, radius=1.0), "k_async", k=2),
+     "all workers keep the same centre, but an update may have only 2 of 8"),
+    (lambda: use.sparse_loco(SGD, chunk=8, k=9), "chunked_top_k: needs 1 <= k <= chunk"),
+    (lambda: use.demo(SGD, chunk=512), "demo: needs 1 <= k <= chunk <= 256, got 8 and 512"),
+    (lambda: use.demo(SGD, decay=1), "demo: needs 0 <= decay < 1, got 1"),
+    (lambda: use.one_bit_adam(SGD, N, warmup_updates=0), "needs warmup_updates >= 1, got 0"),
+    (lambda: refuse(use.one_bit_adam(SGD, N), N + 1, Turnout()), "built for 8 workers, but 9 trai"),
+    (lambda: use.mg_wfbp(SGD, buckets="best"), "unknown choice 'best'; known choices: wfbp, singl"),
+    (lambda: use.mg_wfbp(SGD), r"'optimal' need the times .* one of wfbp, single, fi"),
+    (lambda: plan_with("fixed:25 M B"), "'25 M B' is no size of a fixed bucket; write a posit"),
+    (lambda: plan_with("wfbp", OTHER)(MODULE), "the profile does not have 'module_2/bias'; measur"),
+    (lambda: plan_with("wfbp", OTHER)({"module_1": MODULE["module_1"]}), "the model does not have"),
+    (lambda: use.matcha(SGD, RING, budget=0.0), "budget is a share"),
+    (lambda: use.qg_dsgdm(SGD, RING, momentum=1.0), r"needs 0 <= momentum < 1, got 1\.0"),
+    (lambda: by.chain(), "chain: got no reducer"),
+    (lambda: by.chain(by.sign(), by.top_k()), "chain: sign sends codes, which top_k cannot work"),
+    (lambda: by.chain(by.top_k(), by.random_k()), "top_k: picks other entries on every worker"),
+    (lambda: by.chain(by.random_k(), by.random_k()), "chain: has random_k 2 times"),
+    (lambda: by.chain(by.random_k(), by.error_feedback(by.sign())), "error_feedback keeps a memor"),
+    (lambda: by.error_feedback(by.error_feedback(by.sign())), "keeps a memory already"),
+    (lambda: by.quantise(bits=1), "quantise: needs 2 to 16 bits, got 1"),
+    (lambda: use.all_reduce(SGD, exchange=by.sign(), collective="ring"),
+     "all_reduce: collective='ring' is for a plain mean"),
+    (lambda: use.local_sgd(SGD, server=SGD, server_momentum=0.9),
+     "server_momentum=0.9 are for the server that averages"),
+]  # fmt: skip
+
+
+def test_what_makes_no_sense_is_refused():
+    for build, words in ROWS:
+        with pytest.raises(ValueError, match=words):
+            build()
+    refuse(use.s2_reducer(SGD), N, SOME)
+
+
+CONFIGS = {
+    "local_sgd(exchange=top)": "exchange: unknown name 'top'; did you mean 'top_k'",
+    "local_sgd(exchange=chain(top_k(share=0.1)))": "unknown parameter 'share'",
+    "local_sgd(exchange=chain(0.1))": "cannot read the part",
+    "local_sgd(exchange=top_k(sign))": "exchange 'top_k': is not made of other parts",
+    "local_sgd(server=adam)": "algorithm.server: learning_rate must be a number",
+    "dpsgd(exchange=top_k)": "algorithm 'dpsgd': unknown parameter 'exchange'",
+}
+
+
+def test_parts_of_a_config_that_do_not_fit_are_explained():
+    config = nonblocking.get_config("workers=4")
+    for algorithm, words in CONFIGS.items():
+        with pytest.raises(ValueError, match=words):
+            prepare.prepare(sweep.override(config, {"algorithm": algorithm}))
+
+
+WEIGHED = [use.dpsgd, use.gradient_tracking, use.exact_diffusion, use.qg_dsgdm, use.decentlam,
+           use.choco_sgd]  # fmt: skip
+LOCKSTEP = functools.partial(use.swarm, lockstep=True)
+GRAPHS = [
+    (nx.Graph([(0, 1), (2, 3)]), "graph: the graph of 4 workers falls into 2 components"),
+    (nx.cycle_graph(range(1, 5)), "graph: nodes must be the workers' numbers"),
+    (nx.DiGraph([(0, 1), (1, 2), (2, 0)]), "got DiGraph"),
+    (nx.Graph([(0, 0), (0, 1)]), "graph: worker 0 has an edge to itself"),
+]
+
+
+def test_graphs_on_which_workers_cannot_agree():
+    others = (use.matcha, use.periodic, use.noloco, use.swarm, LOCKSTEP, use.ad_psgd)
+    for make in (*WEIGHED, *others):
+        for graph, words in GRAPHS:
+            with pytest.raises(ValueError, match=words):
+                make(SGD, graph)
+    for make in (*WEIGHED, lambda sgd, graph: use.sgp(sgd, N)):
+        with pytest.raises(ValueError, match="meetings of pairs, which its exchange is not made f"):
+            refuse(make(SGD, RING), N, PAIRS)
+
+
+def test_weights_and_links_of_ones_own():
+    W = np.array([[0.5, 0.3, 0.2], [0.3, 0.6, 0.1], [0.2, 0.1, 0.7]])
+    for make in WEIGHED:
+        make(SGD, topology.complete(3), mixing_matrix=W)
+        with pytest.raises(ValueError, match=r"mixing_matrix: W\[0, 2\] = 0.2, but the graph has"):
+            make(SGD, nx.path_graph(3), mixing_matrix=W)
+    square = topology.complete(4)
+    # Two of the three matchings of a square with its diagonals join no more than two pairs.
+    pairs, weights = np.array([[1, 0, 3, 2], [1, 0, 3, 2]]), np.full((2, 4), 0.5)
+    links = Links(pairs, in_turn(2), weights=weights, period=2)
+    with pytest.raises(ValueError, match="links: on this graph models do not come together"):
+        use.dpsgd(SGD, square, links=links)
+    links = links._replace(partners=np.array([[1, 0, 3, 2], [3, 2, 1, 0]]))
+    use.dpsgd(SGD, square, links=links)
+    with pytest.raises(ValueError, match=r"their weights \(1, 4\); give both as \[M, 4\]"):
+        use.dpsgd(SGD, square, links=links._replace(weights=weights[:1]))
+    with pytest.raises(ValueError, match="the graph has 8 workers, but partners"):
+        use.dpsgd(SGD, RING, links=links)
