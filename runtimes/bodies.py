@@ -78,7 +78,7 @@ class Known(NamedTuple):
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
-    """The body of one update: (algorithm, losses, model, row, take, known) -> model.
+    """Return the body of one update: (algorithm, losses, model, row, take, known) -> model.
 
     take: indices of samples and their draws, of any shape, -> the examples themselves. stale: the
     schedule has contributions taken at older versions. known: see `Known`.
@@ -94,7 +94,7 @@ def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
 
 
 def _given(row: Row, known: Known) -> tuple[dict, dict]:
-    """The schedule's extra arguments: (equal on all workers, one per participant)."""
+    """Return the schedule's extra arguments: (equal on all workers, one per participant)."""
     own = {name: getattr(row, name) for name in ("worker", "version", "first", "staleness")}
     if row.partner is not None:
         own["partner"] = row.partner
@@ -233,7 +233,7 @@ def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take
 def exchanged(
     algorithm, contribution, points, axis, state, batches, common: dict, own: dict
 ) -> tuple[Any, worker.WorkerState]:
-    """The exchange of all participants, [k, ...]: (what comes out of it for each, their states).
+    """Run the exchange of all participants, [k, ...]: (its result for each, their states).
 
     points: where contributions were taken, `axis` of which is 0 or None (shared). common, own: the
     schedule's extra arguments that are equal on all workers, and those with a leading axis.
@@ -260,7 +260,7 @@ def served(algorithm, updates, current, server, batches, common: dict) -> tuple[
 
 
 def _reduced(algorithm, losses, points, axis, current, model, row, take, known):
-    """A replicated update from contributions taken at `points`, applied to `current`."""
+    """Return a replicated update from contributions taken at `points`, applied to `current`."""
     updates, workers = _contributions(
         algorithm, losses, points, axis, model, row, take, known, current=current
     )
@@ -295,7 +295,7 @@ def _read(slots, row: Row):
 
 
 def _written(slots, row: Row, params):
-    """The slots with the new version in its place."""
+    """Return the slots with the new version in its place."""
     return jax.tree.map(
         lambda a, p: jax.lax.dynamic_update_index_in_dim(a, p, row.write, 0), slots, params
     )
@@ -325,7 +325,7 @@ def _local(algorithm, losses, model: Model, row: Row, take, known) -> Model:
 def _beside(
     algorithm, losses, read, current, model: Model, row: Row, take, known
 ) -> tuple[Any, Model]:
-    """(the server's parameters, the model with everything else) after an update.
+    """Return (the server's parameters, the model with everything else) after an update.
 
     read: what each participant has read of the server's, [k, ...]; current: its newest parameters.
     """

@@ -80,7 +80,7 @@ Augment = Callable[[Tree, jax.Array], Tree]  # (examples [b], draws [b] uint32) 
 
 
 def taken(examples: Tree, indices, draws=None, augment: Augment | None = None) -> Tree:
-    """The examples at `indices`, of any shape, augmented by a uint32 draw for each of them."""
+    """Return the examples at `indices`, of any shape, augmented by a uint32 draw for each."""
     batch = jax.tree.map(lambda a: a[indices], examples)
     if augment is None:
         return batch
@@ -101,7 +101,7 @@ def draws_alone(losses) -> bool:
 
 
 def drawn(losses, given, step=0) -> Callable[[Any, Any], jax.Array]:
-    """The losses as functions of (params, examples) alone, in a local step of an update.
+    """Return the losses as functions of (params, examples) alone, in a local step of an update.
 
     given: the update's extra arguments, of which `count` and `worker` are looked at, if losses ask
     for them. step: of the local steps from one exchange to the next, from 0.
@@ -196,7 +196,7 @@ def begin(algorithm: Algorithm, params, state: WorkerState) -> tuple[optax.Param
 
 
 def _sum_type(x) -> jnp.dtype:
-    """The type in which gradients are added up: float32 for shorter floats, which overflow."""
+    """Return the type of sums of gradients: float32 for shorter floats, which overflow."""
     return jnp.promote_types(x.dtype, jnp.float32) if x.dtype.itemsize < 4 else x.dtype
 
 
@@ -238,7 +238,7 @@ def local_step(
 
 
 def progress(base, live) -> optax.Updates:
-    """The contribution of local steps: base - live."""
+    """Return the contribution of local steps: base - live."""
     return jax.tree.map(jnp.subtract, base, live)
 
 

@@ -91,7 +91,7 @@ class Session:
     """Ray, as this process uses it: a cluster of its own on this machine, or one that is there."""
 
     def __init__(self):
-        """A cluster of its own, until `join` names another one."""
+        """Use a cluster of its own, until `join` names another one."""
         self.address: str | None = None
         self.leave: Callable[[], None] = lambda: None  # of a program, without waiting for anything
         self._folder: _Folder | None = None  # of the files of a cluster of its own
@@ -331,7 +331,7 @@ def store_bytes(params: Any, workers: int, copies: int) -> int:
 
 
 def environment(resources: Resources) -> dict[str, str]:
-    """The variables of a process: where our code is, and which devices JAX shall use."""
+    """Return the variables of a process: where our code is, and which devices JAX shall use."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     kept = [flag for flag in flags if "host_platform_device_count" not in flag]
     found = {
@@ -443,7 +443,7 @@ class ActorPool:
         return reference
 
     def handle(self, member: int) -> Any:
-        """The actor of a member, for another member that talks to it."""
+        """Return the actor of a member, for another member that talks to it."""
         with self._lock:
             return self._actors[member]
 
@@ -598,7 +598,7 @@ class Supervisor:
         return self._elapsed + running
 
     def pids(self) -> dict[int, int]:
-        """The processes of the workers that are ready."""
+        """Return the processes of the workers that are ready."""
         return {who: self._pool.place(who).pid for who in sorted(self._alive)}
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class AsynchronousRuntime:
         self._session.check_room(workers, store_bytes(params, workers, COPIES))
 
     def start(self, params: Any) -> AsynchronousRun:
-        """A run of no updates from `params`; processes come with the first `advance`."""
+        """Return a run of no updates from `params`; processes come with the first `advance`."""
         self.close()
         self._server = ParameterServer(
             self.parts.algorithm,
@@ -131,11 +131,11 @@ class AsynchronousRuntime:
         return run
 
     def models(self, run: AsynchronousRun) -> Any:
-        """The one model of the snapshot, with a leading axis of 1."""
+        """Return the one model of the snapshot, with a leading axis of 1."""
         return jax.tree.map(lambda a: a[None], run.state.params)
 
     def memory(self, run: AsynchronousRun) -> Any:
-        """The exchange's state, with a leading axis of workers.
+        """Return the exchange's state, with a leading axis of workers.
 
         Where workers encode what they send it is asked of them; who has died since has a fresh one.
         """
@@ -155,7 +155,7 @@ class AsynchronousRuntime:
         }
 
     def pack(self, run: AsynchronousRun) -> dict[str, np.ndarray]:
-        """The snapshot, with what its workers keep for their next local steps."""
+        """Return the snapshot, with what its workers keep for their next local steps."""
         return (
             packing.pack(run.state)
             | _under("counters/", run.counters)
@@ -170,7 +170,7 @@ class AsynchronousRuntime:
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[AsynchronousRun, None]:
-        """The packed run; contributions that were under way then are made anew."""
+        """Return the packed run; contributions that were under way then are made anew."""
         state = packing.unpack(run.state, packed)
         counters, history = (_inside(f"{what}/", packed) for what in ("counters", "history"))
         self._elapsed = float(packed["clock/seconds"][0])
@@ -190,7 +190,7 @@ class AsynchronousRuntime:
         return self._snapshot(self._elapsed), None
 
     def pids(self) -> dict[int, int]:
-        """The processes of the workers that are ready, by their numbers on their machines."""
+        """Return the processes of the workers that are ready, by their numbers there."""
         return {} if self._serving is None else self._serving.pids()
 
     def close(self) -> None:
@@ -282,7 +282,7 @@ def refuse(algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: i
 
 
 def _under(prefix: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The values by names that begin with a prefix."""
+    """Return the values by names that begin with a prefix."""
     return {prefix + name: value for name, value in values.items()}
 
 
@@ -341,7 +341,7 @@ class Serving(Supervisor):
         self._sender.shutdown(cancel_futures=True)
 
     def state_of(self, who: int, number: int) -> Any:
-        """A reference to the worker's state of local steps after an order."""
+        """Return a reference to the worker's state of local steps after an order."""
         return self._pool.call(who, "state", number, aside=True)
 
     def _react(self, news: News) -> None:
@@ -362,7 +362,7 @@ class Serving(Supervisor):
 
     @contextlib.contextmanager
     def _before_the_limit(self) -> Iterator[None]:
-        """The right to change something, once there are updates to be made."""
+        """Hold the right to change something, once there are updates to be made."""
         with self.changed:
             self.changed.wait_for(lambda: self._server.update < self.limit or self._closing)
             yield
@@ -400,7 +400,7 @@ class Serving(Supervisor):
         return self._server.arrived(who, delivery, now)
 
     def _bad(self, who: int, what: str, now: float) -> list[Command]:
-        """A contribution that cannot be used."""
+        """End the run for a contribution that cannot be used, or leave it out."""
         if self._server.waits_for(who) is None:
             return []
         if self._options.drops:

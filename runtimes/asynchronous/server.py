@@ -115,7 +115,7 @@ class UpdateLog:
         self._observed.append(self.updates)
 
     def take(self) -> Schedule | None:
-        """The rows since the last call, with what has happened beside; None for none."""
+        """Return the rows since the last call, with what has happened beside; None for none."""
         if not self._rows:
             return None
         schedule = concatenate(self._rows)
@@ -148,7 +148,7 @@ class UpdateLog:
     def repeated(
         self, arrivals: Arrivals, state: Any, losses: Sequence[tuple[float, float]]
     ) -> Any:
-        """The state of a rule after all updates, and after the losses that it has seen."""
+        """Return the state of a rule after all updates, and after the losses that it has seen."""
         for happened in self._in_order(losses):
             if isinstance(happened, Made):
                 for arrival in zip(happened.workers, happened.versions, strict=True):
@@ -272,7 +272,7 @@ class OwnModels:
         waiting: Sequence[Pending],
         anew: bool,
     ) -> None:
-        """The worker begins an order.
+        """Let the worker begin an order.
 
         served: the server's parameters at the order's version. waiting: the worker's contributions
         that no update has yet, in order. anew: it has lost its process since.
@@ -445,13 +445,13 @@ class ParameterServer:
         return [self._begun(who, self.update, now)]
 
     def point(self, who: int, order: Order) -> Any:
-        """The parameters that an order under way is carried out at."""
+        """Return the parameters that an order under way is carried out at."""
         if self._models is None:
             return self.points[order.version]
         return self._models.point(who, order)
 
     def waits_for(self, who: int) -> Order | None:
-        """The worker's order under way."""
+        """Return the worker's order under way."""
         return self._in_flight.get(who)
 
     def lost(self, who: int, now: float) -> None:
@@ -528,7 +528,7 @@ class ParameterServer:
             yield self._begun(who, version, now)
 
     def _begun(self, who: int, version: int, now: float) -> Begin:
-        """The order of a worker's next contribution, which is under way from now on."""
+        """Return the order of a worker's next contribution, which is under way from now on."""
         batches = self._arrivals.mini_batches(self.rule, who)
         self.numbers[who] += 1
         order = Order(

@@ -319,7 +319,7 @@ class Coordinator(Supervisor):
 
     @contextlib.contextmanager
     def _frozen(self, workers: Sequence[int]) -> Iterator[dict[int, int] | None]:
-        """The meetings of these workers, which have none meanwhile; None if one of them is gone."""
+        """Yield the meetings of these workers, which have none meanwhile; None if one is gone."""
         import ray
 
         asked = {who: self._pool.call(who, "freeze") for who in workers}
@@ -417,7 +417,7 @@ class GossipRuntime:
         self._session.check_room(workers, store_bytes(params, workers, COPIES))
 
     def start(self, params: Any) -> GossipRun:
-        """A run of no updates from `params`; processes come with the first `advance`."""
+        """Return a run of no updates from `params`; processes come with the first `advance`."""
         self.close()
         self._log, self._before = PairLog(self.parts.rule.workers), Counted()
         states = [first_state(self.parts, 0, params)] * self.parts.rule.workers
@@ -451,12 +451,12 @@ class GossipRuntime:
         return run
 
     def models(self, run: GossipRun) -> Any:
-        """The public copies of the workers that are there, with a leading axis."""
+        """Return the public copies of the workers that are there, with a leading axis."""
         there = itertools.compress(run.states, run.there)
         return _stacked([shown_model(self.parts, state) for state in there])
 
     def memory(self, run: GossipRun) -> Any:
-        """The exchange's state, with a leading axis of workers."""
+        """Return the exchange's state, with a leading axis of workers."""
         return _stacked([state.exchange for state in run.states])
 
     def measured(self, run: GossipRun) -> dict[str, float]:
@@ -478,7 +478,7 @@ class GossipRuntime:
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[GossipRun, None]:
-        """The packed run; local steps that were under way then are made anew."""
+        """Return the packed run; local steps that were under way then are made anew."""
         del observed
         states = list(packing.unpack(dict(enumerate(run.states)), packed).values())
         update, samples = packed["counted"].tolist()
