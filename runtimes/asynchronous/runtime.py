@@ -20,6 +20,7 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from runtimes import base, packing, worker
+from runtimes.asynchronous import uplink
 from runtimes.asynchronous.pool import (
     NEWS,
     SESSION,
@@ -27,6 +28,7 @@ from runtimes.asynchronous.pool import (
     ActorPool,
     News,
     Options,
+    ProcessRuntime,
     Session,
     Supervisor,
     reason,
@@ -34,7 +36,6 @@ from runtimes.asynchronous.pool import (
 )
 from runtimes.asynchronous.server import Begin, Command, ParameterServer, State
 from runtimes.asynchronous.worker import AsynchronousWorker, Delivery, WorkerParts, first_state
-from runtimes.gossip import partition
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
@@ -61,10 +62,10 @@ class AsynchronousRun(NamedTuple):
         return False
 
 
-class AsynchronousRuntime:
+class AsynchronousRuntime(ProcessRuntime):
     """The runtime of a method with a server and one task, see `runtimes.base.Runtime`."""
 
-    clock, replays = "wall", False
+    copies = COPIES
 
     def __init__(
         self,
@@ -78,16 +79,10 @@ class AsynchronousRuntime:
 
         recipe: builds the same parts in the process of a worker; it has to be picklable.
         """
+        super().__init__(rule.workers, options, session)
         self.parts, self._recipe, self._rule = parts, recipe, rule
-        self._options, self._session = options, session
         refuse(parts.algorithm, rule)
         _, self._planned = rule.extend(rule.init(), LOOKED_AT)
-        self._serving: Serving | None = None
-
-    def check_room(self, params: Any) -> None:
-        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
-        workers = self._rule.workers
-        self._session.check_room(workers, store_bytes(params, workers, COPIES))
 
     def start(self, params: Any) -> AsynchronousRun:
         """Return a run of no updates from `params`; processes come with the first `advance`."""
@@ -110,23 +105,18 @@ class AsynchronousRuntime:
         self, run: AsynchronousRun, seconds: float, updates: float = np.inf
     ) -> tuple[AsynchronousRun, Schedule | None]:
         """Wait until the clock stands at `seconds`, or for `updates` more updates."""
-        if self._serving is None:
-            self._open()
-        serving, server = self._serving, self._server
+        serving, server = self._started(), self._server
         with serving.changed:
             serving.limit = run.update + updates
             serving.changed.notify_all()
-            while serving.now() < seconds and server.update < serving.limit and not serving.error:
-                serving.changed.wait(min(0.2, max(0.0, seconds - serving.now())))
-            if serving.error is not None:
-                raise serving.error
+            serving.wait(seconds, lambda: server.update >= serving.limit)
             schedule = server.rows()
             ended = schedule is not None and server.update >= serving.limit
             return self._snapshot(float(schedule.time[-1]) if ended else serving.now()), schedule
 
     def observe(self, run: AsynchronousRun, seconds: float, loss: float) -> AsynchronousRun:
         """Pass a training loss to a rule that follows it."""
-        with contextlib.nullcontext() if self._serving is None else self._serving.changed:
+        with contextlib.nullcontext() if self._running is None else self._running.changed:
             self._server.observe(seconds, loss)
         return run
 
@@ -189,39 +179,22 @@ class AsynchronousRuntime:
             self._server.returned(who, self._elapsed)
         return self._snapshot(self._elapsed), None
 
-    def pids(self) -> dict[int, int]:
-        """Return the processes of the workers that are ready, by their numbers there."""
-        return {} if self._serving is None else self._serving.pids()
-
-    def close(self) -> None:
-        """End the processes of the run."""
-        if self._serving is not None:
-            self._serving.close()
-            self._serving = None
+    def _supervisor(self) -> "Serving":
+        return Serving(self._server, self._params, self._options)
 
     def _open(self) -> None:
-        self._serving = Serving(self._server, self._params, self._options)
         planned = (self._planned.batches > 0).sum(axis=1)
         counts = range(planned.min(), self._planned.workers.shape[1] + 1)
-        try:
-            self._serving.open(self._session, self._recipe, counts, self._elapsed, self._states)
-        except BaseException:
-            self.close()
-            raise
+        self._running.open(self._session, self._recipe, counts, self._elapsed, self._states)
 
     def _snapshot(self, seconds: float) -> AsynchronousRun:
-        server, serving = self._server, self._serving
+        server, serving = self._server, self._running
         server.kept = server.settled()
+        sent, deaths = (0, 0) if serving is None else (serving.sent, serving.deaths)
         return AsynchronousRun(
-            server.state,
-            server.counters(),
-            server.kept.copy(),
-            seconds,
-            server.update,
-            server.samples,
-            self._sent_before + (0 if serving is None else serving.sent),
-            self._deaths_before + (0 if serving is None else serving.deaths),
-        )
+            server.state, server.counters(), server.kept.copy(), seconds, server.update,
+            server.samples, self._sent_before + sent, self._deaths_before + deaths,
+        )  # fmt: skip
 
     def _first_state(self) -> worker.WorkerState:
         """Return the memory of a worker at first."""
@@ -231,14 +204,14 @@ class AsynchronousRuntime:
 
     def _kept(self, run: AsynchronousRun) -> dict[int, worker.WorkerState]:
         """Return the memories of the workers at the snapshot, without those that died since."""
-        if self._serving is None or not jax.tree.leaves(self._first_state()):
+        if self._running is None or not jax.tree.leaves(self._first_state()):
             return {}
         import ray
 
         asked, found = {}, {}
         for who, number in enumerate(run.kept.tolist()):
             with contextlib.suppress(ray.exceptions.RayError):
-                asked[who] = self._serving.state_of(who, number)
+                asked[who] = self._running.state_of(who, number)
         for who, reference in asked.items():
             with contextlib.suppress(ray.exceptions.RayError):
                 found[who] = ray.get(reference, timeout=60)
@@ -269,7 +242,7 @@ def misfit(
     if algorithm.server is None and algorithm.grad_params is not None:
         return "its gradients are taken at a point that the others' messages move"
     known = algorithm.adopt is None or params is None or not rule.turnout.early
-    if not known and partition.alone(algorithm, params, mini_batches) is None:
+    if not known and uplink.alone(algorithm, params, mini_batches) is None:
         return "only an update knows how workers' own models change, and a worker may go on before"
     return None
 

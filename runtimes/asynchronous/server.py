@@ -16,10 +16,10 @@ import optax
 from algorithms.base import Algorithm
 from comms import hashing
 from runtimes import bodies, worker
-from runtimes.asynchronous.worker import Delivery, Order, first_state, uplink_of
+from runtimes.asynchronous import uplink
+from runtimes.asynchronous.uplink import Uplink
+from runtimes.asynchronous.worker import Delivery, Order, first_state
 from runtimes.base import remembers
-from runtimes.gossip import partition
-from runtimes.gossip.partition import Uplink
 from stragglers.rule import Arrivals, Reaction
 from stragglers.schedule import Event, Schedule, concatenate
 
@@ -180,7 +180,7 @@ class State(NamedTuple):
 
 
 def update_program(
-    algorithm: Algorithm, mini_batches: int, uplink: Uplink | None
+    algorithm: Algorithm, mini_batches: int, encoded: Uplink | None
 ) -> Callable[..., State]:
     """Compiled for every number of contributions: (state, contributions, points, ...) -> state."""
 
@@ -192,8 +192,8 @@ def update_program(
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
             for trees in (contributions, points)
         )
-        if uplink is not None:
-            reduced = uplink.reduce(contribution, own["staleness"], current=state.params, **seen)
+        if encoded is not None:
+            reduced = encoded.reduce(contribution, own["staleness"], current=state.params, **seen)
             params, server = worker.serve(
                 algorithm, reduced, state.params, state.server, batches.sum(), common
             )
@@ -232,7 +232,7 @@ class OwnModels:
     """
 
     def __init__(self, algorithm: Algorithm, params: Any, mini_batches: int):
-        self._alone = partition.alone(algorithm, params, mini_batches)
+        self._alone = uplink.alone(algorithm, params, mini_batches)
         self._at: dict[tuple[int, int], Any] = {}  # (worker, number of the order) -> parameters
 
         @jax.jit
@@ -347,9 +347,10 @@ class ParameterServer:
         self._algorithm, self._arrivals = algorithm, arrivals
         self._mini_batches, self._batch_size, self.workers = mini_batches, batch_size, workers
         params = jax.tree.map(jnp.asarray, params)
-        uplink = uplink_of(algorithm, params, mini_batches)
-        self.expected = params if uplink is None else uplink.message  # the shapes of a contribution
-        memory = () if uplink else worker.init(algorithm, params).exchange
+        encoded = uplink.uplink(algorithm, params, mini_batches)
+        # The shapes of a contribution.
+        self.expected = params if encoded is None else encoded.message
+        memory = () if encoded else worker.init(algorithm, params).exchange
         own = params if algorithm.adopt is not None else ()
         memory, own = (
             jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), tree)
@@ -373,7 +374,7 @@ class ParameterServer:
         self._in_flight: dict[int, Order] = {}
         self._held: list[Pending] = []
         self._models = OwnModels(algorithm, params, mini_batches) if self.own_models else None
-        self._apply = update_program(algorithm, mini_batches, uplink)
+        self._apply = update_program(algorithm, mini_batches, encoded)
 
     def compile(self, counts: Iterable[int]) -> None:
         """Run updates of these numbers of contributions that change nothing, to compile them."""

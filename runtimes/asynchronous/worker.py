@@ -17,8 +17,7 @@ import numpy as np
 from algorithms.base import Algorithm
 from comms import hashing
 from runtimes import worker
-from runtimes.gossip import partition
-from runtimes.gossip.partition import Uplink
+from runtimes.asynchronous.uplink import Uplink, uplink
 from stragglers.processes import Process
 
 MOMENT = 0.5  # s between two signs of life
@@ -75,7 +74,7 @@ class AsynchronousWorker:
         self._examples = jax.tree.map(jnp.asarray, parts.examples)
         params = jax.tree.map(jnp.asarray, params)
         self._states[0] = first_state(parts.algorithm, params, parts.mini_batches)
-        encodes = uplink_of(parts.algorithm, params, parts.mini_batches)
+        encodes = uplink(parts.algorithm, params, parts.mini_batches)
         programs = _programs(parts.algorithm, parts.losses, parts.mini_batches, encodes)
         self._begin, self._one_more, self._end = programs
         order = Order(0, 0, (), 0, 0, parts.mini_batches, 0, 0, 0.0)
@@ -159,23 +158,10 @@ class AsynchronousWorker:
         return *self._end(carry, state, params, np.int32(order.batches), own), mark - begun
 
 
-def uplink_of(algorithm: Algorithm, params: Any, mini_batches: int) -> Uplink | None:
-    """Return the encoding of what a worker sends, the same at both ends; None: it sends all."""
-    leaves, structure = jax.tree.flatten(params)
-    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _uplink(algorithm, shapes, structure, mini_batches)
-
-
-@functools.cache
-def _uplink(algorithm: Algorithm, shapes, structure, mini_batches: int) -> Uplink | None:
-    leaves = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-    return partition.uplink(algorithm, jax.tree.unflatten(structure, leaves), mini_batches)
-
-
 def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.WorkerState:
     """Return the memory of a worker at first, without its exchange where the server runs that."""
     state = worker.init(algorithm, params)
-    encodes = uplink_of(algorithm, params, mini_batches) is not None
+    encodes = uplink(algorithm, params, mini_batches) is not None
     return state if encodes else state._replace(exchange=())
 
 

@@ -34,6 +34,7 @@ from runtimes.asynchronous.pool import (
     ActorPool,
     News,
     Options,
+    ProcessRuntime,
     Session,
     Supervisor,
     reason,
@@ -76,15 +77,6 @@ class Counted(NamedTuple):
         """Return both after each other."""
         traffic = _sum(self.traffic, later.traffic)
         return Counted(traffic, self.deaths + later.deaths, self.moved + later.moved)
-
-
-class Snapshot(NamedTuple):
-    """All workers after the same rows."""
-
-    schedule: Schedule | None  # the rows since the last snapshot
-    states: list[GossipState]
-    counted: Counted  # since the processes were started
-    there: np.ndarray  # [workers] bool, False of those that have been away for long
 
 
 class Coordinator(Supervisor):
@@ -142,10 +134,12 @@ class Coordinator(Supervisor):
         super().close()
         self._mending.shutdown(wait=False, cancel_futures=True)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> tuple[Schedule | None, list[GossipState], Counted, np.ndarray]:
         """Return the rows since the last snapshot, and all workers after exactly these.
 
-        A worker without a process has the state with which it will begin.
+        Then what has been counted since the processes were started, and [workers] bool, False of
+        those that have been away for long. A worker without a process has the state with which it
+        will begin.
         """
         import ray
 
@@ -173,10 +167,10 @@ class Coordinator(Supervisor):
                     traffic = _sum(self._of_gone, *(one.traffic for one in self._last))
                     states = [one.state for one in self._last]
                     counted = Counted(traffic, self.deaths, self._moved)
-                    return Snapshot(self.log.take(lines), states, counted, self._there())
+                    return self.log.take(lines), states, counted, self._there()
 
     def _there(self) -> np.ndarray:
-        """Return who works or may soon, [workers] bool."""
+        """Return the workers that work or may soon, [workers] bool."""
         now = time.monotonic()
         away = {who for who, since in self._since.items() if now - since > MISSED}
         away |= {who for who, died in self._died.items() if died > DEATHS}
@@ -388,13 +382,13 @@ class GossipRun(NamedTuple):
         return False
 
 
-class GossipRuntime:
+class GossipRuntime(ProcessRuntime):
     """The runtime of one local method and one task, see `runtimes.base.Runtime`.
 
     The last `advance` by a number of updates may make a few more: meetings under way end.
     """
 
-    clock, replays = "wall", False
+    copies = COPIES
 
     def __init__(
         self,
@@ -407,20 +401,15 @@ class GossipRuntime:
 
         recipe: builds the same parts in the process of a worker; it has to be picklable.
         """
+        super().__init__(parts.rule.workers, options, session)
         refuse(parts.worker.algorithm, parts.rule)
-        self.parts, self._recipe, self._options, self._session = parts, recipe, options, session
-        self._coordinator: Coordinator | None = None
-
-    def check_room(self, params: Any) -> None:
-        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
-        workers = self.parts.rule.workers
-        self._session.check_room(workers, store_bytes(params, workers, COPIES))
+        self.parts, self._recipe = parts, recipe
 
     def start(self, params: Any) -> GossipRun:
         """Return a run of no updates from `params`; processes come with the first `advance`."""
         self.close()
-        self._log, self._before = PairLog(self.parts.rule.workers), Counted()
-        states = [first_state(self.parts, 0, params)] * self.parts.rule.workers
+        self._log, self._before = PairLog(self._workers), Counted()
+        states = [first_state(self.parts, 0, params)] * self._workers
         self._run = GossipRun(states, 0.0, 0, 0, Counted(), np.ones(len(states), bool))
         return self._run
 
@@ -428,14 +417,9 @@ class GossipRuntime:
         self, run: GossipRun, seconds: float, updates: float = np.inf
     ) -> tuple[GossipRun, Schedule | None]:
         """Let the workers go on until the clock stands at `seconds`, or for `updates` meetings."""
-        if self._coordinator is None:
-            self._open()
-        coordinator, enough = self._coordinator, run.update + updates
+        coordinator, enough = self._started(), run.update + updates
         with coordinator.changed:
-            while coordinator.now() < seconds and self._log.updates < enough:
-                if coordinator.error is not None:
-                    raise coordinator.error
-                coordinator.changed.wait(min(0.2, max(0.0, seconds - coordinator.now())))
+            coordinator.wait(seconds, lambda: self._log.updates >= enough)
         schedule, states, counted, there = coordinator.snapshot()
         update, samples, now = run.update, run.samples, coordinator.now()
         if schedule is not None:
@@ -491,19 +475,11 @@ class GossipRuntime:
         self._log = PairLog(len(states), update, seconds, *counts.T)
         return self._run, None
 
-    def close(self) -> None:
-        """End the processes of the run."""
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
+    def _supervisor(self) -> Coordinator:
+        return Coordinator(self.parts, self._log, self._options)
 
     def _open(self) -> None:
-        self._coordinator = Coordinator(self.parts, self._log, self._options)
-        try:
-            self._coordinator.open(self._session, self._recipe, self._run.states, self._run.seconds)
-        except BaseException:
-            self.close()
-            raise
+        self._running.open(self._session, self._recipe, self._run.states, self._run.seconds)
 
 
 def _sum(*counted: Traffic) -> Traffic:

@@ -122,7 +122,7 @@ def test_what_cannot_start_is_a_sentence(started, session):
     runtime._recipe = functools.partial(int, "no number")
     with pytest.raises(ValueError, match=r"process of worker . cannot start .*no number"):
         runtime.advance(run, np.inf, 1)
-    assert runtime._serving is None
+    assert not runtime.pids()
     with pytest.raises(ValueError, match="4 workers want 2 GPUs and the cluster has 0"):
         session.provide(4, Resources(gpus=0.5), 0)
     # A cluster of our own makes room for a larger run.

@@ -50,7 +50,7 @@ class Under:
 
     @property
     def pids(self):
-        return self.runtime._coordinator.pids()
+        return self.runtime.pids()
 
     @property
     def schedule(self):
