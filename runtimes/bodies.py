@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import AXIS, Algorithm
-from comms import collectives, hashing
+from comms import hashing
 from runtimes import worker
 
 
@@ -224,39 +224,10 @@ def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take
             lambda c: jnp.concatenate([c, jnp.zeros((rest, *c.shape[1:]), c.dtype)]), contribution
         )
         worked = jax.tree.map(lambda a, b: jnp.concatenate([a, b[working:]]), worked, state)
-    updates, state = exchanged(
+    updates, state = worker.exchanged(
         algorithm, contribution, points, axis, worked, row.batches, common, own
     )
     return updates, _put(model.workers, row.worker, state, known.everyone)
-
-
-def exchanged(
-    algorithm, contribution, points, axis, state, batches, common: dict, own: dict
-) -> tuple[Any, worker.WorkerState]:
-    """Run the exchange of all participants, [k, ...]: (its result for each, their states).
-
-    points: where contributions were taken, `axis` of which is 0 or None (shared). common, own: the
-    schedule's extra arguments that are equal on all workers, and those with a leading axis.
-    """
-
-    def exchange(contribution, params, state, batches, own):
-        weight = algorithm.weight(batches)
-        given = {**common, **own}
-        return worker.exchange(algorithm, contribution, params, state, batches, given, weight)
-
-    with collectives.on_one_device():
-        return jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
-            contribution, points, state, batches, own
-        )
-
-
-def served(algorithm, updates, current, server, batches, common: dict) -> tuple[Any, Any]:
-    """Apply the result of an exchange to the one model: (parameters, server state).
-
-    batches: [k] finished mini-batches of the participants.
-    """
-    reduced = jax.tree.map(lambda u: u[0], updates)
-    return worker.serve(algorithm, reduced, current, server, batches.sum(), common)
 
 
 def _reduced(algorithm, losses, points, axis, current, model, row, take, known):
@@ -265,7 +236,7 @@ def _reduced(algorithm, losses, points, axis, current, model, row, take, known):
         algorithm, losses, points, axis, model, row, take, known, current=current
     )
     common = _given(row, known)[0] | {"busy": known.served}
-    params, server = served(algorithm, updates, current, model.server, row.batches, common)
+    params, server = worker.served(algorithm, updates, current, model.server, row.batches, common)
     return params, model._replace(server=server, workers=workers)
 
 
@@ -340,7 +311,7 @@ def _beside(
     common = _given(row, known)[0] | {"busy": known.served}
     optimizer = model.server.optimizer
     shared = worker.Shared(
-        *served(algorithm, parted.served, current, optimizer, row.batches, common)
+        *worker.served(algorithm, parted.served, current, optimizer, row.batches, common)
     )
     own = _put(model.params, row.worker, optax.apply_updates(own, parted.own), known.everyone)
     return shared.params, model._replace(params=own, server=shared, workers=workers)

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm
-from comms.collectives import HEADROOM
+from algorithms.base import AXIS, Algorithm
+from comms.collectives import HEADROOM, on_one_device
 from comms.trees import Tree
 
 NARROW = 16  # columns of a matrix whose gradient is found faster as that of its transpose
@@ -271,3 +271,32 @@ def serve(
     server = optax.with_extra_args_support(algorithm.server)
     updates, server_state = server.update(reduced, server_state, params, batches=batches, **given)
     return optax.apply_updates(params, updates), server_state
+
+
+def exchanged(
+    algorithm: Algorithm, contribution, points, axis, state, batches, common: dict, own: dict
+) -> tuple[Any, WorkerState]:
+    """Run the exchange of all participants, [k, ...]: (its result for each, their states).
+
+    points: where contributions were taken, `axis` of which is 0 or None (shared). common, own: the
+    schedule's extra arguments that are equal on all workers, and those with a leading axis.
+    """
+
+    def of_one(contribution, params, state, batches, own):
+        weight = algorithm.weight(batches)
+        given = {**common, **own}
+        return exchange(algorithm, contribution, params, state, batches, given, weight)
+
+    with on_one_device():
+        return jax.vmap(of_one, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
+            contribution, points, state, batches, own
+        )
+
+
+def served(algorithm: Algorithm, updates, current, server, batches, common) -> tuple[Any, Any]:
+    """Apply the result of an exchange to the one model: (parameters, server state).
+
+    batches: [k] finished mini-batches of the participants.
+    """
+    reduced = jax.tree.map(lambda u: u[0], updates)
+    return serve(algorithm, reduced, current, server, batches.sum(), common)

@@ -15,7 +15,7 @@ import optax
 
 from algorithms.base import Algorithm
 from comms import hashing
-from runtimes import bodies, worker
+from runtimes import worker
 from runtimes.asynchronous import uplink
 from runtimes.asynchronous.uplink import Uplink
 from runtimes.asynchronous.worker import Delivery, Order, first_state
@@ -206,7 +206,7 @@ def update_program(
             state.memory,
             first,
         )
-        updates, after = bodies.exchanged(
+        updates, after = worker.exchanged(
             algorithm, contribution, points, 0, worker.WorkerState((), held), batches, common, own
         )
 
@@ -217,7 +217,7 @@ def update_program(
         if algorithm.adopt is not None:
             models = put(state.own, optax.apply_updates(points, updates.own))
             updates = updates.served
-        params, server = bodies.served(
+        params, server = worker.served(
             algorithm, updates, state.params, state.server, batches, common
         )
         return State(params, server, memory, models)

@@ -4,10 +4,11 @@ It takes the mini-batches of an order one by one, each as long as its delay says
 their contribution. A call from aside stops it between two mini-batches or inside a delay.
 """
 
+import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -58,14 +59,37 @@ class Delivery(NamedTuple):
     finite: bool
 
 
-class AsynchronousWorker:
+class Computing:
+    """The sign of life of a worker: for how long a program of it has been running."""
+
+    _computing_since: float | None = None
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        self._computing_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._computing_since = None
+
+    def _computing_for(self) -> float:
+        """Return the seconds of the program under way; 0 in a delay."""
+        since = self._computing_since
+        return 0.0 if since is None else time.monotonic() - since
+
+
+def finite(tree: Any) -> bool:
+    """Return whether all numbers of a contribution are."""
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+
+
+class AsynchronousWorker(Computing):
     """One worker under a server; `recipe` builds its parts in its process."""
 
     def __init__(self, recipe: Callable[[], WorkerParts], me: int):
         self._parts, self._me = recipe(), me
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._current = self._stopped = 0  # orders: under way, and the last that shall not be
-        self._computing_since: float | None = None
         self._states: dict[int, worker.WorkerState] = {}
 
     def ready(self, params: Any) -> int:
@@ -96,11 +120,9 @@ class AsynchronousWorker:
         if contribution is None or self._stop.wait(self._parts.communication):
             return Delivery(order.number, None, busy, True)
         self._states[order.number] = state
-        self._computing_since = time.monotonic()
-        contribution = jax.tree.map(np.asarray, contribution)
-        self._computing_since = None
-        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(contribution))
-        return Delivery(order.number, contribution, busy, finite)
+        with self._computing():
+            contribution = jax.tree.map(np.asarray, contribution)
+        return Delivery(order.number, contribution, busy, finite(contribution))
 
     def interrupt(self, number: int) -> None:
         """Stop the order of this number, now or when it comes."""
@@ -112,8 +134,7 @@ class AsynchronousWorker:
     def news(self) -> float:
         """Say after a moment for how long a mini-batch is being computed [s]; 0 in a delay."""
         time.sleep(MOMENT)
-        since = self._computing_since
-        return 0.0 if since is None else time.monotonic() - since
+        return self._computing_for()
 
     def state(self, number: int) -> worker.WorkerState:
         """Return the memory of the worker after an order, on the host."""
@@ -139,13 +160,9 @@ class AsynchronousWorker:
         table = parts.sampler.indices(np.full(counters.shape, self._me), counters)
         mark = begun
         for step in range(order.batches):
-            self._computing_since = mark
-            carry = jax.block_until_ready(
-                self._one_more(
-                    carry, self._examples, np.asarray(table[step]), given, np.int32(step)
-                )
-            )
-            self._computing_since = None
+            own = np.asarray(table[step]), given, np.int32(step)
+            with self._computing():
+                carry = jax.block_until_ready(self._one_more(carry, self._examples, *own))
             if delayed and parts.delay is not None:
                 at = order.seconds + mark - begun
                 lasts = float(parts.delay.duration(self._me, at, order.attempt + step))

@@ -364,19 +364,6 @@ class GossipRun(NamedTuple):
     there: np.ndarray  # [workers] bool, False of those that have been away for long
 
     @property
-    def measured(self) -> dict[str, float]:
-        """Return the bytes that have travelled, and counts of what has gone wrong."""
-        traffic = self.counted.traffic
-        return {
-            "sent_bytes_per_worker": traffic.sent_bytes / len(self.states),
-            "refusals_per_meeting": traffic.refused / max(1, traffic.asked),
-            "dropped_contributions": float(traffic.dropped),
-            "deaths": float(self.counted.deaths),
-            "sum_moved": self.counted.moved,
-            "nodes": float(self.there.sum()),
-        }
-
-    @property
     def exhausted(self) -> bool:
         """Gossip workers never come to an end."""
         return False
@@ -444,8 +431,16 @@ class GossipRuntime(ProcessRuntime):
         return _stacked([state.exchange for state in run.states])
 
     def measured(self, run: GossipRun) -> dict[str, float]:
-        """Return the bytes that have travelled, and counts of what has gone wrong."""
-        return run.measured
+        """Return the bytes that have travelled, and counts of losses."""
+        traffic = run.counted.traffic
+        return {
+            "sent_bytes_per_worker": traffic.sent_bytes / self._workers,
+            "refusals_per_meeting": traffic.refused / max(1, traffic.asked),
+            "dropped_contributions": float(traffic.dropped),
+            "deaths": float(run.counted.deaths),
+            "sum_moved": run.counted.moved,
+            "nodes": float(run.there.sum()),
+        }
 
     def pack(self, run: GossipRun) -> dict[str, np.ndarray]:
         """All that the workers held, and where the clock stood."""

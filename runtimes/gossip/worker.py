@@ -27,7 +27,7 @@ from algorithms.base import AXIS
 from comms import collectives, hashing
 from runtimes import worker
 from runtimes.asynchronous.pool import reason
-from runtimes.asynchronous.worker import WorkerParts
+from runtimes.asynchronous.worker import Computing, WorkerParts, finite
 from runtimes.gossip.partition import Half, PairProgram
 from stragglers.pair_log import Entry, Meeting
 from stragglers.rule import Arrivals, Reaction, Rule
@@ -146,7 +146,6 @@ class Programs(NamedTuple):
     ask: PairProgram
     answer: PairProgram
     alone: Callable
-    finite: Callable  # contribution -> whether all of it is
 
 
 def compile_programs(parts: GossipParts, params: Any) -> Programs:
@@ -203,12 +202,7 @@ def compile_programs(parts: GossipParts, params: Any) -> Programs:
         if parts.rule.arrivals.apart
         else PairProgram(half(ASKS), ANSWERS, *full),
         jax.jit(_of_one(half(ASKS))).lower(*full).compile(),
-        jax.jit(_finite).lower(params).compile(),
     )
-
-
-def _finite(tree) -> jax.Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def _of_one(body: Callable) -> Callable:
@@ -385,7 +379,7 @@ def on_host(message: Sequence[Any]) -> list[np.ndarray]:
     return [np.asarray(value) for value in message]
 
 
-class GossipWorker:
+class GossipWorker(Computing):
     """One worker, as the launcher and other workers call it in a process of its own."""
 
     def __init__(self, recipe: Callable[[], GossipParts], me: int):
@@ -408,7 +402,6 @@ class GossipWorker:
         self._asked_by_others: collections.deque[Meeting] = collections.deque(maxlen=REMEMBERED)
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._snapshot: WorkerSnapshot | None = None
-        self._computing_since: float | None = None
         self._began, self._elapsed = time.monotonic(), 0.0
 
     def ready(self, state: GossipState, batches: int, after: Any = None) -> None:
@@ -463,8 +456,7 @@ class GossipWorker:
         with self._happened:
             self._happened.wait_for(lambda: self._items, 5 * LOOK)
             items, self._items = self._items, []
-        since = self._computing_since
-        return Report(items, 0.0 if since is None else time.monotonic() - since)
+        return Report(items, self._computing_for())
 
     def freeze(self) -> int:
         """Let no meeting begin or end, until `thaw`; returns how many there were."""
@@ -510,23 +502,16 @@ class GossipWorker:
             np.int64(self._me), counter + np.arange(parts.mini_batches)
         )
         with self._computing():
+            own = np.int32(batches), hashing.words(samples), np.int32(self._me)
             contribution, work = jax.block_until_ready(
-                self._programs.contribute(
-                    state.params,
-                    state.work,
-                    indices,
-                    np.int32(batches),
-                    hashing.words(samples),
-                    np.int32(self._me),
-                )
+                self._programs.contribute(state.params, state.work, indices, *own)
             )
-            finite = bool(self._programs.finite(contribution))
         if parts.delay is not None:
             ends = start
             for count in range(counter, counter + batches):
                 ends += float(parts.delay.duration(self._me, ends, count))
             time.sleep(max(0.0, ends - self.now()))
-        if finite:
+        if finite(contribution):
             entry = Entry(self._me, -1, batches, counter, samples, start, self.now() - start)
             return Progress(contribution, work, entry)
         if not self.parts.drops:
@@ -565,15 +550,6 @@ class GossipWorker:
                 self._count(refused=1)
                 longest = BACK_OFF * 2.0 ** min(refused, DOUBLINGS)
                 time.sleep(float(self._chance.uniform(0, longest)))
-
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Let the launcher know meanwhile for how long a program has been running."""
-        self._computing_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._computing_since = None
 
     def _meet_nobody(self, progress: Progress, step: Step) -> None:
         with self._held():

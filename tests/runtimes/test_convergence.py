@@ -90,18 +90,6 @@ def test_a_gradient_one_update_old_raises_the_floor_as_an_ar2_process_says():
     assert floor("k_async", 4, rate, law) == pytest.approx(expected, rel=0.03)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["k_async", "k_batch_async"])
-def test_asynchrony_raises_the_error_floor_at_k_1_and_hardly_at_k_4(protocol):
-    rate = 0.05
-    excess = {
-        k: floor(protocol, k, rate) / convergence.stationary_loss(rate, k, VARIANCE) - 1
-        for k in (1, 4)
-    }
-    assert excess[1] > 0.25  # 34 %
-    assert abs(excess[4]) < 0.1  # 5 and 8 %, about rate times staleness
-
-
 @pytest.mark.parametrize("workers", [2, slow(8)])
 def test_round_robin_delays_are_stable_up_to_the_limit_and_no_further(workers):
     """One coordinate 5 % below the limit, one 5 % beyond it, no noise."""

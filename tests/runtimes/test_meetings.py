@@ -56,6 +56,10 @@ class Under:
     def schedule(self):
         return concatenate(self.rows)
 
+    @property
+    def measured(self):
+        return self.runtime.measured(self.run)
+
     def on(self, seconds=np.inf, updates=np.inf):
         self.run, rows = self.runtime.advance(self.run, self.run.seconds + seconds, updates)
         self.rows += [] if rows is None else [rows]
@@ -85,7 +89,7 @@ class Under:
         assert run.update == schedule.updates
         assert run.samples == schedule.batches.sum() * B
         sizes = [meeters.message_bytes(self.name)] * int((schedule.workers[:, 1] < N).sum())
-        sent = run.measured["sent_bytes_per_worker"]
+        sent = self.measured["sent_bytes_per_worker"]
         assert sent * N >= 2 * sum(sizes) > 0  # and what was sent again, or to who was busy
         for node in range(N):  # each mini-batch once, none skipped
             mine = (schedule.workers == node) & (schedule.batches > 0)
@@ -102,21 +106,21 @@ def test_nodes_that_die_or_hang_begin_anew_and_a_run_resumes(meetings, monkeypat
     under.until(lambda: under.meets_again(2))
     events = under.schedule.events
     assert [(event.kind, event.worker) for event in events] == [("lost", 2), ("restored", 2)]
-    assert events[1].source in (1, 3) and 0 < under.run.measured["sum_moved"] < 1
+    assert events[1].source in (1, 3) and 0 < under.measured["sum_moved"] < 1
     under.check()
     run, packed = under.run, runtime.pack(under.run)
     runtime.close()
 
     runtime = meetings("8 bits", own_model=True)
     resumed, happened = runtime.resume(runtime.start(X0), packed, [(0.0, 1.0)])
-    assert happened is None and resumed.measured == run.measured
+    assert happened is None and resumed.counted == run.counted
     assert (resumed.update, resumed.samples) == (run.update, run.samples)
     under = Under("8 bits", runtime, resumed, under.rows).on(updates=30)
     os.kill(under.pids[1], signal.SIGSTOP)
     under.until(lambda: under.meets_again(1))
     schedule = under.schedule
     assert [event.worker for event in schedule.events] == [2, 2, 1, 1]
-    assert schedule.events[3].source == 1 and under.run.measured["deaths"] == 2
+    assert schedule.events[3].source == 1 and under.measured["deaths"] == 2
     own = np.flatnonzero(schedule.restored[:, 0] == 1)
     assert (schedule.version[own, 0] <= own).all()  # the last evaluation may have been just before
     under.check()
@@ -134,7 +138,7 @@ def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch
             time.sleep(0.01)
     for _ in range(3):  # an evaluation waits for all of them
         under.on(seconds=1.0)
-    assert under.run.measured["deaths"] == 2 and under.run.measured["nodes"] == N
+    assert under.measured["deaths"] == 2 and under.measured["nodes"] == N
     under.check()
 
     start = ActorPool.start
@@ -148,7 +152,7 @@ def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch
         monkeypatch.setattr(module, "MISSED", 2.0)
     under.until(lambda: 2 in under.pids)
     os.kill(under.pids[2], signal.SIGKILL)
-    under.until(lambda: under.run.measured["nodes"] == 3)
+    under.until(lambda: under.measured["nodes"] == 3)
     rows = len(under.rows)
     under.until(
         lambda: {0, 1, 3}

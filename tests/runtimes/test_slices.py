@@ -1,6 +1,5 @@
 """A worker of several devices does what a worker of one does."""
 
-import functools
 import re
 
 import jax
@@ -8,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from algorithms import all_reduce, dpsgd, easgd, local_sgd, matcha, powersgd, swarm, top_k
-from algorithms.base import AXIS, scale_by_samples
+from algorithms.base import scale_by_samples
 from comms import topology
 from configs import base
 from experiments import prepare
@@ -40,8 +37,6 @@ METHODS = {
     "top_k": lambda: top_k(optimizer(), ratio=0.5),
     "powersgd": lambda: powersgd(optimizer(), warmup_updates=4),
 }
-WHOLE = {"top_k", "powersgd"}  # what they exchange is no part of the model as it is
-SENT_WHOLE = {"top_k"}  # nor is what they send a part of what they gather
 
 
 def build(method, examples=DATA, **options):
@@ -89,67 +84,6 @@ def test_a_method_gives_what_one_device_per_worker_gives(name):
         assert len(ours.sharding.device_set) == S * N and not copies_differ(ours)
         assert {len(shard.data) for shard in ours.addressable_shards} == {1}
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
-
-
-LARGE = {"w": np.zeros((64, 96), np.float32), "b": np.zeros((), np.float32)}
-
-
-def exchange_text(method, team):
-    """Return the compiled exchange of models that lie on devices as `team` says."""
-    devices, active, version = team.grid(N), None, method.settled
-    if method.links is not None:
-        rows = method.links.active(version, 50)
-        active = rows[rows.any(1).argmax()]
-
-    @jax.jit
-    @functools.partial(
-        jax.shard_map, mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS), axis_names=team.manual,
-        check_vma=False,
-    )  # fmt: skip
-    def program(*given):
-        contribution, params, state, batches = jax.tree.map(lambda a: a[0], given)
-        if version:
-            state = state._replace(update=jnp.int32(version))
-        moved = method.exchange.update(
-            contribution, state, params, weight=method.weight(batches), batches=batches,
-            samples=0.0, nominal=M, worker=jax.lax.axis_index(AXIS), version=version, first=0,
-            staleness=0, active=active, current=params,
-        )  # fmt: skip
-        return jax.tree.map(lambda a: a[None], team.kept(moved))
-
-    def stacked(array):
-        spec = P(AXIS, *team.split(np.shape(array)))
-        shape = (N, *np.shape(array))
-        return jax.ShapeDtypeStruct(shape, array.dtype, sharding=NamedSharding(devices, spec))
-
-    model = LARGE, LARGE, method.exchange.init(LARGE), np.int32(0)
-    return program.lower(*jax.tree.map(stacked, model)).compile().as_text()
-
-
-def stays(line):
-    """Return whether a collective of compiled HLO stays inside slices; None: it is none."""
-    if not re.search(rf" ({'|'.join(traced.COLLECTIVES)})\(", line):
-        return None
-    pairs = re.search(r"source_target_pairs=(\S+)", line)
-    joined = re.findall(r"\{(\d+),(\d+)\}", pairs[1]) if pairs else traced.groups(line, N * S)
-    slices_of = np.array(joined, int) // S
-    return bool((slices_of == slices_of[:, :1]).all())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_a_device_of_a_divided_model_sends_its_part(name):
-    """To other workers, over what a worker of one device sends; and inside of its slice."""
-    method = METHODS[name]()
-    alone = traced.sent_bytes(exchange_text(method, slices.Alone()), N)
-    lines = exchange_text(method, slices.Sharded(S, streamed=False)).splitlines()
-    between, inside = (
-        traced.sent_bytes("\n".join(line for line in lines if stays(line) is not but), N * S)
-        for but in (True, False)
-    )
-    model = sum(leaf.nbytes for leaf in jax.tree.leaves(LARGE))
-    assert (inside / model < 0.02) == (name not in WHOLE)
-    assert (between / alone < 0.75) == (name not in SENT_WHOLE) and between <= 1.01 * alone
 
 
 @pytest.mark.parametrize("name", ["local_sgd", slow("matcha")])
@@ -277,18 +211,6 @@ def test_a_divided_model_takes_a_quarter_of_the_memory():
     assert whole.argument_size_in_bytes - part.argument_size_in_bytes == spared
     most = [c.argument_size_in_bytes + c.temp_size_in_bytes for c in (whole, part)]
     assert most[1] < most[0] - 0.5 * spared
-
-
-@pytest.mark.slow
-def test_a_single_worker_may_divide_its_model():
-    """Its exchange is with nobody, for which XLA needs a program of another form."""
-    models = []
-    for sharding in ("replicated", "fsdp"):
-        runtime = of_four(sharding, workers=1)
-        run, _ = runtime.advance(runtime.start(WIDE), np.inf, 6)
-        models.append(jax.tree.map(np.asarray, runtime.models(run)))
-    assert np.abs(models[0]["in"] - WIDE["in"]).max() > 1e-3
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *models)
 
 
 @pytest.mark.parametrize(
