@@ -146,11 +146,11 @@ class AsynchronousRuntime(ProcessRuntime):
 
     def pack(self, run: AsynchronousRun) -> dict[str, np.ndarray]:
         """Return the snapshot, with what its workers keep for their next local steps."""
+        history = self._server.log.pack(run.update)
         return (
             packing.pack(run.state)
-            | _under("counters/", run.counters)
-            | _under("history/", self._server.log.pack(run.update))
-            | self._packed_states(run)
+            | packing.pack({"counters": run.counters, "worker": self._kept(run)})
+            | {f"history/{name}": value for name, value in history.items()}
             | {"clock/seconds": np.array([run.seconds]), "sent": np.array([run.sent, run.deaths])}
         )
 
@@ -217,11 +217,6 @@ class AsynchronousRuntime(ProcessRuntime):
                 found[who] = ray.get(reference, timeout=60)
         return found
 
-    def _packed_states(self, run: AsynchronousRun) -> dict[str, np.ndarray]:
-        states = {who: packing.pack(state) for who, state in self._kept(run).items()}
-        packed = (_under(f"worker/{who}/", state) for who, state in states.items())
-        return {name: value for one in packed for name, value in one.items()}
-
 
 def misfit(
     algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1
@@ -252,11 +247,6 @@ def refuse(algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: i
     reason = misfit(algorithm, rule, params, mini_batches)
     if reason is not None:
         raise ValueError(f"actors: {reason}; take another waiting rule or method")
-
-
-def _under(prefix: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the values by names that begin with a prefix."""
-    return {prefix + name: value for name, value in values.items()}
 
 
 def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

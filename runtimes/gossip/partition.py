@@ -152,10 +152,10 @@ class _Plan:
     def _played(self, container: JaxprEqn) -> Callable[[dict], Half]:
         """Return a step in which the programs of a container are played."""
         name = container.primitive.name
-        if name not in _players():
+        if name not in _PLAYERS:
             raise ValueError(
                 f"pairs: a message inside of a {name!r} cannot be cut out; send it outside of it, "
-                f"or inside of one of {', '.join(sorted(_players()))}"
+                f"or inside of one of {', '.join(sorted(_PLAYERS))}"
             )
         compute = self._segment(container.invars)
         self._left = [e for e in self._left if e is not container]
@@ -165,7 +165,7 @@ class _Plan:
         def step(values: dict) -> Half:
             compute(values)
             given = [_value(var, values) for var in container.invars]
-            found = yield from _players()[name](container.params, plans, given)
+            found = yield from _PLAYERS[name](container.params, plans, given)
             values.update(zip(container.outvars, found, strict=True))
 
         return step
@@ -252,9 +252,8 @@ def _looped(params: dict, plans: Sequence[_Plan], values: list) -> Half:
     return carry
 
 
-def _players() -> dict[str, Callable]:
-    """Return by primitives of containers: (parameters, plans of programs, inputs) -> a half."""
-    return {"jit": _called, "pjit": _called, "cond": _branched, "while": _looped}
+# By primitives of containers: (parameters, plans of programs, inputs) -> a half.
+_PLAYERS = {"jit": _called, "pjit": _called, "cond": _branched, "while": _looped}
 
 
 def _gathered(both: tuple, position: int, params: dict) -> jax.Array:

@@ -45,13 +45,13 @@ from runtimes.base import WorkersLost
 from runtimes.gossip.worker import (
     MEET,
     Arrival,
+    Counted,
     Failure,
     GossipParts,
     GossipState,
     GossipWorker,
     Pairing,
     Report,
-    Traffic,
     WorkerSnapshot,
     first_state,
     shown_model,
@@ -64,19 +64,6 @@ CATCHING_UP = 30.0  # s that the log may be behind workers that have stopped to 
 _FORGOTTEN = "several workers have gone at once, with what they had said to each other"
 _LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
 DEFAULTS = Options()
-
-
-class Counted(NamedTuple):
-    """Counters of a run since it has begun."""
-
-    traffic: Traffic = Traffic()  # of all workers
-    deaths: int = 0  # of processes
-    moved: float = 0.0  # how far restored workers moved the sum of the models, over its length
-
-    def and_then(self, later: "Counted") -> "Counted":
-        """Return both after each other."""
-        traffic = _sum(self.traffic, later.traffic)
-        return Counted(traffic, self.deaths + later.deaths, self.moved + later.moved)
 
 
 class Coordinator(Supervisor):
@@ -97,7 +84,7 @@ class Coordinator(Supervisor):
         self._since: dict[int, float] = {}  # when those who are not there have gone
         self._last: list[WorkerSnapshot] = []  # of all, after `_last_update` rows
         self._last_update = log.updates
-        self._of_gone, self._moved = Traffic(), 0.0
+        self._of_gone = Counted()  # and how far those who came anew have moved the sum
 
     def open(
         self,
@@ -113,7 +100,7 @@ class Coordinator(Supervisor):
 
         self._pool = ActorPool(GossipWorker, lambda me: (recipe, me), workers, resources, (MEET,))
         session.pools.add(self._pool)
-        self._last = [WorkerSnapshot(state, Traffic()) for state in states]
+        self._last = [WorkerSnapshot(state, Counted()) for state in states]
         stored = [ray.put(state) for state in states]
 
         def start(who: int, after: Any = None) -> Any:
@@ -164,17 +151,14 @@ class Coordinator(Supervisor):
                 with self.changed:
                     self._last = [found[who] for who in range(self._workers)]
                     self._last_update = rows
-                    traffic = _sum(self._of_gone, *(one.traffic for one in self._last))
                     states = [one.state for one in self._last]
-                    counted = Counted(traffic, self.deaths, self._moved)
-                    return self.log.take(lines), states, counted, self._there()
-
-    def _there(self) -> np.ndarray:
-        """Return the workers that work or may soon, [workers] bool."""
-        now = time.monotonic()
-        away = {who for who, since in self._since.items() if now - since > MISSED}
-        away |= {who for who, died in self._died.items() if died > DEATHS}
-        return np.array([who not in away for who in range(self._workers)])
+                    counted = _sum(self._of_gone, *(one.counted for one in self._last))
+                    counted = counted._replace(deaths=self.deaths)
+                    now = time.monotonic()
+                    away = {who for who, since in self._since.items() if now - since > MISSED}
+                    away |= {who for who, died in self._died.items() if died > DEATHS}
+                    there = np.array([who not in away for who in range(self._workers)])
+                    return self.log.take(lines), states, counted, there
 
     def _react(self, news: News) -> None:
         who = news.member
@@ -266,7 +250,7 @@ class Coordinator(Supervisor):
         state = first_state(self._parts, who, model, **known)
         with self.changed:
             self._missing.discard(who)
-            self._away[who] = WorkerSnapshot(state, Traffic())
+            self._away[who] = WorkerSnapshot(state, Counted())
             self.changed.notify_all()
         return state
 
@@ -275,9 +259,9 @@ class Coordinator(Supervisor):
         last, models = self._last[who], [one.state.params for one in self._last]
         difference = jax.tree.map(np.subtract, params, last.state.params)
         whole = jax.tree.map(lambda *leaves: sum(leaves), *models)
-        self._moved += _length(difference) / _length(whole)
-        self._of_gone = _sum(self._of_gone, last.traffic)
-        self._last[who] = WorkerSnapshot(last.state._replace(params=params), Traffic())
+        moved = Counted(moved=_length(difference) / _length(whole))
+        self._of_gone = _sum(self._of_gone, last.counted, moved)
+        self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
 
     def _return(self, who: int) -> None:
         """Let a worker that is ready again work, and the others meet it."""
@@ -360,7 +344,7 @@ class GossipRun(NamedTuple):
     seconds: float
     update: int
     samples: int
-    counted: Counted
+    counted: Counted  # since the run has begun
     there: np.ndarray  # [workers] bool, False of those that have been away for long
 
     @property
@@ -413,7 +397,7 @@ class GossipRuntime(ProcessRuntime):
             update += schedule.updates
             samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
             now = float(schedule.time[-1]) if update >= enough else now
-        counted = self._before.and_then(counted)
+        counted = _sum(self._before, counted)
         return GossipRun(states, now, update, samples, counted, there), schedule
 
     def observe(self, run: GossipRun, seconds: float, loss: float) -> GossipRun:
@@ -432,13 +416,13 @@ class GossipRuntime(ProcessRuntime):
 
     def measured(self, run: GossipRun) -> dict[str, float]:
         """Return the bytes that have travelled, and counts of losses."""
-        traffic = run.counted.traffic
+        counted = run.counted
         return {
-            "sent_bytes_per_worker": traffic.sent_bytes / self._workers,
-            "refusals_per_meeting": traffic.refused / max(1, traffic.asked),
-            "dropped_contributions": float(traffic.dropped),
-            "deaths": float(run.counted.deaths),
-            "sum_moved": run.counted.moved,
+            "sent_bytes_per_worker": counted.sent_bytes / self._workers,
+            "refusals_per_meeting": counted.refused / max(1, counted.asked),
+            "dropped_contributions": float(counted.dropped),
+            "deaths": float(counted.deaths),
+            "sum_moved": counted.moved,
             "nodes": float(run.there.sum()),
         }
 
@@ -447,8 +431,8 @@ class GossipRuntime(ProcessRuntime):
         return packing.pack(dict(enumerate(run.states))) | {
             "clock": np.array([run.seconds]),
             "counted": np.array([run.update, run.samples]),
-            "traffic": np.array(run.counted.traffic),
-            "deaths": np.array([run.counted.deaths, run.counted.moved]),
+            "traffic": np.array(run.counted[:4]),
+            "deaths": np.array(run.counted[4:]),
         }
 
     def resume(
@@ -463,7 +447,7 @@ class GossipRuntime(ProcessRuntime):
         update, samples = packed["counted"].tolist()
         seconds = float(packed["clock"][0])
         deaths, moved = packed["deaths"].tolist()
-        self._before = Counted(Traffic(*packed["traffic"].tolist()), int(deaths), moved)
+        self._before = Counted(*packed["traffic"].tolist(), int(deaths), moved)
         there = np.ones(len(states), bool)
         self._run = GossipRun(states, seconds, update, samples, self._before, there)
         counts = np.array([(state.meetings, state.counter) for state in states], np.int64)
@@ -477,8 +461,8 @@ class GossipRuntime(ProcessRuntime):
         self._running.open(self._session, self._recipe, self._run.states, self._run.seconds)
 
 
-def _sum(*counted: Traffic) -> Traffic:
-    return Traffic(*map(sum, zip(*counted, strict=True)))
+def _sum(*counted: Counted) -> Counted:
+    return Counted(*map(sum, zip(*counted, strict=True)))
 
 
 def _length(model: Any) -> float:

@@ -61,20 +61,22 @@ class GossipState(NamedTuple):
     meetings: np.ndarray  # [] int64
 
 
-class Traffic(NamedTuple):
-    """Counters of a gossip worker."""
+class Counted(NamedTuple):
+    """Counters of a gossip worker, or of all."""
 
     asked: int = 0  # meetings
     refused: int = 0  # attempts
     sent_bytes: int = 0
     dropped: int = 0  # local steps whose contribution was not finite
+    deaths: int = 0  # of processes, as the launcher counts them
+    moved: float = 0.0  # how far restored workers moved the sum of the models, over its length
 
 
 class WorkerSnapshot(NamedTuple):
     """A gossip worker at one moment between its meetings."""
 
     state: GossipState
-    traffic: Traffic
+    counted: Counted
 
 
 class Progress(NamedTuple):
@@ -395,7 +397,7 @@ class GossipWorker(Computing):
         self._peers: dict[int, Any] = {}
         self._absent: set[int] = set()
         self._unheard: tuple[Meeting, ...] = ()  # alone, since its last meeting
-        self._attempts, self._traffic, self._counting = 0, Traffic(), threading.Lock()
+        self._attempts, self._counted, self._counting = 0, Counted(), threading.Lock()
         self._chance = np.random.default_rng(me)
         self._items: list[Meeting | Arrival | Failure] = []
         self._happened = threading.Condition()
@@ -461,7 +463,7 @@ class GossipWorker(Computing):
     def freeze(self) -> int:
         """Let no meeting begin or end, until `thaw`; returns how many there were."""
         self._hold()
-        self._snapshot = WorkerSnapshot(self._state, self._traffic)
+        self._snapshot = WorkerSnapshot(self._state, self._counted)
         return int(self._state.meetings)
 
     def thaw(self) -> None:
@@ -654,8 +656,8 @@ class GossipWorker(Computing):
 
     def _count(self, **more: int) -> None:
         with self._counting:
-            counted = self._traffic._asdict()
-            self._traffic = Traffic(**counted | {n: counted[n] + m for n, m in more.items()})
+            counted = self._counted._asdict()
+            self._counted = Counted(**counted | {n: counted[n] + m for n, m in more.items()})
 
     def _tell(self, item: Meeting | Arrival | Failure) -> None:
         with self._happened:

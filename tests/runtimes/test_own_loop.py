@@ -89,7 +89,7 @@ def looped(tx, updates, H=1):
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(("matcha", "easgd"), [*BATTERY, "powersgd", "streaming_diloco"])
+    "name", slow_but(("matcha",), [*BATTERY, "powersgd", "streaming_diloco"])
 )
 def test_a_method_needs_no_extra_argument(name):
     """`update(gradients, state, params)` alone does what a launched run of full rounds does."""

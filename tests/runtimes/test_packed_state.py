@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from runtimes.asynchronous.server import Made
-from runtimes.gossip.runtime import Counted
-from runtimes.gossip.worker import Traffic
+from runtimes.gossip.worker import Counted
 from stragglers import delays, inject
 from tests import planned
 from tests.runtimes import free, meeters
@@ -116,7 +115,7 @@ def test_a_gossip_run_packs_every_number_that_it_counts():
     one, two = (meeters.meetings("float32") for _ in range(2))
     run = one.start(X0)
     states = list(filled(list(run.states)))
-    counted = Counted(Traffic(11, 12, 13, 14), 15, 16.5)
+    counted = Counted(11, 12, 13, 14, 15, 16.5)
     run = run._replace(states=states, seconds=2.5, update=31, samples=32, counted=counted)
     again, _ = two.resume(two.start(X0), one.pack(run), [])
     for name in run._fields:

@@ -72,7 +72,7 @@ def random_tree():
     return {"w": vector[20:].reshape(124, 20), "b": vector[:20]}
 
 
-@pytest.mark.parametrize("name", slow_but(("8 bits",), PAIRED))
+@pytest.mark.parametrize("name", slow_but(("ad_psgd",), PAIRED))
 def test_two_halves_are_one_program(name):
     """Parameters and states over several meetings, in which all rungs are climbed."""
     method = PAIRED[name]()

@@ -24,6 +24,7 @@ def results(tmp_path, *part, **machine):
     return first, reads
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_trajectory_of_one(tmp_path):
     """Bit for bit where the order of a sum is the program's; gloo has its own all-reduce."""
     both, reads = results(tmp_path, "rounds")

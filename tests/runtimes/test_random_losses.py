@@ -85,7 +85,8 @@ def test_a_mesh_draws_as_the_simulator(name, watched):
     np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("sharding", slow_but(("replicated",), slices.SHARDINGS))
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", slices.SHARDINGS)
 def test_all_devices_of_a_worker_draw_as_one(sharding):
     runtime = Mesh(
         local_sgd(optax.sgd(RATE)), apart_by_keyword, DATA, SAMPLES, workers=N, mini_batches=M,

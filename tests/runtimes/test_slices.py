@@ -200,6 +200,7 @@ class _Four(type(SAMPLES)):
 SAMPLES_OF_FOUR = _Four()
 
 
+@pytest.mark.slow
 def test_a_divided_model_takes_a_quarter_of_the_memory():
     """Parameters and both moments of Adam; while it computes a device gathers the parameters."""
     whole, whole_model = kept("replicated", 2)
