@@ -129,6 +129,11 @@ def test_nodes_that_die_or_hang_begin_anew_and_a_run_resumes(meetings, monkeypat
 
 def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch):
     """Two die at once; then one cannot come back, as where there is no memory for its process."""
+    def missed(seconds):
+        for module in (gossip_runtime, pool):
+            monkeypatch.setattr(module, "MISSED", seconds)
+
+    missed(PATIENCE)
     runtime = meetings("blocking", least_workers=3)
     under = Under("blocking", runtime, runtime.start(X0)).on(updates=40)
     for victim in (2, 0):
@@ -140,6 +145,7 @@ def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch
     for _ in range(3):  # an evaluation waits for all of them
         under.on(seconds=1.0)
     assert under.measured["deaths"] == 2 and under.measured["nodes"] == N
+    under.until(lambda: len(under.pids) == N)
     under.check()
 
     start = ActorPool.start
@@ -149,9 +155,7 @@ def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch
         ray.kill(actors.handle(member))
 
     monkeypatch.setattr(ActorPool, "start", nobody_stays)
-    for module in (gossip_runtime, pool):
-        monkeypatch.setattr(module, "MISSED", 2.0)
-    under.until(lambda: 2 in under.pids)
+    missed(2.0)
     os.kill(under.pids[2], signal.SIGKILL)
     under.until(lambda: under.measured["nodes"] == 3)
     rows = len(under.rows)
