@@ -500,9 +500,7 @@ class GossipWorker(Computing):
         state, start, parts = self._state, self.now(), self.parts.worker
         counter, batches = int(state.counter), self._batches
         samples = self.parts.rule.workers * counter * parts.sampler.batch_size
-        indices = parts.sampler.indices(
-            np.int64(self._me), counter + np.arange(parts.mini_batches)
-        )
+        indices = parts.sampler.indices(np.int64(self._me), counter + np.arange(parts.mini_batches))
         with self._computing():
             own = np.int32(batches), hashing.words(samples), np.int32(self._me)
             contribution, work = jax.block_until_ready(

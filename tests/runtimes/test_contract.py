@@ -43,7 +43,6 @@ METHODS = {
 }
 
 
-
 def simulator(method, wait="first_finisher", mini_batches=M, **knobs):
     rule = planned.rule(wait, LAW, N, mini_batches, 3, **knobs)
     return Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)

@@ -129,6 +129,7 @@ def test_nodes_that_die_or_hang_begin_anew_and_a_run_resumes(meetings, monkeypat
 
 def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch):
     """Two die at once; then one cannot come back, as where there is no memory for its process."""
+
     def missed(seconds):
         for module in (gossip_runtime, pool):
             monkeypatch.setattr(module, "MISSED", seconds)
@@ -159,10 +160,11 @@ def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch
     os.kill(under.pids[2], signal.SIGKILL)
     under.until(lambda: under.measured["nodes"] == 3)
     rows = len(under.rows)
-    under.until(
-        lambda: {0, 1, 3}
-        == {who for piece in under.rows[rows:] for who in piece.workers[piece.batches > 0].tolist()}
-    )
+
+    def at_work():
+        return {w for p in under.rows[rows:] for w in p.workers[p.batches > 0].tolist()}
+
+    under.until(lambda: at_work() == {0, 1, 3})
     assert jax.tree.leaves(runtime.models(under.run))[0].shape == (3, *X0.shape)
     assert len(under.run.states) == N
     under.check()

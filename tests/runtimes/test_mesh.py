@@ -122,9 +122,7 @@ def test_gradients_of_two_bytes_do_not_overflow_in_their_sums(name, dtype, watch
     np.testing.assert_allclose(found, expected, atol=4 * float(jnp.finfo(dtype).eps), rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("wait", "k", "most"), [slow("k_sync", 6, 1), ("k_batch_sync", 10, 10)]
-)
+@pytest.mark.parametrize(("wait", "k", "most"), [slow("k_sync", 6, 1), ("k_batch_sync", 10, 10)])
 def test_workers_outside_the_first_k_are_cut(wait, k, most):
     """Exactly k mini-batches count; a slow worker is let go long before its delay is over."""
     slow = processes.persistent(delays.jitter(0.02, 0.2), {0: 1e4})  # some 200 s

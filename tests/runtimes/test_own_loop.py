@@ -88,9 +88,7 @@ def looped(tx, updates, H=1):
     return jax.jit(jax.vmap(worker, axis_name=AXIS))(jnp.arange(N))
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(("matcha",), [*BATTERY, "powersgd", "streaming_diloco"])
-)
+@pytest.mark.parametrize("name", slow_but(("matcha",), [*BATTERY, "powersgd", "streaming_diloco"]))
 def test_a_method_needs_no_extra_argument(name):
     """`update(gradients, state, params)` alone does what a launched run of full rounds does."""
     method, updates = METHODS[name](), SHORT.get(name, UPDATES)

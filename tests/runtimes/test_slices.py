@@ -22,6 +22,8 @@ from tests.marks import slow, slow_but
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses, replayed
 
 N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
+
+
 def optimizer():
     return optax.chain(optax.trace(0.9), scale_by_samples(0.05, lambda samples: 1 / (1 + samples)))
 
