@@ -161,7 +161,7 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
                 env=os.environ | {"TMPDIR": temporary},
             )
             if sent is not None:
-                until(lambda before=before: metrics() >= before + 1)
+                until(lambda before=before: metrics() >= before + 2)
                 theirs = [pid for pid in descendants(launched.pid) if serves(pid)]
                 assert len(theirs) >= 4  # workers and services
                 (folder,) = pathlib.Path(temporary).glob("gossax*")

@@ -219,6 +219,7 @@ def mean(optimizer=None):
     return as_optax(all_reduce(optax.sgd(0.1) if optimizer is None else optimizer))
 
 
+@pytest.mark.slow
 def test_a_method_inside_of_a_wrapper_does_the_same():
     """Also a gradient that is not finite, which comes to all workers and stops no collective."""
     by_parameter = optax.multi_transform({"slow": gossip(), "unused": mean()}, {"w": "slow"})

@@ -27,7 +27,6 @@ GRAPH = topology.complete(4)
 SWARM = functools.partial(swarm, optax.sgd(0.1), GRAPH)
 PAIRED = {
     "8 bits": functools.partial(SWARM, bits=8),
-    "unbiased": functools.partial(SWARM, bits=8, rounding="unbiased"),
     "blocking": functools.partial(SWARM, blocking=True),
     "ad_psgd": lambda: ad_psgd(optax.sgd(0.1), GRAPH),
 }

@@ -68,7 +68,7 @@ def simulated(losses, rule, updates=np.inf, method=None, most=M):
     return np.asarray(runtime.models(run))[0], schedule
 
 
-@pytest.mark.parametrize(("name", "watched"), [slow("alike", False), ("apart", True)])
+@pytest.mark.parametrize(("name", "watched"), [slow("alike", False), slow("apart", True)])
 def test_a_mesh_draws_as_the_simulator(name, watched):
     injector = None
     if watched:
