@@ -94,7 +94,7 @@ class Runtime(Protocol):
     replays: bool  # `resume` works out what has happened; without, a checkpoint must hold it
 
     def start(self, params: Any) -> Run:
-        """A run of no updates from `params`, which are copied."""
+        """Return a run of no updates from `params`, which are copied."""
 
     def advance(
         self, run: Run, seconds: float, updates: float = np.inf
@@ -110,10 +110,10 @@ class Runtime(Protocol):
         """Pass a training loss to a waiting rule that follows it; before others go on."""
 
     def models(self, run: Run) -> Any:
-        """The current parameters, with a leading axis: one per worker, or 1 if replicated."""
+        """Return the current parameters, with a leading axis: one per worker, or 1."""
 
     def memory(self, run: Run) -> Any:
-        """The state of the method's exchange, with a leading axis of workers."""
+        """Return the state of the method's exchange, with a leading axis of workers."""
 
     def measured(self, run: Run) -> dict[str, float]:
         """Columns of the records that this runtime measures, instead of what is worked out."""

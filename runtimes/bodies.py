@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.base import AXIS, Algorithm
-from comms import collectives, hashing
+from comms import hashing
 from runtimes import worker
 
 
@@ -78,7 +78,7 @@ class Known(NamedTuple):
 
 
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
-    """The body of one update: (algorithm, losses, model, row, take, known) -> model.
+    """Return the body of one update: (algorithm, losses, model, row, take, known) -> model.
 
     take: indices of samples and their draws, of any shape, -> the examples themselves. stale: the
     schedule has contributions taken at older versions. known: see `Known`.
@@ -94,7 +94,7 @@ def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
 
 
 def _given(row: Row, known: Known) -> tuple[dict, dict]:
-    """The schedule's extra arguments: (equal on all workers, one per participant)."""
+    """Return the schedule's extra arguments: (equal on all workers, one per participant)."""
     own = {name: getattr(row, name) for name in ("worker", "version", "first", "staleness")}
     if row.partner is not None:
         own["partner"] = row.partner
@@ -224,48 +224,19 @@ def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take
             lambda c: jnp.concatenate([c, jnp.zeros((rest, *c.shape[1:]), c.dtype)]), contribution
         )
         worked = jax.tree.map(lambda a, b: jnp.concatenate([a, b[working:]]), worked, state)
-    updates, state = exchanged(
+    updates, state = worker.exchanged(
         algorithm, contribution, points, axis, worked, row.batches, common, own
     )
     return updates, _put(model.workers, row.worker, state, known.everyone)
 
 
-def exchanged(
-    algorithm, contribution, points, axis, state, batches, common: dict, own: dict
-) -> tuple[Any, worker.WorkerState]:
-    """The exchange of all participants, [k, ...]: (what comes out of it for each, their states).
-
-    points: where contributions were taken, `axis` of which is 0 or None (shared). common, own: the
-    schedule's extra arguments that are equal on all workers, and those with a leading axis.
-    """
-
-    def exchange(contribution, params, state, batches, own):
-        weight = algorithm.weight(batches)
-        given = {**common, **own}
-        return worker.exchange(algorithm, contribution, params, state, batches, given, weight)
-
-    with collectives.on_one_device():
-        return jax.vmap(exchange, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
-            contribution, points, state, batches, own
-        )
-
-
-def served(algorithm, updates, current, server, batches, common: dict) -> tuple[Any, Any]:
-    """Apply the result of an exchange to the one model: (parameters, server state).
-
-    batches: [k] finished mini-batches of the participants.
-    """
-    reduced = jax.tree.map(lambda u: u[0], updates)
-    return worker.serve(algorithm, reduced, current, server, batches.sum(), common)
-
-
 def _reduced(algorithm, losses, points, axis, current, model, row, take, known):
-    """A replicated update from contributions taken at `points`, applied to `current`."""
+    """Return a replicated update from contributions taken at `points`, applied to `current`."""
     updates, workers = _contributions(
         algorithm, losses, points, axis, model, row, take, known, current=current
     )
     common = _given(row, known)[0] | {"busy": known.served}
-    params, server = served(algorithm, updates, current, model.server, row.batches, common)
+    params, server = worker.served(algorithm, updates, current, model.server, row.batches, common)
     return params, model._replace(server=server, workers=workers)
 
 
@@ -295,7 +266,7 @@ def _read(slots, row: Row):
 
 
 def _written(slots, row: Row, params):
-    """The slots with the new version in its place."""
+    """Return the slots with the new version in its place."""
     return jax.tree.map(
         lambda a, p: jax.lax.dynamic_update_index_in_dim(a, p, row.write, 0), slots, params
     )
@@ -325,7 +296,7 @@ def _local(algorithm, losses, model: Model, row: Row, take, known) -> Model:
 def _beside(
     algorithm, losses, read, current, model: Model, row: Row, take, known
 ) -> tuple[Any, Model]:
-    """(the server's parameters, the model with everything else) after an update.
+    """Return (the server's parameters, the model with everything else) after an update.
 
     read: what each participant has read of the server's, [k, ...]; current: its newest parameters.
     """
@@ -340,7 +311,7 @@ def _beside(
     common = _given(row, known)[0] | {"busy": known.served}
     optimizer = model.server.optimizer
     shared = worker.Shared(
-        *served(algorithm, parted.served, current, optimizer, row.batches, common)
+        *worker.served(algorithm, parted.served, current, optimizer, row.batches, common)
     )
     own = _put(model.params, row.worker, optax.apply_updates(own, parted.own), known.everyone)
     return shared.params, model._replace(params=own, server=shared, workers=workers)

@@ -37,7 +37,7 @@ class Source(Protocol):
         """Return the number of examples."""
 
     def read(self, indices: np.ndarray) -> Any:
-        """The examples [n] of these indices [n], a pytree of arrays [n, ...]; called by threads."""
+        """Return the examples of these indices [n], arrays [n, ...]; called by threads."""
 
 
 class Readers(NamedTuple):
@@ -104,7 +104,7 @@ class Feed:
         slots: int,
         computing: Callable[[], bool] = lambda: False,
     ) -> Any:
-        """The examples of these mini-batches in their order, [slots * batch_size, ...] and zeros.
+        """Return the examples of these mini-batches, [slots * batch_size, ...], then zeros.
 
         addresses: as for `ask`, none twice, at most `slots`. computing: whether devices are at
         work, so that nobody waits for the input.
@@ -131,7 +131,7 @@ class Feed:
 
     @contextlib.contextmanager
     def waiting(self, computing: Callable[[], bool]) -> Iterator[None]:
-        """A block whose seconds count as waiting for the input, unless devices are computing."""
+        """Count the block's seconds as waiting for the input, unless devices are computing."""
         idle, began = not computing(), time.monotonic()
         yield
         if idle:
@@ -212,7 +212,7 @@ def unique_addresses(workers: np.ndarray, counters: np.ndarray) -> tuple[np.ndar
 
 
 def following(addresses: np.ndarray, needed: np.ndarray) -> np.ndarray:
-    """The mini-batches that the workers of `addresses` take next, if each takes as many again.
+    """Return the next mini-batches of the workers of `addresses`, if each takes as many again.
 
     needed: [workers] int64, below which no counter of a worker is asked for any more.
     """

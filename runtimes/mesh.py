@@ -117,7 +117,7 @@ class Mesh:
         self._remembered = packing.whole(_exchange_state, self._everywhere)
 
     def start(self, params) -> MeshRun:
-        """A run of no updates from `params`, which are copied; delays and log begin anew."""
+        """Return a run of no updates from `params`, which are copied; delays and log begin anew."""
         self._input.start()
         if self._injector is not None:
             self._injector.reset(self._here)
@@ -143,16 +143,16 @@ class Mesh:
         return run, concatenate(done) if done else None
 
     def observe(self, run: MeshRun, seconds: float, loss: float) -> MeshRun:
-        """The same run: no trigger follows the training."""
+        """Return the run as it is: no trigger follows the training."""
         del seconds, loss
         return run
 
     def models(self, run: MeshRun) -> optax.Params:
-        """The current model(s) with a leading axis: one per worker, or one if replicated."""
+        """Return the current model(s) with a leading axis: one per worker, or one if replicated."""
         return self._gathered(run.model)
 
     def memory(self, run: MeshRun) -> optax.OptState:
-        """The exchange's state, with a leading axis of workers."""
+        """Return the exchange's state, with a leading axis of workers."""
         return self._remembered(run.model)
 
     def measured(self, run: MeshRun) -> dict[str, float]:
@@ -185,7 +185,7 @@ class Mesh:
         packed: Mapping[str, np.ndarray | jax.Array],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[MeshRun, None]:
-        """The packed run; what has happened until then is not known here."""
+        """Return the packed run; what has happened until then is not known here."""
         del observed
         if any(isinstance(value, jax.Array) for value in packed.values()):
             model = packing.unpack_divided(self._once, run.model, packed, self._where)
@@ -244,7 +244,7 @@ class Mesh:
         )
 
     def _unpacked(self, like: Model, packed: Mapping[str, np.ndarray]) -> Model:
-        """The model of a run that was packed whole, on its devices."""
+        """Return the model of a run that was packed whole, on its devices."""
         shapes = jax.eval_shape(self._once, like)
         rows = packing.unpack(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), packed)
         return self._on_devices(
@@ -252,7 +252,7 @@ class Mesh:
         )
 
     def _placed(self, model: Model) -> Model:
-        """A copy of every leaf for every worker, on its devices."""
+        """Return a copy of every leaf for every worker, on its devices."""
         stacked = jax.tree.map(lambda a: np.broadcast_to(a, (self._workers, *np.shape(a))), model)
         return self._on_devices(stacked)
 
@@ -275,7 +275,7 @@ class Mesh:
         return model.params
 
     def _once(self, model: Model) -> Model:
-        """The model with a single row of what all workers have alike."""
+        """Return the model with a single row of what all workers have alike."""
         if self._algorithm.server is None:
             return model
         server = jax.tree.map(lambda a: a[:1], model.server)
@@ -287,7 +287,7 @@ class Mesh:
 def _dispatch(
     devices: jax.sharding.Mesh, team: slices.Alone, one_round: Callable, spec: P
 ) -> Callable:
-    """Rounds as one program: (model, table, examples, active, count) -> model, all stacked.
+    """Return rounds as one program: (model, table, examples, active, count) -> model, all stacked.
 
     active: [rounds, matchings] bool of links, or None. spec: of the examples, the same on all
     devices, or stacked.
@@ -329,7 +329,7 @@ def _exchange_state(model: Model):
 
 
 def _plain_schedule(run: MeshRun, mini_batches, count, seconds, waited) -> Schedule:
-    """The schedule of rounds whose inner times nobody watched: evenly spread over the dispatch.
+    """Return the schedule of unwatched rounds: evenly spread over the dispatch.
 
     seconds: of the dispatch, for `waited` of which the devices had no input.
     """
@@ -378,7 +378,7 @@ class MeshInput:
         self.waited = 0.0  # s for the input of the last `take`
 
     def _table(self, consumed: np.ndarray, places: Callable[..., Any]) -> Table:
-        """The table of a dispatch on the devices; places: of (workers, counters)."""
+        """Return the table of a dispatch on the devices; places: of (workers, counters)."""
         counters = consumed[:, None] + np.arange(self.rounds * self._most)
         ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
         draws = self._sampler.draws(ids, counters) if self._draws else None
@@ -403,7 +403,7 @@ class WholeInput(MeshInput, InMemory):
             self._placed = self._place(examples, P())
 
     def take(self, consumed: np.ndarray, used: int | None) -> tuple[Any, Table]:
-        """(the examples, the next mini-batches of all workers), as many as a dispatch can take.
+        """Return (the examples, the next mini-batches of all workers) of a whole dispatch.
 
         consumed: [workers], the counter of each worker's next mini-batch. used: how many of them
         each worker takes, None where nobody knows before.
@@ -477,7 +477,7 @@ class StreamedInput(MeshInput, FromFeed):
         return np.broadcast_to(places, (*workers.shape, self._size))
 
     def _addresses(self, consumed: np.ndarray) -> np.ndarray:
-        """The mini-batches of a dispatch for the workers of this process, [n, 2]."""
+        """Return the mini-batches of a dispatch for the workers of this process, [n, 2]."""
         counters = consumed[self._here][:, None] + np.arange(self._slots)
         ids = np.broadcast_to(self._here[:, None], counters.shape)
         return np.stack([ids, counters], axis=-1).reshape(-1, 2)
@@ -507,5 +507,5 @@ class StreamedInput(MeshInput, FromFeed):
 
 
 def input_of(examples: Any, *others: Any) -> WholeInput | StreamedInput:
-    """The input of a mesh on these examples, a pytree of arrays or `data_feed.Streamed`."""
+    """Return the input of a mesh on these examples, a pytree of arrays or `data_feed.Streamed`."""
     return (StreamedInput if isinstance(examples, Streamed) else WholeInput)(examples, *others)

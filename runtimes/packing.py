@@ -27,7 +27,7 @@ def pack(tree) -> dict[str, np.ndarray]:
 
 
 def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
-    """The tree that `pack` has packed, with structure, types and devices of the arrays in `like`.
+    """Return the tree that `pack` has packed, with structure, types and devices of `like`.
 
     NumPy arrays stay on the host.
 
@@ -49,7 +49,7 @@ def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
 
 
 def place(tree: Tree, sharding: NamedSharding) -> Tree:
-    """The arrays of a tree, the same on every process, where `sharding` wants them."""
+    """Return the arrays of a tree, the same on every process, where `sharding` wants them."""
 
     def leaf(array):
         if sharding.is_fully_addressable:
@@ -61,7 +61,7 @@ def place(tree: Tree, sharding: NamedSharding) -> Tree:
 
 
 def whole(function: Callable, replicated: NamedSharding) -> Callable:
-    """`function` of arrays on devices, such that every process can read all of what it returns."""
+    """Return `function` of arrays, all of whose results every process can read."""
     if replicated.is_fully_addressable:
         return function
     gather = jax.jit(function, out_shardings=replicated)
@@ -107,7 +107,7 @@ def pack_divided(once: Callable[[Tree], Tree], model: Tree, where: Where) -> dic
 def unpack_divided(
     once: Callable[[Tree], Tree], model: Tree, packed: Mapping[str, jax.Array], where: Where
 ) -> Tree:
-    """The model that `pack_divided` has packed, of the shapes of `model` but without its values.
+    """Return the model that `pack_divided` has packed, of the shapes of `model`.
 
     ValueError if it was packed from a tree of other names or shapes.
     """

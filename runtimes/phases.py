@@ -40,7 +40,7 @@ _durations: collections.deque[float] = collections.deque(maxlen=100)
 
 @contextlib.contextmanager
 def within(what: str) -> Iterator[None]:
-    """A block in which the main thread is in this phase; in another thread it changes nothing."""
+    """Put the main thread into this phase for a block; does nothing in another thread."""
     global _what, _steps, _began
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -56,7 +56,7 @@ def within(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def dispatch(update: int, callbacks: Callable[[], list[float]] = list) -> Iterator[None]:
-    """A dispatch of rounds after `update` updates.
+    """Time a dispatch of rounds after `update` updates.
 
     callbacks: when the host callbacks under way are due to return, on the monotonic clock [s].
     """

@@ -145,14 +145,14 @@ class Planner:
         self._recalls = recalls
 
     def start(self, remembers: bool) -> Plan:
-        """The plan of a run of no updates; remembers: the method keeps something per worker."""
+        """Return the plan of a run of no updates; remembers: the method keeps memory per worker."""
         free = init_slots(self._rule.workers + 1)
         known = Known(everyone=True, busy=True, served=True)
         clock = self._rule.init()
         return Plan(clock, None, None, None, free, 0, 0, 0, 0.0, False, remembers, known)
 
     def take(self, plan: Plan, seconds: float, most: float) -> tuple[Plan, Turn | None]:
-        """The next updates that land by `seconds`, at most `most`, and not too many at once."""
+        """Return the next updates that land by `seconds`, at most `most`, not too many at once."""
         plan = self._ahead(plan, seconds, most)
         planned, count = plan.planned, 0
         if planned is not None:
@@ -194,7 +194,7 @@ class Planner:
         indices: jax.Array,
         draws: jax.Array | None = None,
     ) -> Row:
-        """The turn padded by nobody's rows and positions to [updates, width].
+        """Return the turn padded by nobody's rows and positions to [updates, width].
 
         indices: of the samples in the mini-batches of `addresses`, [..., batch_size]; draws: what
         their augmentation draws.
@@ -249,12 +249,12 @@ class Planner:
         return plan, concatenate(done) if done else None
 
     def ahead(self, plan: Plan) -> Plan:
-        """The plan with rows to come, for a host that has nothing to do while devices work."""
+        """Return the plan with rows to come, for a host that is idle while devices work."""
         follows = self._rule.observe is not None  # its rows depend on losses that are not known
         return plan if follows or plan.planned is not None else self._extended(plan)
 
     def _ahead(self, plan: Plan, seconds: float, most: float) -> Plan:
-        """The plan with rows for a whole turn, as far as the rule has them.
+        """Return the plan with rows for a whole turn, as far as the rule has them.
 
         What is left of the last rows would make a turn of its own, in a shape that has to be
         compiled. A rule that follows the training is asked again only when they have been taken.
@@ -276,7 +276,7 @@ class Planner:
         return longer._replace(planned=joined, rows=rows)
 
     def _extended(self, plan: Plan) -> Plan:
-        """The plan with the rule's next rows alone, or as it was at the end of a recorded one."""
+        """Return the plan with the rule's next rows alone, or as it was at the rule's end."""
         clock, planned = self._rule.extend(plan.clock, PLANNED_UPDATES)
         if planned.updates == 0:
             return plan._replace(clock=clock)
@@ -307,7 +307,7 @@ class Planner:
 
 
 def whole_powers(updates: int) -> int:
-    """The next power of two: few shapes to compile."""
+    """Return the next power of two: few shapes to compile."""
     return 1 << (updates - 1).bit_length()
 
 

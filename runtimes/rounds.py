@@ -97,7 +97,7 @@ def plain(
 
 
 def _touch(tree):
-    """A scalar that cannot be known before every leaf is."""
+    """Return a scalar that cannot be known before every leaf is."""
     return sum(
         jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in jax.tree.leaves(tree) if leaf.size
     )

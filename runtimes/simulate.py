@@ -107,7 +107,7 @@ class Simulator:
         self._run = _program(algorithm, losses, augment, self.stale)
 
     def start(self, params) -> Simulation:
-        """A run of no updates from `params`, which are copied."""
+        """Return a run of no updates from `params`, which are copied."""
         refuse(self.algorithm, self._workers, self._turnout, params)
         self.input.start(self._place)
         params = jax.tree.map(jnp.asarray, params)
@@ -157,7 +157,7 @@ class Simulator:
         return simulation._replace(plan=self.planner.observe(simulation.plan, seconds, loss))
 
     def models(self, simulation: Simulation) -> optax.Params:
-        """The current model(s), with a leading axis: one per worker, or one if replicated."""
+        """Return the current model(s), with a leading axis: one per worker, or one."""
         params = simulation.model.params
         if self.algorithm.adopt is not None:
             params = simulation.model.server.params
@@ -170,7 +170,7 @@ class Simulator:
         return _replica(params)
 
     def memory(self, simulation: Simulation) -> optax.OptState:
-        """The exchange's state, with a leading axis of workers."""
+        """Return the exchange's state, with a leading axis of workers."""
         return simulation.model.workers.exchange
 
     def measured(self, simulation: Simulation) -> dict[str, float]:
@@ -183,7 +183,7 @@ class Simulator:
         self.input.close()
 
     def pack(self, simulation: Simulation) -> dict[str, np.ndarray]:
-        """The model as a flat dict; `resume` takes a fresh clock to the same place."""
+        """Return the model as a flat dict; `resume` takes a fresh clock to the same place."""
         return packing.pack(simulation.model) | {UPDATE: np.array([simulation.update])}
 
     def resume(
@@ -192,7 +192,7 @@ class Simulator:
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[Simulation, Schedule | None]:
-        """The packed model, and a clock that has gone through all that was observed once more."""
+        """Return the packed model, and a clock that has been through all that was observed."""
         model = packing.unpack(simulation.model, packed)
         plan = self.planner.observe(simulation.plan, *observed[0])
         done = []
@@ -217,7 +217,7 @@ class Simulator:
         return self._sampler.draws(addresses.worker[..., None], addresses.counter)
 
     def _per_worker(self, tree):
-        """A copy of every leaf for every worker, [workers, ...]."""
+        """Return a copy of every leaf for every worker, [workers, ...]."""
         stacked = jax.tree.map(lambda a: jnp.broadcast_to(a, (self._workers, *jnp.shape(a))), tree)
         return jax.device_put(stacked, self._by_worker)
 
@@ -264,7 +264,7 @@ def _program(
 
 @jax.jit
 def _version(slots, slot):
-    """The parameters in a slot, with a leading axis."""
+    """Return the parameters in a slot, with a leading axis."""
     return jax.tree.map(lambda a: a[slot][None], slots)
 
 
@@ -294,7 +294,7 @@ class Batched:
     """
 
     def __init__(self, simulators: Sequence[Simulator]):
-        """simulators: of the runs, in their order; one program serves all of them."""
+        """Take the simulators of the runs, in their order; one program serves all of them."""
         algorithm, losses, augment, stale = (
             getattr(simulators[0], name) for name in ("algorithm", "losses", "augment", "stale")
         )
@@ -309,7 +309,7 @@ class Batched:
         self._run = _program(algorithm, losses, augment, stale, batched=True)
 
     def stack(self, runs: Sequence[Simulation]) -> Batch:
-        """The batch of runs that have just been started or resumed."""
+        """Return the batch of runs that have just been started or resumed."""
         model = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(run.model for run in runs))
         return Batch(model, [run.plan for run in runs])
 
@@ -355,7 +355,7 @@ class Batched:
         return Batch(model, plans), [concatenate(rows) if rows else None for rows in done]
 
     def observed(self, batch: Batch, runs: Sequence[Simulation]) -> Batch:
-        """The batch after each run, taken out by `one`, has been passed to its `observe`."""
+        """Pass each run, taken out by `one`, to its `observe`, and return the batch."""
         return batch._replace(plans=[run.plan for run in runs])
 
     def one(self, batch: Batch, r: int) -> Simulation:
@@ -435,5 +435,5 @@ class StreamedInput(FromFeed):
 
 
 def input_of(examples: Any, sampler) -> WholeInput | StreamedInput:
-    """The input of a run on these examples, a pytree of arrays or `data_feed.Streamed`."""
+    """Return the input of a run on these examples, a pytree of arrays or `data_feed.Streamed`."""
     return (StreamedInput if isinstance(examples, Streamed) else WholeInput)(examples, sampler)

@@ -45,7 +45,7 @@ class Alone:
     manual = frozenset({AXIS})
 
     def grid(self, workers: int) -> jax.sharding.Mesh:
-        """The first devices as a mesh, [workers] or [workers, devices of a worker]."""
+        """Return the first devices as a mesh, [workers] or [workers, devices of a worker]."""
         shape = (workers, self.size)[: len(self.axes)]
         devices = jax.devices()[: workers * self.size]
         types = (AxisType.Auto,) * len(shape)
@@ -61,7 +61,7 @@ class Alone:
         return losses
 
     def kept(self, model: Tree) -> Tree:
-        """The same model, in a program, on the devices that keep it."""
+        """Return the same model, in a program, on the devices that keep it."""
         return model
 
     def taken(self, examples: Tree, indices, draws, augment: worker.Augment | None) -> Tree:
@@ -167,7 +167,7 @@ class Sharded(Replicated):
         return self._on_each(own, (rows, samples, samples), samples)(examples, indices, draws)
 
     def _on_each(self, function: Callable, in_specs, out_specs) -> Callable:
-        """A function of what each device has."""
+        """Return a function of what each device has."""
         return jax.shard_map(
             function,
             in_specs=in_specs,
@@ -178,7 +178,7 @@ class Sharded(Replicated):
 
 
 def gathered(part: jax.Array, split: P) -> jax.Array:
-    """The whole of an array of which every device of a slice has a part."""
+    """Return the whole of an array of which every device of a slice has a part."""
     if SLICE not in split:
         return part
     return jax.lax.all_gather(part, SLICE, axis=split.index(SLICE), tiled=True)
@@ -191,7 +191,7 @@ SHARDINGS: dict[str, Callable[[int, bool], Alone]] = {
 
 
 def of(devices_per_worker: int, sharding: str, streamed: bool) -> Alone:
-    """The slice of a worker; raises ValueError for a sharding that it cannot have.
+    """Return the slice of a worker; raises ValueError for a sharding that it cannot have.
 
     streamed: whether examples are brought to the devices that take them.
     """

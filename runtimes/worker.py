@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm
-from comms.collectives import HEADROOM
+from algorithms.base import AXIS, Algorithm
+from comms.collectives import HEADROOM, on_one_device
 from comms.trees import Tree
 
 NARROW = 16  # columns of a matrix whose gradient is found faster as that of its transpose
@@ -80,7 +80,7 @@ Augment = Callable[[Tree, jax.Array], Tree]  # (examples [b], draws [b] uint32) 
 
 
 def taken(examples: Tree, indices, draws=None, augment: Augment | None = None) -> Tree:
-    """The examples at `indices`, of any shape, augmented by a uint32 draw for each of them."""
+    """Return the examples at `indices`, of any shape, augmented by a uint32 draw for each."""
     batch = jax.tree.map(lambda a: a[indices], examples)
     if augment is None:
         return batch
@@ -101,7 +101,7 @@ def draws_alone(losses) -> bool:
 
 
 def drawn(losses, given, step=0) -> Callable[[Any, Any], jax.Array]:
-    """The losses as functions of (params, examples) alone, in a local step of an update.
+    """Return the losses as functions of (params, examples) alone, in a local step of an update.
 
     given: the update's extra arguments, of which `count` and `worker` are looked at, if losses ask
     for them. step: of the local steps from one exchange to the next, from 0.
@@ -196,7 +196,7 @@ def begin(algorithm: Algorithm, params, state: WorkerState) -> tuple[optax.Param
 
 
 def _sum_type(x) -> jnp.dtype:
-    """The type in which gradients are added up: float32 for shorter floats, which overflow."""
+    """Return the type of sums of gradients: float32 for shorter floats, which overflow."""
     return jnp.promote_types(x.dtype, jnp.float32) if x.dtype.itemsize < 4 else x.dtype
 
 
@@ -238,7 +238,7 @@ def local_step(
 
 
 def progress(base, live) -> optax.Updates:
-    """The contribution of local steps: base - live."""
+    """Return the contribution of local steps: base - live."""
     return jax.tree.map(jnp.subtract, base, live)
 
 
@@ -271,3 +271,32 @@ def serve(
     server = optax.with_extra_args_support(algorithm.server)
     updates, server_state = server.update(reduced, server_state, params, batches=batches, **given)
     return optax.apply_updates(params, updates), server_state
+
+
+def exchanged(
+    algorithm: Algorithm, contribution, points, axis, state, batches, common: dict, own: dict
+) -> tuple[Any, WorkerState]:
+    """Run the exchange of all participants, [k, ...]: (its result for each, their states).
+
+    points: where contributions were taken, `axis` of which is 0 or None (shared). common, own: the
+    schedule's extra arguments that are equal on all workers, and those with a leading axis.
+    """
+
+    def of_one(contribution, params, state, batches, own):
+        weight = algorithm.weight(batches)
+        given = {**common, **own}
+        return exchange(algorithm, contribution, params, state, batches, given, weight)
+
+    with on_one_device():
+        return jax.vmap(of_one, in_axes=(0, axis, 0, 0, 0), axis_name=AXIS)(
+            contribution, points, state, batches, own
+        )
+
+
+def served(algorithm: Algorithm, updates, current, server, batches, common) -> tuple[Any, Any]:
+    """Apply the result of an exchange to the one model: (parameters, server state).
+
+    batches: [k] finished mini-batches of the participants.
+    """
+    reduced = jax.tree.map(lambda u: u[0], updates)
+    return serve(algorithm, reduced, current, server, batches.sum(), common)

@@ -91,7 +91,7 @@ class Session:
     """Ray, as this process uses it: a cluster of its own on this machine, or one that is there."""
 
     def __init__(self):
-        """A cluster of its own, until `join` names another one."""
+        """Use a cluster of its own, until `join` names another one."""
         self.address: str | None = None
         self.leave: Callable[[], None] = lambda: None  # of a program, without waiting for anything
         self._folder: _Folder | None = None  # of the files of a cluster of its own
@@ -331,7 +331,7 @@ def store_bytes(params: Any, workers: int, copies: int) -> int:
 
 
 def environment(resources: Resources) -> dict[str, str]:
-    """The variables of a process: where our code is, and which devices JAX shall use."""
+    """Return the variables of a process: where our code is, and which devices JAX shall use."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     kept = [flag for flag in flags if "host_platform_device_count" not in flag]
     found = {
@@ -443,7 +443,7 @@ class ActorPool:
         return reference
 
     def handle(self, member: int) -> Any:
-        """The actor of a member, for another member that talks to it."""
+        """Return the actor of a member, for another member that talks to it."""
         with self._lock:
             return self._actors[member]
 
@@ -598,8 +598,15 @@ class Supervisor:
         return self._elapsed + running
 
     def pids(self) -> dict[int, int]:
-        """The processes of the workers that are ready."""
+        """Return the processes of the workers that are ready."""
         return {who: self._pool.place(who).pid for who in sorted(self._alive)}
+
+    def wait(self, seconds: float, enough: Callable[[], bool]) -> None:
+        """Wait under `changed` for the clock or for enough; raises what has gone wrong."""
+        while self.error is None and self.now() < seconds and not enough():
+            self.changed.wait(min(0.2, max(0.0, seconds - self.now())))
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         """End the thread and all processes."""
@@ -612,7 +619,7 @@ class Supervisor:
             self._thread.join(10)
 
     def _react(self, news: News) -> None:
-        """Take in what has happened to a process."""
+        """Take in news of a process."""
         raise NotImplementedError
 
     def _rest(self) -> float:
@@ -704,3 +711,47 @@ class Supervisor:
                 f"come for {MISSED:g} s; give the same command again where there are "
                 f"{self._least} or more"
             )
+
+
+class ProcessRuntime:
+    """The common part of the runtimes whose workers are processes, see `runtimes.base.Runtime`."""
+
+    clock, replays = "wall", False
+    copies: int  # of the parameters per worker, as arrays on their way
+
+    def __init__(self, workers: int, options: Options, session: Session):
+        """Take the options; no process is started before the first update."""
+        self._workers, self._options, self._session = workers, options, session
+        self._running: Supervisor | None = None
+
+    def check_room(self, params: Any) -> None:
+        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
+        self._session.check_room(self._workers, store_bytes(params, self._workers, self.copies))
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes of the workers that are ready, by their numbers there."""
+        return {} if self._running is None else self._running.pids()
+
+    def close(self) -> None:
+        """End the processes of the run."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _started(self) -> Any:
+        """Return the supervisor of the processes, which are started if they are not there."""
+        if self._running is None:
+            self._running = self._supervisor()
+            try:
+                self._open()
+            except BaseException:
+                self.close()
+                raise
+        return self._running
+
+    def _supervisor(self) -> Supervisor:
+        raise NotImplementedError
+
+    def _open(self) -> None:
+        """Start the processes of `_running`."""
+        raise NotImplementedError

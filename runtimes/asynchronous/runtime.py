@@ -20,6 +20,7 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from runtimes import base, packing, worker
+from runtimes.asynchronous import uplink
 from runtimes.asynchronous.pool import (
     NEWS,
     SESSION,
@@ -27,6 +28,7 @@ from runtimes.asynchronous.pool import (
     ActorPool,
     News,
     Options,
+    ProcessRuntime,
     Session,
     Supervisor,
     reason,
@@ -34,7 +36,6 @@ from runtimes.asynchronous.pool import (
 )
 from runtimes.asynchronous.server import Begin, Command, ParameterServer, State
 from runtimes.asynchronous.worker import AsynchronousWorker, Delivery, WorkerParts, first_state
-from runtimes.gossip import partition
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
@@ -61,10 +62,10 @@ class AsynchronousRun(NamedTuple):
         return False
 
 
-class AsynchronousRuntime:
+class AsynchronousRuntime(ProcessRuntime):
     """The runtime of a method with a server and one task, see `runtimes.base.Runtime`."""
 
-    clock, replays = "wall", False
+    copies = COPIES
 
     def __init__(
         self,
@@ -78,19 +79,13 @@ class AsynchronousRuntime:
 
         recipe: builds the same parts in the process of a worker; it has to be picklable.
         """
+        super().__init__(rule.workers, options, session)
         self.parts, self._recipe, self._rule = parts, recipe, rule
-        self._options, self._session = options, session
         refuse(parts.algorithm, rule)
         _, self._planned = rule.extend(rule.init(), LOOKED_AT)
-        self._serving: Serving | None = None
-
-    def check_room(self, params: Any) -> None:
-        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
-        workers = self._rule.workers
-        self._session.check_room(workers, store_bytes(params, workers, COPIES))
 
     def start(self, params: Any) -> AsynchronousRun:
-        """A run of no updates from `params`; processes come with the first `advance`."""
+        """Return a run of no updates from `params`; processes come with the first `advance`."""
         self.close()
         self._server = ParameterServer(
             self.parts.algorithm,
@@ -110,32 +105,27 @@ class AsynchronousRuntime:
         self, run: AsynchronousRun, seconds: float, updates: float = np.inf
     ) -> tuple[AsynchronousRun, Schedule | None]:
         """Wait until the clock stands at `seconds`, or for `updates` more updates."""
-        if self._serving is None:
-            self._open()
-        serving, server = self._serving, self._server
+        serving, server = self._started(), self._server
         with serving.changed:
             serving.limit = run.update + updates
             serving.changed.notify_all()
-            while serving.now() < seconds and server.update < serving.limit and not serving.error:
-                serving.changed.wait(min(0.2, max(0.0, seconds - serving.now())))
-            if serving.error is not None:
-                raise serving.error
+            serving.wait(seconds, lambda: server.update >= serving.limit)
             schedule = server.rows()
             ended = schedule is not None and server.update >= serving.limit
             return self._snapshot(float(schedule.time[-1]) if ended else serving.now()), schedule
 
     def observe(self, run: AsynchronousRun, seconds: float, loss: float) -> AsynchronousRun:
         """Pass a training loss to a rule that follows it."""
-        with contextlib.nullcontext() if self._serving is None else self._serving.changed:
+        with contextlib.nullcontext() if self._running is None else self._running.changed:
             self._server.observe(seconds, loss)
         return run
 
     def models(self, run: AsynchronousRun) -> Any:
-        """The one model of the snapshot, with a leading axis of 1."""
+        """Return the one model of the snapshot, with a leading axis of 1."""
         return jax.tree.map(lambda a: a[None], run.state.params)
 
     def memory(self, run: AsynchronousRun) -> Any:
-        """The exchange's state, with a leading axis of workers.
+        """Return the exchange's state, with a leading axis of workers.
 
         Where workers encode what they send it is asked of them; who has died since has a fresh one.
         """
@@ -155,12 +145,12 @@ class AsynchronousRuntime:
         }
 
     def pack(self, run: AsynchronousRun) -> dict[str, np.ndarray]:
-        """The snapshot, with what its workers keep for their next local steps."""
+        """Return the snapshot, with what its workers keep for their next local steps."""
+        history = self._server.log.pack(run.update)
         return (
             packing.pack(run.state)
-            | _under("counters/", run.counters)
-            | _under("history/", self._server.log.pack(run.update))
-            | self._packed_states(run)
+            | packing.pack({"counters": run.counters, "worker": self._kept(run)})
+            | {f"history/{name}": value for name, value in history.items()}
             | {"clock/seconds": np.array([run.seconds]), "sent": np.array([run.sent, run.deaths])}
         )
 
@@ -170,7 +160,7 @@ class AsynchronousRuntime:
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[AsynchronousRun, None]:
-        """The packed run; contributions that were under way then are made anew."""
+        """Return the packed run; contributions that were under way then are made anew."""
         state = packing.unpack(run.state, packed)
         counters, history = (_inside(f"{what}/", packed) for what in ("counters", "history"))
         self._elapsed = float(packed["clock/seconds"][0])
@@ -189,39 +179,22 @@ class AsynchronousRuntime:
             self._server.returned(who, self._elapsed)
         return self._snapshot(self._elapsed), None
 
-    def pids(self) -> dict[int, int]:
-        """The processes of the workers that are ready, by their numbers on their machines."""
-        return {} if self._serving is None else self._serving.pids()
-
-    def close(self) -> None:
-        """End the processes of the run."""
-        if self._serving is not None:
-            self._serving.close()
-            self._serving = None
+    def _supervisor(self) -> "Serving":
+        return Serving(self._server, self._params, self._options)
 
     def _open(self) -> None:
-        self._serving = Serving(self._server, self._params, self._options)
         planned = (self._planned.batches > 0).sum(axis=1)
         counts = range(planned.min(), self._planned.workers.shape[1] + 1)
-        try:
-            self._serving.open(self._session, self._recipe, counts, self._elapsed, self._states)
-        except BaseException:
-            self.close()
-            raise
+        self._running.open(self._session, self._recipe, counts, self._elapsed, self._states)
 
     def _snapshot(self, seconds: float) -> AsynchronousRun:
-        server, serving = self._server, self._serving
+        server, serving = self._server, self._running
         server.kept = server.settled()
+        sent, deaths = (0, 0) if serving is None else (serving.sent, serving.deaths)
         return AsynchronousRun(
-            server.state,
-            server.counters(),
-            server.kept.copy(),
-            seconds,
-            server.update,
-            server.samples,
-            self._sent_before + (0 if serving is None else serving.sent),
-            self._deaths_before + (0 if serving is None else serving.deaths),
-        )
+            server.state, server.counters(), server.kept.copy(), seconds, server.update,
+            server.samples, self._sent_before + sent, self._deaths_before + deaths,
+        )  # fmt: skip
 
     def _first_state(self) -> worker.WorkerState:
         """Return the memory of a worker at first."""
@@ -231,23 +204,18 @@ class AsynchronousRuntime:
 
     def _kept(self, run: AsynchronousRun) -> dict[int, worker.WorkerState]:
         """Return the memories of the workers at the snapshot, without those that died since."""
-        if self._serving is None or not jax.tree.leaves(self._first_state()):
+        if self._running is None or not jax.tree.leaves(self._first_state()):
             return {}
         import ray
 
         asked, found = {}, {}
         for who, number in enumerate(run.kept.tolist()):
             with contextlib.suppress(ray.exceptions.RayError):
-                asked[who] = self._serving.state_of(who, number)
+                asked[who] = self._running.state_of(who, number)
         for who, reference in asked.items():
             with contextlib.suppress(ray.exceptions.RayError):
                 found[who] = ray.get(reference, timeout=60)
         return found
-
-    def _packed_states(self, run: AsynchronousRun) -> dict[str, np.ndarray]:
-        states = {who: packing.pack(state) for who, state in self._kept(run).items()}
-        packed = (_under(f"worker/{who}/", state) for who, state in states.items())
-        return {name: value for one in packed for name, value in one.items()}
 
 
 def misfit(
@@ -269,7 +237,7 @@ def misfit(
     if algorithm.server is None and algorithm.grad_params is not None:
         return "its gradients are taken at a point that the others' messages move"
     known = algorithm.adopt is None or params is None or not rule.turnout.early
-    if not known and partition.alone(algorithm, params, mini_batches) is None:
+    if not known and uplink.alone(algorithm, params, mini_batches) is None:
         return "only an update knows how workers' own models change, and a worker may go on before"
     return None
 
@@ -279,11 +247,6 @@ def refuse(algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: i
     reason = misfit(algorithm, rule, params, mini_batches)
     if reason is not None:
         raise ValueError(f"actors: {reason}; take another waiting rule or method")
-
-
-def _under(prefix: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The values by names that begin with a prefix."""
-    return {prefix + name: value for name, value in values.items()}
 
 
 def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -341,7 +304,7 @@ class Serving(Supervisor):
         self._sender.shutdown(cancel_futures=True)
 
     def state_of(self, who: int, number: int) -> Any:
-        """A reference to the worker's state of local steps after an order."""
+        """Return a reference to the worker's state of local steps after an order."""
         return self._pool.call(who, "state", number, aside=True)
 
     def _react(self, news: News) -> None:
@@ -362,7 +325,7 @@ class Serving(Supervisor):
 
     @contextlib.contextmanager
     def _before_the_limit(self) -> Iterator[None]:
-        """The right to change something, once there are updates to be made."""
+        """Hold the right to change something, once there are updates to be made."""
         with self.changed:
             self.changed.wait_for(lambda: self._server.update < self.limit or self._closing)
             yield
@@ -400,7 +363,7 @@ class Serving(Supervisor):
         return self._server.arrived(who, delivery, now)
 
     def _bad(self, who: int, what: str, now: float) -> list[Command]:
-        """A contribution that cannot be used."""
+        """End the run for a contribution that cannot be used, or leave it out."""
         if self._server.waits_for(who) is None:
             return []
         if self._options.drops:

@@ -15,11 +15,11 @@ import optax
 
 from algorithms.base import Algorithm
 from comms import hashing
-from runtimes import bodies, worker
-from runtimes.asynchronous.worker import Delivery, Order, first_state, uplink_of
+from runtimes import worker
+from runtimes.asynchronous import uplink
+from runtimes.asynchronous.uplink import Uplink
+from runtimes.asynchronous.worker import Delivery, Order, first_state
 from runtimes.base import remembers
-from runtimes.gossip import partition
-from runtimes.gossip.partition import Uplink
 from stragglers.rule import AsyncProtocol, Decision
 from stragglers.schedule import Event, Schedule, concatenate
 
@@ -115,7 +115,7 @@ class UpdateLog:
         self._observed.append(self.updates)
 
     def take(self) -> Schedule | None:
-        """The rows since the last call, with what has happened beside; None for none."""
+        """Return the rows since the last call, with what has happened beside; None for none."""
         if not self._rows:
             return None
         schedule = concatenate(self._rows)
@@ -148,7 +148,7 @@ class UpdateLog:
     def repeated(
         self, arrivals: AsyncProtocol, state: Any, losses: Sequence[tuple[float, float]]
     ) -> Any:
-        """The state of a rule after all updates, and after the losses that it has seen."""
+        """Return the state of a rule after all updates, and after the losses that it has seen."""
         for happened in self._in_order(losses):
             if isinstance(happened, Made):
                 for arrival in zip(happened.workers, happened.versions, strict=True):
@@ -180,7 +180,7 @@ class State(NamedTuple):
 
 
 def update_program(
-    algorithm: Algorithm, mini_batches: int, uplink: Uplink | None
+    algorithm: Algorithm, mini_batches: int, encoded: Uplink | None
 ) -> Callable[..., State]:
     """Compiled for every number of contributions: (state, contributions, points, ...) -> state."""
 
@@ -192,8 +192,8 @@ def update_program(
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
             for trees in (contributions, points)
         )
-        if uplink is not None:
-            reduced = uplink.reduce(contribution, own["staleness"], current=state.params, **seen)
+        if encoded is not None:
+            reduced = encoded.reduce(contribution, own["staleness"], current=state.params, **seen)
             params, server = worker.serve(
                 algorithm, reduced, state.params, state.server, batches.sum(), common
             )
@@ -206,7 +206,7 @@ def update_program(
             state.memory,
             first,
         )
-        updates, after = bodies.exchanged(
+        updates, after = worker.exchanged(
             algorithm, contribution, points, 0, worker.WorkerState((), held), batches, common, own
         )
 
@@ -217,7 +217,7 @@ def update_program(
         if algorithm.adopt is not None:
             models = put(state.own, optax.apply_updates(points, updates.own))
             updates = updates.served
-        params, server = bodies.served(
+        params, server = worker.served(
             algorithm, updates, state.params, state.server, batches, common
         )
         return State(params, server, memory, models)
@@ -232,7 +232,7 @@ class OwnModels:
     """
 
     def __init__(self, algorithm: Algorithm, params: Any, mini_batches: int):
-        self._alone = partition.alone(algorithm, params, mini_batches)
+        self._alone = uplink.alone(algorithm, params, mini_batches)
         self._at: dict[tuple[int, int], Any] = {}  # (worker, number of the order) -> parameters
 
         @jax.jit
@@ -272,7 +272,7 @@ class OwnModels:
         waiting: Sequence[Pending],
         anew: bool,
     ) -> None:
-        """The worker begins an order.
+        """Let the worker begin an order.
 
         served: the server's parameters at the order's version. waiting: the worker's contributions
         that no update has yet, in order. anew: it has lost its process since.
@@ -347,9 +347,10 @@ class ParameterServer:
         self._algorithm, self._arrivals = algorithm, arrivals
         self._mini_batches, self._batch_size, self.workers = mini_batches, batch_size, workers
         params = jax.tree.map(jnp.asarray, params)
-        uplink = uplink_of(algorithm, params, mini_batches)
-        self.expected = params if uplink is None else uplink.message  # the shapes of a contribution
-        memory = () if uplink else worker.init(algorithm, params).exchange
+        encoded = uplink.uplink(algorithm, params, mini_batches)
+        # The shapes of a contribution.
+        self.expected = params if encoded is None else encoded.message
+        memory = () if encoded else worker.init(algorithm, params).exchange
         own = params if algorithm.adopt is not None else ()
         memory, own = (
             jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), tree)
@@ -373,7 +374,7 @@ class ParameterServer:
         self._in_flight: dict[int, Order] = {}
         self._held: list[Pending] = []
         self._models = OwnModels(algorithm, params, mini_batches) if self.own_models else None
-        self._apply = update_program(algorithm, mini_batches, uplink)
+        self._apply = update_program(algorithm, mini_batches, encoded)
 
     def compile(self, counts: Iterable[int]) -> None:
         """Run updates of these numbers of contributions that change nothing, to compile them."""
@@ -445,13 +446,13 @@ class ParameterServer:
         return [self._begun(who, self.update, now)]
 
     def point(self, who: int, order: Order) -> Any:
-        """The parameters that an order under way is carried out at."""
+        """Return the parameters that an order under way is carried out at."""
         if self._models is None:
             return self.points[order.version]
         return self._models.point(who, order)
 
     def waits_for(self, who: int) -> Order | None:
-        """The worker's order under way."""
+        """Return the worker's order under way."""
         return self._in_flight.get(who)
 
     def lost(self, who: int, now: float) -> None:
@@ -528,7 +529,7 @@ class ParameterServer:
             yield self._begun(who, version, now)
 
     def _begun(self, who: int, version: int, now: float) -> Begin:
-        """The order of a worker's next contribution, which is under way from now on."""
+        """Return the order of a worker's next contribution, which is under way from now on."""
         batches = self._arrivals.mini_batches(self.rule, who)
         self.numbers[who] += 1
         order = Order(

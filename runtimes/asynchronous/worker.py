@@ -4,10 +4,11 @@ It takes the mini-batches of an order one by one, each as long as its delay says
 their contribution. A call from aside stops it between two mini-batches or inside a delay.
 """
 
+import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +18,7 @@ import numpy as np
 from algorithms.base import Algorithm
 from comms import hashing
 from runtimes import worker
-from runtimes.gossip import partition
-from runtimes.gossip.partition import Uplink
+from runtimes.asynchronous.uplink import Uplink, uplink
 from stragglers.processes import Process
 
 MOMENT = 0.5  # s between two signs of life
@@ -59,14 +59,37 @@ class Delivery(NamedTuple):
     finite: bool
 
 
-class AsynchronousWorker:
+class Computing:
+    """The sign of life of a worker: for how long a program of it has been running."""
+
+    _computing_since: float | None = None
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        self._computing_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._computing_since = None
+
+    def _computing_for(self) -> float:
+        """Return the seconds of the program under way; 0 in a delay."""
+        since = self._computing_since
+        return 0.0 if since is None else time.monotonic() - since
+
+
+def finite(tree: Any) -> bool:
+    """Return whether all numbers of a contribution are."""
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+
+
+class AsynchronousWorker(Computing):
     """One worker under a server; `recipe` builds its parts in its process."""
 
     def __init__(self, recipe: Callable[[], WorkerParts], me: int):
         self._parts, self._me = recipe(), me
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._current = self._stopped = 0  # orders: under way, and the last that shall not be
-        self._computing_since: float | None = None
         self._states: dict[int, worker.WorkerState] = {}
 
     def ready(self, params: Any) -> int:
@@ -75,7 +98,7 @@ class AsynchronousWorker:
         self._examples = jax.tree.map(jnp.asarray, parts.examples)
         params = jax.tree.map(jnp.asarray, params)
         self._states[0] = first_state(parts.algorithm, params, parts.mini_batches)
-        encodes = uplink_of(parts.algorithm, params, parts.mini_batches)
+        encodes = uplink(parts.algorithm, params, parts.mini_batches)
         programs = _programs(parts.algorithm, parts.losses, parts.mini_batches, encodes)
         self._begin, self._one_more, self._end = programs
         order = Order(0, 0, (), 0, 0, parts.mini_batches, 0, 0, 0.0)
@@ -97,11 +120,9 @@ class AsynchronousWorker:
         if contribution is None or self._stop.wait(self._parts.communication):
             return Delivery(order.number, None, busy, True)
         self._states[order.number] = state
-        self._computing_since = time.monotonic()
-        contribution = jax.tree.map(np.asarray, contribution)
-        self._computing_since = None
-        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(contribution))
-        return Delivery(order.number, contribution, busy, finite)
+        with self._computing():
+            contribution = jax.tree.map(np.asarray, contribution)
+        return Delivery(order.number, contribution, busy, finite(contribution))
 
     def interrupt(self, number: int) -> None:
         """Stop the order of this number, now or when it comes."""
@@ -113,8 +134,7 @@ class AsynchronousWorker:
     def news(self) -> float:
         """Say after a moment for how long a mini-batch is being computed [s]; 0 in a delay."""
         time.sleep(MOMENT)
-        since = self._computing_since
-        return 0.0 if since is None else time.monotonic() - since
+        return self._computing_for()
 
     def state(self, number: int) -> worker.WorkerState:
         """Return the memory of the worker after an order, on the host."""
@@ -140,13 +160,9 @@ class AsynchronousWorker:
         table = parts.sampler.indices(np.full(counters.shape, self._me), counters)
         mark = begun
         for step in range(order.batches):
-            self._computing_since = mark
-            carry = jax.block_until_ready(
-                self._one_more(
-                    carry, self._examples, np.asarray(table[step]), given, np.int32(step)
-                )
-            )
-            self._computing_since = None
+            own = np.asarray(table[step]), given, np.int32(step)
+            with self._computing():
+                carry = jax.block_until_ready(self._one_more(carry, self._examples, *own))
             if delayed and parts.delay is not None:
                 at = order.seconds + mark - begun
                 lasts = float(parts.delay.duration(self._me, at, order.attempt + step))
@@ -159,23 +175,10 @@ class AsynchronousWorker:
         return *self._end(carry, state, params, np.int32(order.batches), own), mark - begun
 
 
-def uplink_of(algorithm: Algorithm, params: Any, mini_batches: int) -> Uplink | None:
-    """Return the encoding of what a worker sends, the same at both ends; None: it sends all."""
-    leaves, structure = jax.tree.flatten(params)
-    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _uplink(algorithm, shapes, structure, mini_batches)
-
-
-@functools.cache
-def _uplink(algorithm: Algorithm, shapes, structure, mini_batches: int) -> Uplink | None:
-    leaves = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-    return partition.uplink(algorithm, jax.tree.unflatten(structure, leaves), mini_batches)
-
-
 def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.WorkerState:
     """Return the memory of a worker at first, without its exchange where the server runs that."""
     state = worker.init(algorithm, params)
-    encodes = uplink_of(algorithm, params, mini_batches) is not None
+    encodes = uplink(algorithm, params, mini_batches) is not None
     return state if encodes else state._replace(exchange=())
 
 

@@ -34,6 +34,7 @@ from runtimes.asynchronous.pool import (
     ActorPool,
     News,
     Options,
+    ProcessRuntime,
     Session,
     Supervisor,
     reason,
@@ -44,13 +45,13 @@ from runtimes.base import WorkersLost
 from runtimes.gossip.worker import (
     MEET,
     Arrival,
+    Counted,
     Failure,
     GossipParts,
     GossipState,
     GossipWorker,
     Pairing,
     Report,
-    Traffic,
     WorkerSnapshot,
     first_state,
     shown_model,
@@ -63,28 +64,6 @@ CATCHING_UP = 30.0  # s that the log may be behind workers that have stopped to 
 _FORGOTTEN = "several workers have gone at once, with what they had said to each other"
 _LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
 DEFAULTS = Options()
-
-
-class Counted(NamedTuple):
-    """Counters of a run since it has begun."""
-
-    traffic: Traffic = Traffic()  # of all workers
-    deaths: int = 0  # of processes
-    moved: float = 0.0  # how far restored workers moved the sum of the models, over its length
-
-    def and_then(self, later: "Counted") -> "Counted":
-        """Return both after each other."""
-        traffic = _sum(self.traffic, later.traffic)
-        return Counted(traffic, self.deaths + later.deaths, self.moved + later.moved)
-
-
-class Snapshot(NamedTuple):
-    """All workers after the same rows."""
-
-    schedule: Schedule | None  # the rows since the last snapshot
-    states: list[GossipState]
-    counted: Counted  # since the processes were started
-    there: np.ndarray  # [workers] bool, False of those that have been away for long
 
 
 class Coordinator(Supervisor):
@@ -105,7 +84,7 @@ class Coordinator(Supervisor):
         self._since: dict[int, float] = {}  # when those who are not there have gone
         self._last: list[WorkerSnapshot] = []  # of all, after `_last_update` rows
         self._last_update = log.updates
-        self._of_gone, self._moved = Traffic(), 0.0
+        self._of_gone = Counted()  # and how far those who came anew have moved the sum
 
     def open(
         self,
@@ -121,7 +100,7 @@ class Coordinator(Supervisor):
 
         self._pool = ActorPool(GossipWorker, lambda me: (recipe, me), workers, resources, (MEET,))
         session.pools.add(self._pool)
-        self._last = [WorkerSnapshot(state, Traffic()) for state in states]
+        self._last = [WorkerSnapshot(state, Counted()) for state in states]
         stored = [ray.put(state) for state in states]
 
         def start(who: int, after: Any = None) -> Any:
@@ -142,10 +121,12 @@ class Coordinator(Supervisor):
         super().close()
         self._mending.shutdown(wait=False, cancel_futures=True)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> tuple[Schedule | None, list[GossipState], Counted, np.ndarray]:
         """Return the rows since the last snapshot, and all workers after exactly these.
 
-        A worker without a process has the state with which it will begin.
+        Then what has been counted since the processes were started, and [workers] bool, False of
+        those that have been away for long. A worker without a process has the state with which it
+        will begin.
         """
         import ray
 
@@ -170,17 +151,14 @@ class Coordinator(Supervisor):
                 with self.changed:
                     self._last = [found[who] for who in range(self._workers)]
                     self._last_update = rows
-                    traffic = _sum(self._of_gone, *(one.traffic for one in self._last))
                     states = [one.state for one in self._last]
-                    counted = Counted(traffic, self.deaths, self._moved)
-                    return Snapshot(self.log.take(lines), states, counted, self._there())
-
-    def _there(self) -> np.ndarray:
-        """Return who works or may soon, [workers] bool."""
-        now = time.monotonic()
-        away = {who for who, since in self._since.items() if now - since > MISSED}
-        away |= {who for who, died in self._died.items() if died > DEATHS}
-        return np.array([who not in away for who in range(self._workers)])
+                    counted = _sum(self._of_gone, *(one.counted for one in self._last))
+                    counted = counted._replace(deaths=self.deaths)
+                    now = time.monotonic()
+                    away = {who for who, since in self._since.items() if now - since > MISSED}
+                    away |= {who for who, died in self._died.items() if died > DEATHS}
+                    there = np.array([who not in away for who in range(self._workers)])
+                    return self.log.take(lines), states, counted, there
 
     def _react(self, news: News) -> None:
         who = news.member
@@ -272,7 +250,7 @@ class Coordinator(Supervisor):
         state = first_state(self._parts, who, model, **known)
         with self.changed:
             self._missing.discard(who)
-            self._away[who] = WorkerSnapshot(state, Traffic())
+            self._away[who] = WorkerSnapshot(state, Counted())
             self.changed.notify_all()
         return state
 
@@ -281,9 +259,9 @@ class Coordinator(Supervisor):
         last, models = self._last[who], [one.state.params for one in self._last]
         difference = jax.tree.map(np.subtract, params, last.state.params)
         whole = jax.tree.map(lambda *leaves: sum(leaves), *models)
-        self._moved += _length(difference) / _length(whole)
-        self._of_gone = _sum(self._of_gone, last.traffic)
-        self._last[who] = WorkerSnapshot(last.state._replace(params=params), Traffic())
+        moved = Counted(moved=_length(difference) / _length(whole))
+        self._of_gone = _sum(self._of_gone, last.counted, moved)
+        self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
 
     def _return(self, who: int) -> None:
         """Let a worker that is ready again work, and the others meet it."""
@@ -319,7 +297,7 @@ class Coordinator(Supervisor):
 
     @contextlib.contextmanager
     def _frozen(self, workers: Sequence[int]) -> Iterator[dict[int, int] | None]:
-        """The meetings of these workers, which have none meanwhile; None if one of them is gone."""
+        """Yield the meetings of these workers, which have none meanwhile; None if one is gone."""
         import ray
 
         asked = {who: self._pool.call(who, "freeze") for who in workers}
@@ -366,21 +344,8 @@ class GossipRun(NamedTuple):
     seconds: float
     update: int
     samples: int
-    counted: Counted
+    counted: Counted  # since the run has begun
     there: np.ndarray  # [workers] bool, False of those that have been away for long
-
-    @property
-    def measured(self) -> dict[str, float]:
-        """Return the bytes that have travelled, and counts of what has gone wrong."""
-        traffic = self.counted.traffic
-        return {
-            "sent_bytes_per_worker": traffic.sent_bytes / len(self.states),
-            "refusals_per_meeting": traffic.refused / max(1, traffic.asked),
-            "dropped_contributions": float(traffic.dropped),
-            "deaths": float(self.counted.deaths),
-            "sum_moved": self.counted.moved,
-            "nodes": float(self.there.sum()),
-        }
 
     @property
     def exhausted(self) -> bool:
@@ -388,13 +353,13 @@ class GossipRun(NamedTuple):
         return False
 
 
-class GossipRuntime:
+class GossipRuntime(ProcessRuntime):
     """The runtime of one local method and one task, see `runtimes.base.Runtime`.
 
     The last `advance` by a number of updates may make a few more: meetings under way end.
     """
 
-    clock, replays = "wall", False
+    copies = COPIES
 
     def __init__(
         self,
@@ -407,20 +372,15 @@ class GossipRuntime:
 
         recipe: builds the same parts in the process of a worker; it has to be picklable.
         """
+        super().__init__(parts.rule.workers, options, session)
         refuse(parts.worker.algorithm, parts.rule)
-        self.parts, self._recipe, self._options, self._session = parts, recipe, options, session
-        self._coordinator: Coordinator | None = None
-
-    def check_room(self, params: Any) -> None:
-        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
-        workers = self.parts.rule.workers
-        self._session.check_room(workers, store_bytes(params, workers, COPIES))
+        self.parts, self._recipe = parts, recipe
 
     def start(self, params: Any) -> GossipRun:
-        """A run of no updates from `params`; processes come with the first `advance`."""
+        """Return a run of no updates from `params`; processes come with the first `advance`."""
         self.close()
-        self._log, self._before = PairLog(self.parts.rule.workers), Counted()
-        states = [first_state(self.parts, 0, params)] * self.parts.rule.workers
+        self._log, self._before = PairLog(self._workers), Counted()
+        states = [first_state(self.parts, 0, params)] * self._workers
         self._run = GossipRun(states, 0.0, 0, 0, Counted(), np.ones(len(states), bool))
         return self._run
 
@@ -428,21 +388,16 @@ class GossipRuntime:
         self, run: GossipRun, seconds: float, updates: float = np.inf
     ) -> tuple[GossipRun, Schedule | None]:
         """Let the workers go on until the clock stands at `seconds`, or for `updates` meetings."""
-        if self._coordinator is None:
-            self._open()
-        coordinator, enough = self._coordinator, run.update + updates
+        coordinator, enough = self._started(), run.update + updates
         with coordinator.changed:
-            while coordinator.now() < seconds and self._log.updates < enough:
-                if coordinator.error is not None:
-                    raise coordinator.error
-                coordinator.changed.wait(min(0.2, max(0.0, seconds - coordinator.now())))
+            coordinator.wait(seconds, lambda: self._log.updates >= enough)
         schedule, states, counted, there = coordinator.snapshot()
         update, samples, now = run.update, run.samples, coordinator.now()
         if schedule is not None:
             update += schedule.updates
             samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
             now = float(schedule.time[-1]) if update >= enough else now
-        counted = self._before.and_then(counted)
+        counted = _sum(self._before, counted)
         return GossipRun(states, now, update, samples, counted, there), schedule
 
     def observe(self, run: GossipRun, seconds: float, loss: float) -> GossipRun:
@@ -451,25 +406,33 @@ class GossipRuntime:
         return run
 
     def models(self, run: GossipRun) -> Any:
-        """The public copies of the workers that are there, with a leading axis."""
+        """Return the public copies of the workers that are there, with a leading axis."""
         there = itertools.compress(run.states, run.there)
         return _stacked([shown_model(self.parts, state) for state in there])
 
     def memory(self, run: GossipRun) -> Any:
-        """The exchange's state, with a leading axis of workers."""
+        """Return the exchange's state, with a leading axis of workers."""
         return _stacked([state.exchange for state in run.states])
 
     def measured(self, run: GossipRun) -> dict[str, float]:
-        """Return the bytes that have travelled, and counts of what has gone wrong."""
-        return run.measured
+        """Return the bytes that have travelled, and counts of losses."""
+        counted = run.counted
+        return {
+            "sent_bytes_per_worker": counted.sent_bytes / self._workers,
+            "refusals_per_meeting": counted.refused / max(1, counted.asked),
+            "dropped_contributions": float(counted.dropped),
+            "deaths": float(counted.deaths),
+            "sum_moved": counted.moved,
+            "nodes": float(run.there.sum()),
+        }
 
     def pack(self, run: GossipRun) -> dict[str, np.ndarray]:
         """All that the workers held, and where the clock stood."""
         return packing.pack(dict(enumerate(run.states))) | {
             "clock": np.array([run.seconds]),
             "counted": np.array([run.update, run.samples]),
-            "traffic": np.array(run.counted.traffic),
-            "deaths": np.array([run.counted.deaths, run.counted.moved]),
+            "traffic": np.array(run.counted[:4]),
+            "deaths": np.array(run.counted[4:]),
         }
 
     def resume(
@@ -478,36 +441,28 @@ class GossipRuntime:
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[GossipRun, None]:
-        """The packed run; local steps that were under way then are made anew."""
+        """Return the packed run; local steps that were under way then are made anew."""
         del observed
         states = list(packing.unpack(dict(enumerate(run.states)), packed).values())
         update, samples = packed["counted"].tolist()
         seconds = float(packed["clock"][0])
         deaths, moved = packed["deaths"].tolist()
-        self._before = Counted(Traffic(*packed["traffic"].tolist()), int(deaths), moved)
+        self._before = Counted(*packed["traffic"].tolist(), int(deaths), moved)
         there = np.ones(len(states), bool)
         self._run = GossipRun(states, seconds, update, samples, self._before, there)
         counts = np.array([(state.meetings, state.counter) for state in states], np.int64)
         self._log = PairLog(len(states), update, seconds, *counts.T)
         return self._run, None
 
-    def close(self) -> None:
-        """End the processes of the run."""
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
+    def _supervisor(self) -> Coordinator:
+        return Coordinator(self.parts, self._log, self._options)
 
     def _open(self) -> None:
-        self._coordinator = Coordinator(self.parts, self._log, self._options)
-        try:
-            self._coordinator.open(self._session, self._recipe, self._run.states, self._run.seconds)
-        except BaseException:
-            self.close()
-            raise
+        self._running.open(self._session, self._recipe, self._run.states, self._run.seconds)
 
 
-def _sum(*counted: Traffic) -> Traffic:
-    return Traffic(*map(sum, zip(*counted, strict=True)))
+def _sum(*counted: Counted) -> Counted:
+    return Counted(*map(sum, zip(*counted, strict=True)))
 
 
 def _length(model: Any) -> float:

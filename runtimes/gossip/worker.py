@@ -27,7 +27,7 @@ from algorithms.base import AXIS
 from comms import collectives, hashing
 from runtimes import worker
 from runtimes.asynchronous.pool import reason
-from runtimes.asynchronous.worker import WorkerParts
+from runtimes.asynchronous.worker import Computing, WorkerParts, finite
 from runtimes.gossip.partition import Half, PairProgram
 from stragglers.pair_log import Entry, Meeting
 from stragglers.rule import AsyncProtocol, Decision, Rule
@@ -61,20 +61,22 @@ class GossipState(NamedTuple):
     meetings: np.ndarray  # [] int64
 
 
-class Traffic(NamedTuple):
-    """Counters of a gossip worker."""
+class Counted(NamedTuple):
+    """Counters of a gossip worker, or of all."""
 
     asked: int = 0  # meetings
     refused: int = 0  # attempts
     sent_bytes: int = 0
     dropped: int = 0  # local steps whose contribution was not finite
+    deaths: int = 0  # of processes, as the launcher counts them
+    moved: float = 0.0  # how far restored workers moved the sum of the models, over its length
 
 
 class WorkerSnapshot(NamedTuple):
     """A gossip worker at one moment between its meetings."""
 
     state: GossipState
-    traffic: Traffic
+    counted: Counted
 
 
 class Progress(NamedTuple):
@@ -146,7 +148,6 @@ class Programs(NamedTuple):
     ask: PairProgram
     answer: PairProgram
     alone: Callable
-    finite: Callable  # contribution -> whether all of it is
 
 
 def compile_programs(parts: GossipParts, params: Any) -> Programs:
@@ -203,12 +204,7 @@ def compile_programs(parts: GossipParts, params: Any) -> Programs:
         if parts.rule.arrivals.apart
         else PairProgram(half(ASKS), ANSWERS, *full),
         jax.jit(_of_one(half(ASKS))).lower(*full).compile(),
-        jax.jit(_finite).lower(params).compile(),
     )
-
-
-def _finite(tree) -> jax.Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def _of_one(body: Callable) -> Callable:
@@ -385,7 +381,7 @@ def on_host(message: Sequence[Any]) -> list[np.ndarray]:
     return [np.asarray(value) for value in message]
 
 
-class GossipWorker:
+class GossipWorker(Computing):
     """One worker, as the launcher and other workers call it in a process of its own."""
 
     def __init__(self, recipe: Callable[[], GossipParts], me: int):
@@ -401,14 +397,13 @@ class GossipWorker:
         self._peers: dict[int, Any] = {}
         self._absent: set[int] = set()
         self._unheard: tuple[Meeting, ...] = ()  # alone, since its last meeting
-        self._attempts, self._traffic, self._counting = 0, Traffic(), threading.Lock()
+        self._attempts, self._counted, self._counting = 0, Counted(), threading.Lock()
         self._chance = np.random.default_rng(me)
         self._items: list[Meeting | Arrival | Failure] = []
         self._happened = threading.Condition()
         self._asked_by_others: collections.deque[Meeting] = collections.deque(maxlen=REMEMBERED)
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._snapshot: WorkerSnapshot | None = None
-        self._computing_since: float | None = None
         self._began, self._elapsed = time.monotonic(), 0.0
 
     def ready(self, state: GossipState, batches: int, after: Any = None) -> None:
@@ -463,13 +458,12 @@ class GossipWorker:
         with self._happened:
             self._happened.wait_for(lambda: self._items, 5 * LOOK)
             items, self._items = self._items, []
-        since = self._computing_since
-        return Report(items, 0.0 if since is None else time.monotonic() - since)
+        return Report(items, self._computing_for())
 
     def freeze(self) -> int:
         """Let no meeting begin or end, until `thaw`; returns how many there were."""
         self._hold()
-        self._snapshot = WorkerSnapshot(self._state, self._traffic)
+        self._snapshot = WorkerSnapshot(self._state, self._counted)
         return int(self._state.meetings)
 
     def thaw(self) -> None:
@@ -506,27 +500,18 @@ class GossipWorker:
         state, start, parts = self._state, self.now(), self.parts.worker
         counter, batches = int(state.counter), self._batches
         samples = self.parts.rule.workers * counter * parts.sampler.batch_size
-        indices = parts.sampler.indices(
-            np.int64(self._me), counter + np.arange(parts.mini_batches)
-        )
+        indices = parts.sampler.indices(np.int64(self._me), counter + np.arange(parts.mini_batches))
         with self._computing():
+            own = np.int32(batches), hashing.words(samples), np.int32(self._me)
             contribution, work = jax.block_until_ready(
-                self._programs.contribute(
-                    state.params,
-                    state.work,
-                    indices,
-                    np.int32(batches),
-                    hashing.words(samples),
-                    np.int32(self._me),
-                )
+                self._programs.contribute(state.params, state.work, indices, *own)
             )
-            finite = bool(self._programs.finite(contribution))
         if parts.delay is not None:
             ends = start
             for count in range(counter, counter + batches):
                 ends += float(parts.delay.duration(self._me, ends, count))
             time.sleep(max(0.0, ends - self.now()))
-        if finite:
+        if finite(contribution):
             entry = Entry(self._me, -1, batches, counter, samples, start, self.now() - start)
             return Progress(contribution, work, entry)
         if not self.parts.drops:
@@ -565,15 +550,6 @@ class GossipWorker:
                 self._count(refused=1)
                 longest = BACK_OFF * 2.0 ** min(refused, DOUBLINGS)
                 time.sleep(float(self._chance.uniform(0, longest)))
-
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Let the launcher know meanwhile for how long a program has been running."""
-        self._computing_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._computing_since = None
 
     def _meet_nobody(self, progress: Progress, step: Step) -> None:
         with self._held():
@@ -678,8 +654,8 @@ class GossipWorker:
 
     def _count(self, **more: int) -> None:
         with self._counting:
-            counted = self._traffic._asdict()
-            self._traffic = Traffic(**counted | {n: counted[n] + m for n, m in more.items()})
+            counted = self._counted._asdict()
+            self._counted = Counted(**counted | {n: counted[n] + m for n, m in more.items()})
 
     def _tell(self, item: Meeting | Arrival | Failure) -> None:
         with self._happened:

@@ -14,7 +14,7 @@ from benchmarks import pairs
 from comms import topology
 from experiments import prepare, registry, runtime_builders
 from runtimes import base
-from runtimes.gossip import partition
+from runtimes.asynchronous import uplink
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 from tests.algorithms.methods import PROFILE
@@ -58,7 +58,7 @@ def each_part_once():
             patch.setitem(RULES, name, once(factory))
         patch.setattr(base, "remembers", once(base.remembers))
         patch.setattr(prepare, "_check_delay", lambda *_: None)  # of the delay alone
-        patch.setattr(partition, "alone", once(partition.alone))
+        patch.setattr(uplink, "alone", once(uplink.alone))
         yield
 
 

@@ -1,4 +1,4 @@
-"""Free workers on the toy regression, as their processes build them."""
+"""Asynchronous workers on the toy regression, as their processes build them."""
 
 import functools
 
@@ -8,17 +8,13 @@ import optax
 from algorithms import (
     all_reduce,
     async_diloco,
-    centred_clipping,
-    coordinate_median,
     decoupled_diloco,
-    demo,
     easgd,
     ef21,
     local_sgd,
     one_bit_adam,
     reducers,
     ringleader,
-    sparse_loco,
     streaming_diloco,
     top_k,
 )
@@ -50,15 +46,10 @@ METHODS = {
     "ringleader": lambda: ringleader(optimizer(), N),
     "async_diloco": lambda: async_diloco(optimizer(), N, period=3),
     "ef21": lambda: ef21(scale_by_samples(0.02), N, exchange=reducers.top_k(0.3)),
-    "sparse_loco": lambda: sparse_loco(optimizer(), chunk=6, k=2, bits=4),
-    "demo": lambda: demo(scale_by_samples(0.001), chunk=6, k=2, decay=0.9),
-    "coordinate_median": lambda: coordinate_median(optimizer()),
 }
-RELATIVES = {"coordinate_median", "demo", "ef21", "sparse_loco"}  # slow, as others do the same
-ENCODED = ("top_k", "ef21", "sparse_loco", "demo")  # a message is smaller than a contribution
+ENCODED = ("top_k", "ef21")  # a message is smaller than a contribution
 # All workers remember the same, so that none may be missing in an update.
 IN_STEP = {
-    "centred_clipping": lambda: centred_clipping(optimizer(), radius=1.0),
     "one_bit_adam": lambda: one_bit_adam(scale_by_samples(0.02), N, warmup_updates=10),
     "top_k/warm-up": lambda: top_k(optimizer(), ratio=0.3, warmup_updates=10),
     "streaming_diloco": lambda: streaming_diloco(
@@ -70,14 +61,14 @@ KNOWN = METHODS | IN_STEP | DIVERGING
 
 
 def parts(method, mini_batches=1, law=LAW, seed=3):
-    """The parts of a free worker."""
+    """Return the parts of an asynchronous worker."""
     delay = None if law is None else as_process(law).seeded(seed)
     most = most_mini_batches(mini_batches)
     return WorkerParts(KNOWN[method](), losses, DATA, SAMPLES, most, delay)
 
 
 def actors(method, wait, mini_batches=1, law=LAW, workers=N, **knobs):
-    """The runtime of a method on the toy problem."""
+    """Return the runtime of a method on the toy problem."""
     recipe = functools.partial(parts, method, mini_batches, law)
     rule = planned.rule(wait, law or LAW, workers, mini_batches, 3, **knobs)
     return AsynchronousRuntime(recipe(), recipe, rule)
@@ -92,6 +83,6 @@ def used_once(schedule, mini_batches):
 
 
 def replayed(method, schedule, mini_batches=1):
-    """A simulator of what has happened."""
+    """Return a simulator of the schedule of a run."""
     most = most_mini_batches(mini_batches)
     return Simulator(KNOWN[method](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=most)

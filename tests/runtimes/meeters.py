@@ -62,20 +62,20 @@ def rule(name):
 
 
 def parts(name, law=LAW, drops=False):
-    """The parts of a node."""
+    """Return the parts of a node."""
     delay = None if law is None else as_process(law).seeded(3)
     worker = WorkerParts(method(name), losses, DATA, SAMPLES, H, delay)
     return GossipParts(worker, rule(name), drops)
 
 
 def meetings(name, law=LAW, **options):
-    """The runtime of a method on the toy problem."""
+    """Return the runtime of a method on the toy problem."""
     recipe = functools.partial(parts, name, law)
     return GossipRuntime(recipe(), recipe, Options(**options))
 
 
 def replayed(name, schedule):
-    """A simulator of what has happened."""
+    """Return a simulator of the schedule of a run."""
     return Simulator(method(name), losses, DATA, SAMPLES, recorded(schedule), mini_batches=H)
 
 

@@ -1,23 +1,25 @@
 """The runs that several processes and one must agree on; as a program, one of the processes.
 
-python -m tests.runtimes.one_of_several OUTPUT COORDINATOR PROCESSES RANK PART [SIGNAL]
+python -m tests.runtimes.one_of_several OUTPUT COORDINATOR PROCESSES RANK PART [MORE ...]
 
-PART: `rounds`, `slices`, or a victim: this process of the two sends itself the signal after a few
-rounds.
+PART: `rounds`, `slices`, `rules` with rows of `ROWS`, or a victim: this process of the two sends
+itself the signal MORE after a few rounds.
 """
 
 import os
 import signal
 import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 
-from algorithms import all_reduce, dpsgd, top_k
+from algorithms import all_reduce, dpsgd, matcha, top_k
+from algorithms.base import scale_by_samples
 from comms import topology
 from experiments import distributed
 from experiments.tasks import data, sampling
-from runtimes import mesh
+from runtimes import mesh, packing
 from runtimes.base import REPLICATED
 from runtimes.data_feed import Streamed
 from stragglers import delays, inject, processes
@@ -33,9 +35,9 @@ METHODS = {
 }
 
 
-def started(tmp_path, *arguments):
-    """Both processes, and the files that they write."""
-    return ranks("tests.runtimes.one_of_several", tmp_path, 2, 4, *arguments)
+def started(tmp_path, *arguments, count=2, devices=4):
+    """Return the processes, and the files that they write."""
+    return ranks("tests.runtimes.one_of_several", tmp_path, count, devices, *arguments)
 
 
 def build(method, injector=None):
@@ -92,7 +94,7 @@ def sampler() -> sampling.Sampler:
 
 
 def streamed(examples) -> np.ndarray:
-    """The models after eight rounds."""
+    """Return the models after eight rounds."""
     runtime = mesh.Mesh(METHODS["dpsgd"](), losses, examples, sampler(), workers=N, mini_batches=2)
     run, _ = runtime.advance(runtime.start(X0), np.inf, 8)
     runtime.close()
@@ -100,7 +102,7 @@ def streamed(examples) -> np.ndarray:
 
 
 def of_slices(examples) -> np.ndarray:
-    """The models of four workers of two devices each after eight rounds."""
+    """Return the models of four workers of two devices each after eight rounds."""
     method = dpsgd(optax.sgd(0.05, momentum=0.9), topology.ring(4))
     drawn = sampling.Sampler(data.iid(DATA["y"], 4, seed=0), B, 0)
     runtime = mesh.Mesh(
@@ -112,7 +114,7 @@ def of_slices(examples) -> np.ndarray:
 
 
 def across(sharding, injector=None) -> dict[str, np.ndarray]:
-    """A worker whose eight devices belong to all processes: eight rounds with a break."""
+    """Run a worker whose eight devices belong to all processes, eight rounds with a break."""
     drawn = sampling.Sampler(data.iid(DATA["y"], 1, seed=0), 8, 0)
     method = all_reduce(optax.sgd(0.1, momentum=0.9))
     runtime = mesh.Mesh(
@@ -127,14 +129,16 @@ def across(sharding, injector=None) -> dict[str, np.ndarray]:
 
 
 def sliced() -> dict[str, np.ndarray]:
-    """A slice that lies across processes: its model divided, and whole where the host delays it."""
+    """Run a slice that lies across processes, divided, and whole where the host delays it."""
     rule = planned.rule("barrier", delays.deterministic(0.002), 1, 2)
     delayed = inject.Injector(1, rule.trigger, 0, delay=delays.deterministic(0.002))
     return flat({"fsdp": across("fsdp"), "delayed": across(REPLICATED, delayed)})
 
 
-def flat(parts) -> dict[str, np.ndarray]:
-    return {f"{name}/{key}": array for name, part in parts.items() for key, array in part.items()}
+def flat(parts, by="/") -> dict[str, np.ndarray]:
+    return {
+        f"{name}{by}{key}": array for name, part in parts.items() for key, array in part.items()
+    }
 
 
 def undelayed() -> dict[str, np.ndarray]:
@@ -142,7 +146,7 @@ def undelayed() -> dict[str, np.ndarray]:
 
 
 def rounds() -> dict[str, np.ndarray]:
-    """A device per worker: trajectories, and what was read for the streamed one."""
+    """Run a device per worker: trajectories, and the samples read for the streamed one."""
     source = Counted()
     found = streamed(Streamed(source))
     return undelayed() | {"streamed": found, "read": np.concatenate(source.reads)}
@@ -159,20 +163,98 @@ def of_several_devices() -> dict[str, np.ndarray]:
     }
 
 
-PARTS = {"rounds": rounds, "slices": of_several_devices}
+# --- waiting rules, whose rounds are counted across processes
+
+# Seconds of a mini-batch, of whose first ends no two are within 150 ms.
+APART = (0.3, 0.75, 1.2, 1.6)
+COLUMNS = (
+    "time", "workers", "start", "finish", "batches", "first", "version", "busy", "communication",
+)  # fmt: skip
 
 
-def main(output, coordinator, count, rank, part, its_signal=None) -> None:
+class Row(NamedTuple):
+    """A rule, and what is run under it."""
+
+    wait: str
+    own: dict[str, Any]  # its parameters
+    mini_batches: int = 3
+    method: str = "all_reduce"
+    pace: float = 1.0  # of the delays
+    rounds: int = 2
+
+
+ROWS = {
+    "first_finisher": Row("first_finisher", {}),
+    "first_finisher/drop": Row("first_finisher", {"leftovers": "drop"}, pace=0.5),
+    "first_finisher/matcha": Row("first_finisher", {}, method="matcha", rounds=4),
+    "quorum": Row("quorum", {"k": 4}),
+    "k_sync": Row("k_sync", {"k": 1}, 3),
+    "k_batch_sync": Row("k_batch_sync", {"k": 3}, 1),
+    "deadline": Row("deadline", {"seconds": 1.05}),
+    "drop_compute": Row("drop_compute", {"calibration": 2}, 3, pace=0.25, rounds=6),
+}
+
+
+def method_of(row):
+    if row.method == "matcha":
+        return matcha(scale_by_samples(0.05), topology.ring(len(APART)))
+    return all_reduce(scale_by_samples(0.05))
+
+
+def rule_of(row):
+    delay = processes.persistent(delays.deterministic(1.0), [row.pace * s for s in APART])
+    return planned.rule(row.wait, delay, len(APART), row.mini_batches, **row.own), delay
+
+
+def most(row):
+    """Mini-batches of a worker's round at most."""
+    return int(np.max(rule_of(row)[0].trigger.mini_batches))
+
+
+def counted(schedule):
+    """Return the mini-batches of every update, [updates, workers]."""
+    batches = np.zeros((schedule.updates, len(APART) + 1), int)
+    np.add.at(batches, (np.arange(schedule.updates)[:, None], schedule.workers), schedule.batches)
+    return batches[:, : len(APART)]
+
+
+def under(row) -> dict[str, np.ndarray]:
+    """Return the events in the rounds of a row, and their results."""
+    rule, delay = rule_of(row)
+    tally = distributed.SharedTally()
+    runtime = mesh.Mesh(
+        method_of(row), losses, DATA, SAMPLES, workers=len(APART), mini_batches=most(row),
+        injector=inject.Injector(len(APART), rule.trigger, 0, delay=delay, tally=tally),
+        rounds_per_dispatch=2,
+    )  # fmt: skip
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, row.rounds)
+    arrays = {name: getattr(schedule, name) for name in COLUMNS}
+    if schedule.matchings is not None:
+        arrays["matchings"] = schedule.matchings
+    return arrays | {"models": np.asarray(runtime.models(state))}
+
+
+def rules(*rows) -> dict[str, np.ndarray]:
+    """Return the results of these rows, and the keys of rounds that are left in the service."""
+    found = flat({name: under(ROWS[name]) for name in rows}, ":")
+    packing.of_all(np.zeros(1))  # all have closed their rounds
+    return found | {"keys": np.array(list(distributed.texts(distributed.ROUNDS)), "U64")}
+
+
+PARTS = {"rounds": rounds, "slices": of_several_devices, "rules": rules}
+
+
+def main(output, coordinator, count, rank, part, *more) -> None:
     distributed.HEARTBEAT = 10
     distributed.initialize(coordinator, int(count), int(rank))
     assert distributed.agreed({"sent by": int(rank)}) == {"sent by": 0}
     if part in PARTS:
-        np.savez(output, **PARTS[part]())
+        np.savez(output, **PARTS[part](*more))
         return
     runtime = build("all_reduce")
     run, _ = runtime.advance(runtime.start(X0), np.inf, 4)
     if rank == part:
-        os.kill(os.getpid(), signal.Signals[its_signal])
+        os.kill(os.getpid(), signal.Signals[more[0]])
     runtime.advance(run, 600.0)
 
 

@@ -15,6 +15,7 @@ from runtimes.simulate import Simulator
 from stragglers import delays, processes
 from stragglers.inject import Injector
 from tests import planned
+from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 N, M, ROOM = 4, 3, 64  # workers, mini-batches, updates that a log can hold
@@ -53,18 +54,12 @@ def agree(log, schedule):
         np.testing.assert_array_equal(log.entries[worker, : len(rows)], expected)
 
 
-WAITS = {"barrier": {}, "first_finisher": {}, "k_async": {"k": 2, "mini_batches": 1}}
-
-
-def simulator(wait, mini_batches=M, **own):
+@pytest.mark.parametrize(
+    ("wait", "mini_batches", "own"), [slow("first_finisher", M, {}), ("k_async", 1, {"k": 2})]
+)
+def test_the_simulator_hands_on_what_the_schedule_says(wait, mini_batches, own):
     rule = planned.rule(wait, delays.exponential(0.3), N, mini_batches, 3, **own)
-    return Simulator(logging(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("wait", WAITS)
-def test_the_simulator_hands_on_what_the_schedule_says(wait):
-    runtime = simulator(wait, **WAITS[wait])
+    runtime = Simulator(logging(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
     run, schedule = runtime.advance(runtime.start(X0), np.inf, 25)
     agree(runtime.memory(run), schedule)
 
@@ -76,8 +71,7 @@ def injector(leftovers):
     return Injector(N, rule.trigger, 0, delay=law)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("watched", [None, "carry", "drop"])
+@pytest.mark.parametrize("watched", [slow(None), "carry", slow("drop")])
 def test_a_mesh_hands_on_what_it_writes_down(watched):
     """Over several dispatches, and after going on from what was packed."""
 

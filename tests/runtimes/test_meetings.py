@@ -1,4 +1,4 @@
-"""Nodes in processes of their own: what they do is recorded, repeated, and survives a death."""
+"""Gossip workers in processes of their own: a replay is equal bit for bit, also after deaths."""
 
 import os
 import signal
@@ -18,8 +18,6 @@ from tests.runtimes import meeters
 from tests.runtimes.meeters import X0, B, H, N
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
-STARTED = ActorPool.start
-DYING, PACKED = {"float32", "blocking"}, {"8 bits", "blocking"}
 PATIENCE = 300.0  # s, for a machine that has other things to do
 
 
@@ -32,11 +30,7 @@ def rays_own():
 
 @pytest.fixture
 def meetings():
-    """Runtimes whose processes end with the test, however it ends.
-
-    Processes that a test leaves behind would take the places of the next one's. One that is killed
-    while it starts may be left by Ray itself, which then begins anew.
-    """
+    """Runtimes whose processes end with the test, however it ends."""
     made = []
 
     def make(*arguments, **options):
@@ -46,171 +40,134 @@ def meetings():
     yield make
     for runtime in made:
         runtime.close()
-    until = time.monotonic() + 20
-    while ray.is_initialized() and ray.available_resources().get("CPU", 0) < N:
-        if time.monotonic() > until:
-            SESSION.close()
-        time.sleep(0.05)
 
 
-def held(run):
-    """Return the state of all nodes, [workers, ...]: parameters, work and exchange state."""
-    nodes = [node[:3] for node in run.states]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *nodes)
+class Under:
+    """A run that goes on, and its rows so far."""
+
+    def __init__(self, name, runtime, run, rows=()):
+        self.name, self.runtime, self.run, self.rows = name, runtime, run, list(rows)
+
+    @property
+    def pids(self):
+        return self.runtime.pids()
+
+    @property
+    def schedule(self):
+        return concatenate(self.rows)
+
+    @property
+    def measured(self):
+        return self.runtime.measured(self.run)
+
+    def on(self, seconds=np.inf, updates=np.inf):
+        self.run, rows = self.runtime.advance(self.run, self.run.seconds + seconds, updates)
+        self.rows += [] if rows is None else [rows]
+        return self
+
+    def until(self, condition):
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, "it takes too long"
+            self.on(seconds=0.5)
+
+    def meets_again(self, who):
+        """Return whether a worker has met others after its last event."""
+        happened = [event.time for event in self.schedule.events if event.worker == who]
+        again = self.schedule.time > max(happened, default=np.inf)
+        return (self.schedule.workers[again] == who).sum() > 5
+
+    def check(self):
+        """Replay to the same bits, and compare the counts of the run with its schedule."""
+        run, schedule = self.run, self.schedule
+        schedule.validate()
+        simulator = meeters.replayed(self.name, schedule)
+        model = simulator.advance(simulator.start(X0), np.inf)[0].model
+        held = jax.tree.map(lambda *a: np.stack(a), *[state[:3] for state in run.states])
+        simulated = (model.params, model.workers.work, model.workers.exchange)
+        jax.tree.map(np.testing.assert_array_equal, held, simulated)
+        assert run.update == schedule.updates
+        assert run.samples == schedule.batches.sum() * B
+        if not schedule.events:  # a process that dies takes its last counts with it
+            size = meeters.message_bytes(self.name) * int((schedule.workers[:, 1] < N).sum())
+            sent = self.measured["sent_bytes_per_worker"]
+            assert sent * N >= 2 * size > 0  # and what was sent again, or to who was busy
+        for node in range(N):  # each mini-batch once, none skipped
+            mine = (schedule.workers == node) & (schedule.batches > 0)
+            assert schedule.first[mine].tolist() == [*range(0, H * mine.sum(), H)]
 
 
-def assert_replayed(name, run, schedule):
-    schedule.validate()
-    simulator = meeters.replayed(name, schedule)
-    simulation, _ = simulator.advance(simulator.start(X0), np.inf)
-    model = simulation.model
-    simulated = (model.params, model.workers.work, model.workers.exchange)
-    jax.tree.map(np.testing.assert_array_equal, held(run), simulated)
-
-
-def assert_counted(name, runtime, run, schedule):
-    """What a run says of itself is what its schedule says."""
-    assert run.update == schedule.updates
-    assert run.samples == schedule.batches.sum() * B
-    assert jax.tree.leaves(runtime.models(run))[0].shape == (N, *X0.shape)
-    sent = run.measured["sent_bytes_per_worker"]
-    sizes = [meeters.message_bytes(name)] * int((schedule.workers[:, 1] < N).sum())
-    assert sent * N >= 2 * sum(sizes) > 0  # and what was sent again, or to who was busy
-
-
-# The other methods repeat what happened before and after a death, and before and after a packing.
-@pytest.mark.parametrize("name", sorted({*meeters.METHODS} - DYING - PACKED))
-def test_replay_gives_the_same_bits(meetings, name):
-    runtime = meetings(name)
-    run = runtime.start(X0)
-    schedules = []
-    for _ in range(2):
-        run, schedule = runtime.advance(run, np.inf, 30)
-        schedules.append(schedule)
-    schedule = concatenate(schedules)
-    assert run.update >= 60
-    assert_counted(name, runtime, run, schedule)
-    assert_replayed(name, run, schedule)
-
-
-@pytest.mark.parametrize(
-    ("name", "sent", "own"),
-    [
-        *((name, signal.SIGKILL, False) for name in sorted(DYING)),
-        ("float32", signal.SIGSTOP, False),
-        ("8 bits", signal.SIGKILL, True),
-    ],
-)
-def test_a_node_that_dies_or_hangs_begins_anew(meetings, name, sent, own, monkeypatch):
-    """From a neighbour or from its own model at the last evaluation, and replay repeats it."""
+def test_nodes_that_die_or_hang_begin_anew_and_a_run_resumes(meetings, monkeypatch):
+    """In 8 bits: from a neighbour, and after a resume from its own model at the last evaluation."""
     monkeypatch.setattr(pool, "SILENCE", 3.0)
-    runtime = meetings(name, own_model=own)
-    run, first = runtime.advance(runtime.start(X0), np.inf, 40)
-    assert_counted(name, runtime, run, first)
-    coordinator = runtime._coordinator
-    victim = coordinator._pool.place(2).pid
-    os.kill(victim, sent)
-    alive, until = [first], time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        run, schedule = runtime.advance(run, run.seconds + 1.0)
-        alive += [] if schedule is None else [schedule]
-        found = concatenate(alive)
-        again = found.time > max((event.time for event in found.events), default=np.inf)
-        if (found.workers[again] == 2).sum() > 5:
-            break
-        time.sleep(0.1)
-    kinds = [(event.kind, event.worker) for event in found.events]
-    assert kinds == [("lost", 2), ("restored", 2)]
-    assert found.events[1].source in ((2,) if own else (1, 3))
-    (again,) = np.flatnonzero(found.restored[:, 0] >= 0)
-    version = found.version[again, 0]  # the last evaluation may have been just before
-    assert version <= again if own else version == again
-    assert run.measured["deaths"] == 1 and (0 < run.measured["sum_moved"] < 1) == (not own)
-    assert run.measured["nodes"] == N
-    assert_replayed(name, run, found)
-    for node in range(N):  # each mini-batch once, none skipped
-        mine = (found.workers == node) & (found.batches > 0)
-        assert found.first[mine].tolist() == [*range(0, H * mine.sum(), H)]
+    runtime = meetings("8 bits")
+    under = Under("8 bits", runtime, runtime.start(X0)).on(updates=40)
+    under.check()
+    os.kill(under.pids[2], signal.SIGKILL)
+    under.until(lambda: under.meets_again(2))
+    events = under.schedule.events
+    assert [(event.kind, event.worker) for event in events] == [("lost", 2), ("restored", 2)]
+    assert events[1].source in (1, 3) and 0 < under.measured["sum_moved"] < 1
+    under.check()
+    run, packed = under.run, runtime.pack(under.run)
+    runtime.close()
+
+    runtime = meetings("8 bits", own_model=True)
+    resumed, happened = runtime.resume(runtime.start(X0), packed, [(0.0, 1.0)])
+    assert happened is None and resumed.counted == run.counted
+    assert (resumed.update, resumed.samples) == (run.update, run.samples)
+    under = Under("8 bits", runtime, resumed, under.rows).on(updates=30)
+    os.kill(under.pids[1], signal.SIGSTOP)
+    under.until(lambda: under.meets_again(1))
+    schedule = under.schedule
+    assert [event.worker for event in schedule.events] == [2, 2, 1, 1]
+    assert schedule.events[3].source == 1 and under.measured["deaths"] == 2
+    own = np.flatnonzero(schedule.restored[:, 0] == 1)
+    assert (schedule.version[own, 0] <= own).all()  # the last evaluation may have been just before
+    under.check()
 
 
-def test_a_node_that_returns_while_another_one_is_away_meets_the_rest(meetings):
-    runtime = meetings("float32")
-    run, first = runtime.advance(runtime.start(X0), np.inf, 40)
-    coordinator, pieces = runtime._coordinator, [first]
+def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch):
+    """Two die at once; then one cannot come back, as where there is no memory for its process."""
+
+    def missed(seconds):
+        for module in (gossip_runtime, pool):
+            monkeypatch.setattr(module, "MISSED", seconds)
+
+    missed(PATIENCE)
+    runtime = meetings("blocking", least_workers=3)
+    under = Under("blocking", runtime, runtime.start(X0)).on(updates=40)
     for victim in (2, 0):
-        os.kill(coordinator.pids()[victim], signal.SIGKILL)
-        until = time.monotonic() + PATIENCE
-        while victim in coordinator.pids():
-            assert time.monotonic() < until, "its death is not noticed"
+        os.kill(under.pids[victim], signal.SIGKILL)
+        end = time.monotonic() + PATIENCE
+        while victim in under.pids:
+            assert time.monotonic() < end, "its death is not noticed"
             time.sleep(0.01)
     for _ in range(3):  # an evaluation waits for all of them
-        run, schedule = runtime.advance(run, run.seconds + 1.0)
-        pieces += [] if schedule is None else [schedule]
-    assert run.measured["deaths"] == 2
-    assert_replayed("float32", run, concatenate(pieces))
+        under.on(seconds=1.0)
+    assert under.measured["deaths"] == 2 and under.measured["nodes"] == N
+    under.until(lambda: len(under.pids) == N)
+    under.check()
 
+    start = ActorPool.start
 
-def nobody_comes(actors, member, *ready):
-    """As where the cluster has no room for another process."""
+    def nobody_stays(actors, member, *ready):
+        start(actors, member, *ready)
+        ray.kill(actors.handle(member))
 
+    monkeypatch.setattr(ActorPool, "start", nobody_stays)
+    missed(2.0)
+    os.kill(under.pids[2], signal.SIGKILL)
+    under.until(lambda: under.measured["nodes"] == 3)
+    rows = len(under.rows)
 
-def nobody_stays(actors, member, *ready):
-    """As where there is no memory for the process."""
-    STARTED(actors, member, *ready)
-    ray.kill(actors.handle(member))
+    def at_work():
+        return {w for p in under.rows[rows:] for w in p.workers[p.batches > 0].tolist()}
 
-
-@pytest.mark.parametrize("start", [nobody_comes, nobody_stays])
-def test_a_run_goes_on_without_a_node_that_cannot_come_back(meetings, start, monkeypatch):
-    """Down to as many as there must be; evaluations do not wait for it."""
-    for module in (gossip_runtime, pool):
-        monkeypatch.setattr(module, "MISSED", 2.0)
-    runtime = meetings("float32", least_workers=3)
-    run, first = runtime.advance(runtime.start(X0), np.inf, 40)
-    monkeypatch.setattr(ActorPool, "start", start)
-    os.kill(runtime._coordinator.pids()[2], signal.SIGKILL)
-    pieces = [first]
-    until = time.monotonic() + PATIENCE
-    while run.measured["nodes"] == N and time.monotonic() < until:
-        run, schedule = runtime.advance(run, run.seconds + 0.5)
-        pieces += [] if schedule is None else [schedule]
-    assert run.measured["nodes"] == 3
-    at_work, until = set(), time.monotonic() + PATIENCE
-    while at_work != {0, 1, 3} and time.monotonic() < until:  # one may still wait for who is gone
-        run, schedule = runtime.advance(run, np.inf, 30)
-        pieces.append(schedule)
-        at_work |= set(schedule.workers[schedule.batches > 0].tolist())
-    assert at_work == {0, 1, 3}
-    found = concatenate(pieces)
-    assert jax.tree.leaves(runtime.models(run))[0].shape == (3, *X0.shape)
-    assert len(run.states) == N
-    assert_replayed("float32", run, found)
-    os.kill(runtime._coordinator.pids()[1], signal.SIGKILL)
+    under.until(lambda: at_work() == {0, 1, 3})
+    assert jax.tree.leaves(runtime.models(under.run))[0].shape == (3, *X0.shape)
+    assert len(under.run.states) == N
+    under.check()
+    os.kill(under.pids[1], signal.SIGKILL)
     with pytest.raises(WorkersLost, match=r"(only 2 of 4 workers are left|has died 5 times)"):
-        runtime.advance(run, np.inf, 100_000)
-
-
-@pytest.mark.parametrize("name", sorted(PACKED))
-def test_a_run_goes_on_from_what_it_has_packed(meetings, name):
-    runtime = meetings(name)
-    run, before = runtime.advance(runtime.start(X0), np.inf, 30)
-    assert_counted(name, runtime, run, before)
-    packed = runtime.pack(run)
-    runtime.close()
-    later = meetings(name)
-    resumed, happened = later.resume(later.start(X0), packed, [(0.0, 1.0)])
-    assert happened is None
-    assert (resumed.update, resumed.samples) == (run.update, run.samples)
-    assert resumed.measured == run.measured and run.measured["sent_bytes_per_worker"] > 0
-    jax.tree.map(np.testing.assert_array_equal, later.models(resumed), runtime.models(run))
-    resumed, after = later.advance(resumed, np.inf, 30)
-    whole = concatenate([before, after])
-    assert resumed.update >= 60
-    assert_counted(name, later, resumed, whole)
-    assert_replayed(name, resumed, whole)
-
-
-def test_a_node_that_diverges_ends_the_run(meetings):
-    runtime = meetings("diverging")
-    with pytest.raises(RuntimeError, match=r"is not finite .*bad_contribution='drop'"):
-        runtime.advance(runtime.start(X0), np.inf, 1000)
+        under.on(updates=100_000)

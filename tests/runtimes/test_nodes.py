@@ -46,7 +46,7 @@ class Threaded(GossipWorker):
         return Step(self._together.partner(self._me), True, H, rule)
 
     def _call(self, partner, request):
-        """Some requests come twice at once, and some once more when their attempt is over."""
+        """Send some requests twice at once, and some once more when their attempt is over."""
         workers, together = self._together.workers, self._together
         reply = workers[partner].answer(request)
         if together.chance.random() < together.repeated:
@@ -115,7 +115,7 @@ class Together:
                 self._done.set()
 
     def counted(self, name):
-        return [getattr(snapshot.traffic, name) for snapshot in self.snapshots]
+        return [getattr(snapshot.counted, name) for snapshot in self.snapshots]
 
     def of_all(self, what):
         return jax.tree.map(
@@ -133,8 +133,7 @@ def same_as_replay(name, run, schedule):
     jax.tree.map(np.testing.assert_array_equal, real, simulated)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", slow_but(("float32", "blocking"), meeters.METHODS))
+@pytest.mark.parametrize("name", slow_but(("float32",), meeters.METHODS))
 def test_replay_gives_the_same_bits(name):
     run = Together(name, 200)
     same_as_replay(name, run, run.schedule)
@@ -142,7 +141,7 @@ def test_replay_gives_the_same_bits(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["float32", "8 bits", "ad_psgd"])
+@pytest.mark.parametrize("name", ["8 bits", "ad_psgd"])
 def test_workers_that_begin_anew_from_an_old_model_or_a_neighbour_replay_to_the_same_bits(name):
     """Worker 2 takes what it was 70 meetings before, and then 10; worker 1 takes what 0 shows."""
     parts, pieces = meeters.parts(name), []
@@ -187,9 +186,8 @@ def test_the_sum_is_kept_over_a_thousand_meetings_with_requests_that_come_twice(
 @pytest.mark.parametrize(
     "partner", [lambda i: (i + 1) % N, lambda i: i ^ 1], ids=["a cycle", "each other"]
 )
-@pytest.mark.parametrize("name", ["float32", "8 bits"])
-def test_workers_that_ask_in_a_cycle_or_each_other_all_get_to_meet(name, partner):
-    run = Together(name, 200, partner=partner)
+def test_workers_that_ask_in_a_cycle_or_each_other_all_get_to_meet(partner):
+    run = Together("8 bits", 200, partner=partner)
     assert min(run.counted("asked")) > 10 and sum(run.counted("refused")) > 0
 
 

@@ -10,16 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import train, training_loop
-from runtimes import packing, worker
 from runtimes.asynchronous.server import Made
-from runtimes.gossip.runtime import Counted
-from runtimes.gossip.worker import Traffic
-from runtimes.simulate import Simulator
+from runtimes.gossip.worker import Counted
 from stragglers import delays, inject
 from tests import planned
-from tests.algorithms.methods import BATTERY
-from tests.experiments.test_checkpoints import CONFIGS, configured, killed
 from tests.runtimes import free, meeters
 from tests.runtimes.test_contract import M, N
 from tests.runtimes.toy import X0
@@ -28,7 +22,7 @@ NUMBERS = (bool, int, float, np.ndarray, np.generic)
 
 
 def filled(tree):
-    """The tree with other values in every leaf: all different, none of them zero if possible."""
+    """Return the tree with other values in every leaf: all different, none zero if possible."""
     numbers = itertools.count(1)
 
     def other(leaf):
@@ -47,7 +41,7 @@ def bits(tree):
 
 
 def changed(ours, theirs):
-    """The names under which two objects have other numbers."""
+    """Return the names under which two objects have other numbers."""
     one, two = (
         {k: v for k, v in vars(o).items() if isinstance(v, NUMBERS)} for o in (ours, theirs)
     )
@@ -68,23 +62,6 @@ def fill(thing):
             setattr(thing, name, type(value)(100 * n))
 
 
-@pytest.mark.parametrize("name", BATTERY)
-def test_all_that_a_method_keeps_is_packed(name):
-    method = BATTERY[name]()
-    params = {"w": jnp.zeros((4, 3)), "b": jnp.zeros(())}
-
-    def begun(params):
-        return params, worker.init_server(method, params), worker.init(method, params)
-
-    like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), jax.eval_shape(begun, params))
-    kept = filled(like)
-    packed = packing.pack(kept)
-    assert sum(value.size for value in packed.values()) == sum(
-        np.size(a) for a in jax.tree.leaves(kept)
-    )
-    assert bits(packing.unpack(like, packed)) == bits(kept)
-
-
 # An injector begins these anew with every dispatch, or has them from its construction.
 TRANSIENT = {"_here", "_mark", "_per_round", "workers", "_past"}
 COUNTED = ("_consumed", "_attempts", "_elapsed")
@@ -96,7 +73,7 @@ def fill_injector(injector):
     injector.workers, injector._per_round = workers, per_round
 
 
-@pytest.mark.parametrize("wait", ["barrier", "first_finisher", "drop_compute"])
+@pytest.mark.parametrize("wait", ["first_finisher", "drop_compute"])
 def test_an_injector_packs_every_number_that_it_counts(wait):
     rule = planned.rule(wait, delays.deterministic(1.0), N, M)
     one, two = (
@@ -138,32 +115,9 @@ def test_a_gossip_run_packs_every_number_that_it_counts():
     one, two = (meeters.meetings("float32") for _ in range(2))
     run = one.start(X0)
     states = list(filled(list(run.states)))
-    counted = Counted(Traffic(11, 12, 13, 14), 15, 16.5)
+    counted = Counted(11, 12, 13, 14, 15, 16.5)
     run = run._replace(states=states, seconds=2.5, update=31, samples=32, counted=counted)
     again, _ = two.resume(two.start(X0), one.pack(run), [])
     for name in run._fields:
         assert bits(getattr(again, name)) == bits(getattr(run, name)), name
     assert two._log.updates == 31 and two._before == counted
-
-
-@pytest.mark.slow
-def test_what_a_run_adds_up_goes_on_where_it_was(tmp_path, monkeypatch):
-    """Of a resumed run and of one that is trained longer, whatever the runtime has measured."""
-    monkeypatch.setattr(Simulator, "measured", lambda *_: {"input_wait_seconds": 1.0})
-    quick = {"communication": 0.03, "delay": "exponential(scale=0.01)"}
-    network = {**CONFIGS["sync"], **quick}
-    killed(configured(**network), tmp_path / "cut", 4)
-    arms = []
-    made = training_loop.Arm.__init__
-
-    def noted(self, *given, **more):
-        made(self, *given, **more)
-        arms.append((dict(vars(self)), self.recorder.records[-1]))
-
-    monkeypatch.setattr(training_loop.Arm, "__init__", noted)
-    train.run(configured(**network), tmp_path / "cut")
-    ((arm, last),) = arms
-    assert arm["_sent"] == last["bytes_per_worker"] > 0
-    assert arm["_communicated"] == last["communication_seconds"] > 0
-    assert arm["_waited"] == last["input_wait_seconds"] == 1.0
-    assert arm["_evaluation"] == 2

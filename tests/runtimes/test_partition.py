@@ -13,9 +13,10 @@ from algorithms.base import AXIS
 from comms import collectives, topology
 from comms.messages import Row
 from runtimes import worker
-from runtimes.gossip.partition import OWN, PairProgram, Uplink, alone, uplink
-from tests.algorithms.methods import METHODS, RELATIVES
-from tests.marks import slow_but
+from runtimes.asynchronous.uplink import OWN, Uplink, alone, uplink
+from runtimes.gossip.partition import PairProgram
+from tests.algorithms.methods import METHODS
+from tests.marks import slow, slow_but
 
 RNG = np.random.default_rng(0)
 # Three buckets: one that is read at once, one that starts to differ, one that differs by far.
@@ -25,18 +26,14 @@ MEETINGS = 6
 GRAPH = topology.complete(4)
 SWARM = functools.partial(swarm, optax.sgd(0.1), GRAPH)
 PAIRED = {
-    "float32": SWARM,
     "8 bits": functools.partial(SWARM, bits=8),
-    "4 bits": functools.partial(SWARM, bits=4),
-    "unbiased": functools.partial(SWARM, bits=8, rounding="unbiased"),
     "blocking": functools.partial(SWARM, blocking=True),
-    "blocking 8 bits": functools.partial(SWARM, bits=8, blocking=True),
     "ad_psgd": lambda: ad_psgd(optax.sgd(0.1), GRAPH),
 }
 
 
 def play(first, second):
-    """The results of two halves, and how many messages each has sent."""
+    """Return the results of two halves, and how many messages each has sent."""
     said, messages = [next(first), next(second)], 1
     while True:
         heard = [[np.asarray(a) for a in message] for message in said[::-1]]
@@ -74,8 +71,7 @@ def random_tree():
     return {"w": vector[20:].reshape(124, 20), "b": vector[:20]}
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", slow_but(("float32", "8 bits", "blocking", "ad_psgd"), PAIRED))
+@pytest.mark.parametrize("name", slow_but(("ad_psgd",), PAIRED))
 def test_two_halves_are_one_program(name):
     """Parameters and states over several meetings, in which all rungs are climbed."""
     method = PAIRED[name]()
@@ -85,17 +81,9 @@ def test_two_halves_are_one_program(name):
     batches = [np.int32(3), np.int32(3 if "blocking" in name else 0)]
     ids = [np.int32(5), np.int32(2)]
     contributions = [random_tree() for _ in range(2)]
+    examples = [(PAIR_PARAMS, state[i], PAIR_PARAMS, batches[i], ids[i]) for i in range(2)]
     halves = [
-        PairProgram(
-            functools.partial(body, partner=1 - i),
-            i,
-            PAIR_PARAMS,
-            state[i],
-            PAIR_PARAMS,
-            batches[i],
-            ids[i],
-        )
-        for i in range(2)
+        PairProgram(functools.partial(body, partner=1 - i), i, *examples[i]) for i in range(2)
     ]
     counts = []
     for _ in range(MEETINGS):
@@ -147,14 +135,21 @@ def everything(x, count):
     return turned, joined, tiled, most, looped, chosen, jax.lax.axis_size(AXIS), me
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [0, 3])
-def test_all_collectives_and_containers_are_played(count):
-    x, counts = jnp.asarray(RNG.normal(size=(2, 5)), jnp.float32), jnp.array([count, 1])
-    expected = jax.jit(jax.vmap(everything, axis_name=AXIS))(x, counts)
-    halves = [PairProgram(everything, i, x[i], counts[i]).begin(x[i], counts[i]) for i in range(2)]
-    found, _ = play(*halves)
-    jax.tree.map(np.testing.assert_array_equal, of_both(found), expected)
+def test_all_collectives_and_containers_are_played_and_nothing_is_compiled_meanwhile():
+    """Also where the first meetings need rungs that later ones do not."""
+    x = jnp.asarray(RNG.normal(size=(2, 5)), jnp.float32)
+    halves, compilations = [PairProgram(everything, i, x[i], jnp.int32(1)) for i in range(2)], []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
+    )
+    for count in (0, 3):
+        counts = jnp.array([count, 1])
+        expected = jax.jit(jax.vmap(everything, axis_name=AXIS))(x, counts)
+        begun = [half.begin(x[i], counts[i]) for i, half in enumerate(halves)]
+        compilations.clear()
+        found, _ = play(*begun)
+        assert not compilations
+        jax.tree.map(np.testing.assert_array_equal, of_both(found), expected)
 
 
 def test_what_is_ready_goes_in_one_message():
@@ -176,65 +171,23 @@ def test_what_cannot_be_cut_out_is_refused():
         PairProgram(lambda x: jax.lax.all_to_all(x, AXIS, 0, 0), 0, jnp.ones(2))
 
 
-def test_nothing_is_compiled_after_it_is_built():
-    """Also where the first meetings need rungs that later ones do not."""
-    compilations = []
-    arguments = (jnp.ones(5), 2)
-    halves = [PairProgram(everything, i, *arguments) for i in range(2)]
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
-    )
-    play(*(half.begin(*arguments) for half in halves))
-    assert not compilations
-
-
 # --- both ends of an exchange with a server
 
 K, M = 5, 4  # contributions of an update, mini-batches of a full round
 PARAMS = {"w": jnp.zeros((40, 24)), "b": jnp.zeros(())}
-# Why a method has no two parts.
-REMEMBERS, COUNTS, ALL = "remembers depends on the others", "sends depends on how many", "of 1 cont"
-WHOLE = {
-    "all_reduce/ring": COUNTS,
-    "local_sgd/ring": COUNTS,
-    "mg_wfbp/ring": COUNTS,
-    "all_reduce/bf16": COUNTS,
-    "int8_all_reduce": COUNTS,
-    "all_reduce/fp16": REMEMBERS,
-    "all_reduce/chain": REMEMBERS,
-    "random_k": REMEMBERS,
-    "top_k/momentum": REMEMBERS,
-    "powersgd": REMEMBERS,
-    "centred_clipping": REMEMBERS,
-    "ef21/int8": REMEMBERS,
-    "one_bit_adam": ALL,
-    "one_bit_adam/equal": ALL,
-    **dict.fromkeys(
-        (
-            name
-            for name in METHODS
-            if name.split("/")[0]
-            in ("omnireduce", "parallax", "s2_reducer", "sparcml", "sparse_all_gather")
-        ),
-        REMEMBERS,
-    ),
-}
 # A message is smaller than a contribution.
-ENCODED = {
-    "local_sgd/bf16", "local_sgd/top_k", "local_sgd/lists", "top_k", "qsgd", "natural_compression",
-    "ef_sign", "ef21", "ef21_sgdm", "sparse_loco", "demo",
-}  # fmt: skip
-SERVED = [name for name, build in METHODS.items() if not build().own_models]
+ENCODED = ["top_k", "ef_sign", "qsgd", "ef21", "sparse_loco", "demo"]
+# The reason why a method has no two parts.
+WHOLE = {
+    "all_reduce/ring": "sends depends on how many",
+    "random_k": "remembers depends on the others",
+    "one_bit_adam": "of 1 cont",
+}
 
 
 @functools.cache
 def method_of(name):
     return METHODS[name]()
-
-
-def rows(names):
-    slow = {name for name in names if "/" in name or name in RELATIVES} - ENCODED
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
 
 
 def stacked(tree):
@@ -246,7 +199,7 @@ def drawn(rng, like):
 
 
 def whole_exchange(method):
-    """The exchange of K workers, compiled."""
+    """Return the exchange of K workers, compiled."""
 
     @jax.jit
     def whole(contributions, states, points, own, staleness, update):
@@ -280,8 +233,7 @@ def some_updates(method):
         yield contributions, points, own, staleness, update
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
+@pytest.mark.parametrize("name", slow_but(("top_k",), [*ENCODED, "local_sgd", "ringleader"]))
 def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
     """Bit for bit what it returns and what every worker remembers, over several updates.
 
@@ -307,16 +259,14 @@ def test_encoded_at_the_worker_and_reduced_at_the_server_is_the_exchange(name):
     assert any(leaf.any() for leaf in jax.tree.leaves(found))
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("name", rows([name for name in SERVED if name in WHOLE]))
+@pytest.mark.parametrize("name", WHOLE)
 def test_an_exchange_that_needs_more_than_its_worker_knows_is_left_whole(name):
     with pytest.raises(ValueError, match=f"{WHOLE[name]}.*let the server run the whole exchange"):
         Uplink(method_of(name), PARAMS, M)
     assert uplink(method_of(name), PARAMS, M) is None
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("name", rows([name for name in SERVED if name not in WHOLE]))
+@pytest.mark.parametrize("name", slow_but(("top_k", "local_sgd"), [*ENCODED, "local_sgd"]))
 def test_a_message_weighs_what_the_method_says_and_a_weight(name):
     """It is sent in place of a contribution where it is smaller."""
     found = uplink(method_of(name), PARAMS, M)
@@ -326,10 +276,7 @@ def test_a_message_weighs_what_the_method_says_and_a_weight(name):
         assert found.message_bytes == sum(payload.size for payload in payloads) + 4
 
 
-ADOPTING = [name for name, build in METHODS.items() if build().adopt is not None]
-
-
-@pytest.mark.parametrize("name", rows(ADOPTING))
+@pytest.mark.parametrize("name", [slow("streaming_diloco"), "decoupled_diloco", "easgd"])
 def test_what_a_contribution_does_to_its_worker_is_known_without_the_others(name):
     """Bit for bit what the exchange of all makes of each one's own model and memory, if it is."""
     method = method_of(name)

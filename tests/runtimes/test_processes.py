@@ -1,27 +1,30 @@
-"""The mesh over two processes with four devices each, against one process with eight."""
+"""The mesh over several processes: against one of as many devices, against plans, and replayed."""
 
 import numpy as np
 import pytest
 
+from stragglers.rule import whole
 from stragglers.schedule import Schedule
 from tests.runtimes import one_of_several
+from tests.runtimes.one_of_several import ROWS
 from tests.runtimes.toy import DATA, replayed
 
 
-def results(tmp_path, part):
-    """The arrays of both processes, which agree to the bit but for what each has read."""
-    with one_of_several.started(tmp_path, part) as (both, outputs):
-        for rank, process in enumerate(both):
-            assert process.wait(120) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
-        first, second = (dict(np.load(output)) for output in outputs)
-    reads = first.pop("read"), second.pop("read")
-    assert not np.intersect1d(*reads).size
-    assert {name: array.tobytes() for name, array in first.items()} == {
-        name: array.tobytes() for name, array in second.items()
-    }
+def results(tmp_path, *part, **machine):
+    """Return the arrays of all processes, which agree to the bit but for what each has read."""
+    with one_of_several.started(tmp_path, *part, **machine) as (running, outputs):
+        for rank, process in enumerate(running):
+            assert process.wait(300) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
+        first, *others = (dict(np.load(output)) for output in outputs)
+    reads = [arrays.pop("read", None) for arrays in (first, *others)]
+    for other in others:
+        assert {n: a.tobytes() for n, a in other.items()} == {
+            n: a.tobytes() for n, a in first.items()
+        }
     return first, reads
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_trajectory_of_one(tmp_path):
     """Bit for bit where the order of a sum is the program's; gloo has its own all-reduce."""
     both, reads = results(tmp_path, "rounds")
@@ -53,6 +56,7 @@ def test_two_processes_hold_slices_and_write_down_what_happened(tmp_path):
 
 def check_that_they_share_the_reading(*reads):
     """Every process reads what its own four workers take, and nothing else."""
+    assert not np.intersect1d(*reads).size
     indices = one_of_several.sampler().on_host
     for rank, read in enumerate(reads):
         workers, counters = np.meshgrid(np.arange(4 * rank, 4 * rank + 4), np.arange(16))
@@ -75,3 +79,51 @@ def check_what_happened(arrays):
     method = one_of_several.METHODS["top_k"]()
     replay = replayed(method, schedule, one_of_several.M)
     np.testing.assert_allclose(replay, arrays["models"], rtol=2e-4, atol=2e-5)
+
+
+LATE = 0.1  # s by which a round may last longer than planned, of ends that are 0.15 s apart
+# The promise of a rule on [rounds, workers] mini-batches however late a loaded machine is.
+PROMISED = {
+    "first_finisher": lambda row, found, plan: (found.max(1) == row.mini_batches).all(),
+    "quorum": lambda row, found, plan: (
+        (found.sum(1) >= row.own["k"]) & (found.sum(1) < row.own["k"] + found.shape[1])
+    ).all(),
+    "k_sync": lambda row, found, plan: (found.sum(1) == plan.sum(1)).all(),
+    "k_batch_sync": lambda row, found, plan: (found.sum(1) == plan.sum(1)).all(),
+    "deadline": lambda row, found, plan: (found <= plan).all(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "rows"),
+    [
+        (2, ("first_finisher", "first_finisher/drop", "first_finisher/matcha", "deadline")),
+        (4, ("quorum", "k_sync", "k_batch_sync", "drop_compute")),
+    ],
+    ids=["two processes", "a process for every device"],
+)
+def test_rules_count_across_processes_what_the_plan_counts(tmp_path, count, rows):
+    """What the rule promises, the counts of the plan if the machine was in time, and a replay."""
+    arrays, _ = results(tmp_path, "rules", *rows, count=count, devices=4 // count)
+    assert not arrays.pop("keys").size  # of rounds, in the service
+    for name in rows:
+        row = ROWS[name]
+        rule, own = one_of_several.rule_of(row)[0], f"{name}:"
+        mine = {n.removeprefix(own): a for n, a in arrays.items() if n.startswith(own)}
+        models, schedule = mine.pop("models"), Schedule(**mine)
+        schedule.validate()
+        if rule.trigger.calibration is not None:  # then the slowest worker decides no longer
+            begun = row.own["calibration"]
+            assert (schedule.batches[:begun] == 3).all() and (schedule.batches[begun:, 3] < 3).all()
+        elif row.method == "all_reduce":
+            plan = whole(rule, row.rounds)
+            counts = [one_of_several.counted(one) for one in (schedule, plan)]
+            assert PROMISED[row.wait](row, *counts)
+            lasted, planned = ((s.finish.max(1) - s.start.min(1)) for s in (schedule, plan))
+            if (np.abs(lasted - planned) < LATE).all():
+                np.testing.assert_array_equal(*counts)
+        else:  # neighbours land apart in the plan, and on CPU together
+            assert PROMISED[row.wait](row, schedule.batches, None) and (schedule.batches > 0).all()
+        replay = replayed(one_of_several.method_of(row), schedule, one_of_several.most(row))
+        np.testing.assert_allclose(replay, models, rtol=2e-4, atol=2e-5)

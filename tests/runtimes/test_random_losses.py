@@ -17,7 +17,7 @@ from runtimes.simulate import Simulator
 from stragglers import delays, inject
 from stragglers.rules.replay import recorded
 from tests import planned
-from tests.marks import slow_but
+from tests.marks import slow, slow_but
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, D
 
 N, M = 4, 5
@@ -42,7 +42,7 @@ def apart_by_keyword(w, examples, count, *, worker):
     return apart(w, examples, count, worker)
 
 
-LOSSES = {"alike": alike, "apart": apart, "by keyword": apart_by_keyword}
+LOSSES = {"alike": alike, "apart": apart_by_keyword}
 drawing = pytest.mark.parametrize("name", slow_but(("apart",), LOSSES))
 
 
@@ -53,7 +53,7 @@ def moved(name, worker, seen, steps):
 
 
 def ends(name, schedule):
-    """The model after the rows of a schedule, by hand."""
+    """Return the model after the rows of a schedule, by hand."""
     before = np.concatenate([[0], schedule.samples_used(B)])
     return X0 + sum(
         np.mean([moved(name, w, int(before[t]), m) for w, m in zip(who, made, strict=True)], 0)
@@ -68,16 +68,7 @@ def simulated(losses, rule, updates=np.inf, method=None, most=M):
     return np.asarray(runtime.models(run))[0], schedule
 
 
-@drawing
-def test_every_local_step_of_the_simulator_draws_anew(name):
-    rule = planned.rule("barrier", delays.exponential(1.0), N, M)
-    found, schedule = simulated(LOSSES[name], rule, 3)
-    np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("watched", [False, True])
-@drawing
+@pytest.mark.parametrize(("name", "watched"), [slow("alike", False), slow("apart", True)])
 def test_a_mesh_draws_as_the_simulator(name, watched):
     injector = None
     if watched:
@@ -91,11 +82,10 @@ def test_a_mesh_draws_as_the_simulator(name, watched):
     found = np.asarray(runtime.models(run))[0]
     replayed, _ = simulated(LOSSES[name], recorded(schedule))
     np.testing.assert_allclose(found, replayed, rtol=1e-5, atol=1e-5)
-    if not watched:
-        np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", slices.SHARDINGS)
 def test_all_devices_of_a_worker_draw_as_one(sharding):
     runtime = Mesh(

@@ -58,12 +58,10 @@ class Apart:
         return (2 * place + np.arange(2)).astype(np.int32)
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("method", [all_reduce, top_k, local_sgd])
-@pytest.mark.parametrize("idle", [False, True])
-def test_a_simulated_update_reads_nothing_of_what_was_not_finished(method, idle):
-    """A weight of 0 would not keep a NaN out."""
-    batches = np.array([[4, 2, 0 if idle else 1]], np.int32)
+def test_a_simulated_update_reads_nothing_of_what_was_not_finished(method):
+    """A weight of 0 would not keep a NaN out; one worker is idle."""
+    batches = np.array([[4, 2, 0]], np.int32)
     rule = planned.rule("barrier", delays.deterministic(1.0), 3, 4)
     schedule = replace(rule.extend(rule.init(), 1)[1], batches=batches)
     rng = np.random.default_rng(0)
@@ -75,13 +73,9 @@ def test_a_simulated_update_reads_nothing_of_what_was_not_finished(method, idle)
 
     def trained(examples):
         runtime = simulate.Simulator(
-            method(optax.sgd(0.1)),
-            lambda w, e: (e["x"] @ w - e["y"]) ** 2,
-            examples,
-            Apart(),
-            recorded(schedule),
-            mini_batches=4,
-        )
+            method(optax.sgd(0.1)), lambda w, e: (e["x"] @ w - e["y"]) ** 2, examples, Apart(),
+            recorded(schedule), mini_batches=4,
+        )  # fmt: skip
         state, _ = runtime.advance(runtime.start(np.ones(5, np.float32)), np.inf, 1)
         return np.asarray(runtime.models(state))
 

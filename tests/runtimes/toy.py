@@ -20,8 +20,19 @@ def losses(w, examples):
     return 0.5 * (examples["x"] @ w - examples["y"]) ** 2
 
 
+def gradient(w, places):
+    """Mean gradient of the samples at these places in NumPy, float64."""
+    places = np.ravel(places)
+    x, y = DATA["x"][places].astype(np.float64), DATA["y"][places].astype(np.float64)
+    return x.T @ (x @ w - y) / len(places)
+
+
+def bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
 def replayed(method, schedule, mini_batches, losses=losses):
-    """The models at the end of what a schedule says, simulated."""
+    """Return the models at the end of a schedule, simulated."""
     rule = recorded(schedule)
     runtime = Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
     run, _ = runtime.advance(runtime.start(X0), np.inf)
