@@ -36,13 +36,9 @@ def test_classification_worked_out_by_hand():
         task.losses(params, task.train), np.log([4, 4 / 3, 4 / 3]), rtol=1e-6
     )
     np.testing.assert_array_equal(task.correct(params, task.train), [0, 1, 1])
-
-
-def test_l2_adds_half_the_squared_norm_to_every_example():
-    (plain, params), (decayed, _) = tiny(), tiny(l2=0.5)
-    params = jax.tree.map(jnp.ones_like, params)  # four entries
+    decayed, ones = tiny(l2=0.5)[0], jax.tree.map(jnp.ones_like, params)  # four entries
     np.testing.assert_allclose(
-        decayed.losses(params, TINY.train), plain.losses(params, TINY.train) + 1.0, rtol=1e-6
+        decayed.losses(ones, TINY.train), task.losses(ones, TINY.train) + 1.0, rtol=1e-6
     )
 
 
@@ -71,20 +67,17 @@ def test_logistic_reaches_its_optimum():
     assert set(task.labels) == {0, 1} and task.labels.dtype == np.int32
 
 
-@pytest.mark.parametrize("batch", [1, 5, 2048])
-def test_evaluation_does_not_depend_on_the_chunks(batch):
+def test_evaluation_does_not_depend_on_the_chunks():
     task, params = tiny()
-    assert tasks.evaluate(task, params, batch) == pytest.approx(
+    assert tasks.evaluate(task, params, 1) == tasks.evaluate(task, params, 5)
+    assert tasks.evaluate(task, params) == pytest.approx(
         {"train_loss": np.log(2), "test_loss": np.log(2), "test_accuracy": 0.0}
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", [{"name": "logistic"}, {"name": "mlp"}, {"name": "cnn", "channels": (16, 32)}]
-)
-def test_digits_are_learned(model):
-    task = tasks.build(ConfigDict({"name": "digits", "model": model}))
+def test_digits_are_learned():
+    task = tasks.build(ConfigDict({"name": "digits", "model": {"name": "cnn", "channels": (16,)}}))
     optimizer = optax.adam(1e-2)
     params = task.init(jax.random.key(0))
     state = optimizer.init(params)
@@ -102,21 +95,6 @@ def test_digits_are_learned(model):
     after = tasks.evaluate(task, params)
     assert after["train_loss"] < 0.5 * before["train_loss"]
     assert after["test_accuracy"] > 0.8
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "imagenet"}, "task: unknown name 'imagenet'; did you mean 'imagenet2012'"),
-        ({"name": "synthetic_quadratic", "dim": 3}, "unknown parameter 'dim'.*dimension"),
-        ({"name": "digits"}, "parameter 'model' is missing"),
-        ({"name": "digits", "model": "vgg"}, "model: unknown name 'vgg'.*logistic.*mlp"),
-        ({"name": "digits", "model": "cnn(width=3)"}, "unknown parameter 'width'.*channels"),
-    ],
-)
-def test_bad_specs_say_what_is_known(spec, message):
-    with pytest.raises(ValueError, match=message):
-        tasks.build(spec)
 
 
 # --- augmentation ---
@@ -157,24 +135,6 @@ def test_evaluation_takes_the_middle_and_leaves_what_is_cut_alone():
     cut = changes.train(IMAGES, draws(12))
     assert cut.image.shape == (12, 4, 4, 2)
     np.testing.assert_array_equal(changes.plain(cut).image, cut.image)
-
-
-def test_draws_are_a_function_of_the_address():
-    shards = np.array_split(np.arange(40), 4)
-    sampler = sampling.Sampler(shards, batch_size=3, seed=1)
-    workers, counters = np.meshgrid(np.arange(4), np.arange(50), indexing="ij")
-    together = np.asarray(sampler.draws(workers, counters))
-    assert together.shape == (4, 50, 3) and together.dtype == np.uint32
-    assert len(np.unique(together)) == together.size
-    for worker_, counter in ((0, 0), (3, 49), (2, 7)):
-        np.testing.assert_array_equal(
-            sampler.draws(np.int64(worker_), np.int64(counter)), together[worker_, counter]
-        )
-    assert not np.array_equal(
-        sampling.Sampler(shards, 3, seed=2).draws(workers, counters), together
-    )
-    far = sampler.draws(np.int64(0), np.int64(2**32))
-    assert not np.array_equal(far, sampler.draws(np.int64(0), np.int64(0)))
 
 
 def test_what_does_not_fit_is_one_sentence():

@@ -183,26 +183,22 @@ def in_memory(change, label=(0, 1, 1, 0)):
     return data.Dataset(part, part, 2)
 
 
-@pytest.mark.parametrize("source", [lambda one: one, sources.Arrays])
 @pytest.mark.parametrize(
     "change, label, words",
     [
         (None, (-1, 1, 1, -1), r"x, train: labels are from -1 to 1, .* from 0 to 2 - 1; number"),
-        (None, (1, 2, 1, 2), "labels are from 0 to 2"),
         (None, (0.0, 1.0, 1.0, 0.0), r"labels are float64 of shape \(4,\)"),
-        (None, ((0, 1), (1, 0), (1, 0), (0, 1)), r"labels are int64 of shape \(4, 2\)"),
         (lambda x: x.transpose(0, 3, 1, 2), (0, 1, 1, 0), r"shape \(4, 3, 8, 8\), .* last axis"),
-        (lambda x: x[..., 0], (0, 1, 1, 0), r"shape \(4, 8, 8\), where samples, height, width"),
         (lambda x: np.float32(x), (0, 1, 1, 0), r"float32 from 0 to 255, .*; scale them"),
         (lambda x: np.where(x > 99, np.nan, x / 255), (0, 1, 1, 0), "float64 from nan to nan"),
-        (lambda x: np.complex64(x), (0, 1, 1, 0), "images are complex64, where uint8"),
-        (lambda x: 9 * np.int32(x), (0, 1, 1, 0), "int32 from 0 to 2.* where uint8, or floats"),
     ],
 )
-def test_images_that_teach_something_else_are_refused(source, change, label, words):
+def test_images_that_teach_something_else_are_refused(change, label, words):
     wrong = in_memory(change or (lambda image: image), label)
     with pytest.raises(ValueError, match=words):
-        data.checked("x", data.Dataset(source(wrong.train), source(wrong.test), 2))
+        data.checked("x", wrong)
+    with pytest.raises(ValueError, match=words):
+        data.checked("x", data.Dataset(*map(sources.Arrays, wrong[:2]), 2))
 
 
 def test_labels_on_disk_are_refused_before_anything_is_written(folder, tmp_path):
