@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import accelerator, codec_calls, floors, suite
+from benchmarks import accelerator, floors, suite
 from benchmarks.harness import Line, Row, Skip, compared, put, run
 from experiments import stopwatch
 from tests.launcher import ROOT
@@ -105,7 +105,7 @@ def test_both_sides_of_a_step_train_the_same_model():
 
 
 def test_goals_and_arms_are_of_what_there_is():
-    names = codec_calls.candidates(500)
+    names = floors.codecs(500)
     assert all(any(name.startswith(start) for name in names) for start in suite.CODEC_GOALS)
     for case in suite.CASES:
         first, second = suite.arms_of(case, 2)
@@ -139,9 +139,7 @@ def test_the_tiny_suite_measures_rows_that_are_named(tmp_path):
 
 @pytest.mark.slow
 def test_the_tiny_command_for_accelerators_measures_every_row(tmp_path):
-    ended = command(
-        "accelerator", "--tiny", "--minutes=60", "--processes=2", f"--folder={tmp_path}"
-    )
+    ended = command("accelerator", "--tiny", "--minutes=60", f"--folder={tmp_path}")
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     record = json.loads((tmp_path / "accelerator_cpu.json").read_text())
     assert record["complete"] and record["device"]["count"] == 2
