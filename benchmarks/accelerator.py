@@ -127,13 +127,10 @@ def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
             places["mesh"] = (_on_mesh, devices, union_step, (batch,))
         for place, (sides, workers, step, rows) in places.items():
             yield compared(
-                "steps",
-                f"{name}, {place}",
-                STEP,
-                functools.partial(_built, sides, task, workers, batch, sizes.updates),
-                sizes.step,
+                "steps", f"{name}, {place}", STEP,
+                functools.partial(_built, sides, task, workers, batch, sizes.updates), sizes.step,
                 functools.partial(_used, task, step, rows, sizes.updates, peak),
-            )
+            )  # fmt: skip
 
 
 def images(name: str, parameters: dict, size: int, batch: int) -> tasks.Task:
@@ -188,22 +185,16 @@ def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     section, least = "several devices", sizes.devices
     if devices > 1:
         yield compared(
-            section,
-            f"plain round, {devices} devices",
-            ROUND,
-            lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices),
-            least,
-        )
+            section, f"plain round, {devices} devices", ROUND,
+            lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices), least,
+        )  # fmt: skip
         yield Row(section, "buckets", functools.partial(bucket_lines, devices), least)
         for size in ELEMENTS:
             for name, candidates in {"ring": ring_sides, "gossip": gossip_sides}.items():
                 yield compared(
-                    section,
-                    f"{name} over the library's, {4 * size >> 10:,} KiB",
-                    None,
-                    functools.partial(candidates, devices, size),
-                    least / 4,
-                )
+                    section, f"{name} over the library's, {4 * size >> 10:,} KiB", None,
+                    functools.partial(candidates, devices, size), least / 4,
+                )  # fmt: skip
     else:
         yield Row(section, "rounds, buckets, rings and gossip", alone)
 

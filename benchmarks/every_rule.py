@@ -16,31 +16,21 @@ GOSSIP = {"algorithm": "dpsgd", "mini_batches": 3}
 SERVER = {"mini_batches": 1}
 PAIRS = {"algorithm": "swarm", "mini_batches": 3}
 RULES = {
-    "barrier": {"mini_batches": 3},
-    "neighbour_barrier": GOSSIP,
-    "first_finisher": GOSSIP,
+    "barrier": {"mini_batches": 3}, "neighbour_barrier": GOSSIP, "first_finisher": GOSSIP,
     "first_finisher(leftovers=drop, in_flight=cut)": GOSSIP | {"algorithm": "matcha(budget=0.5)"},
-    "deadline(seconds=1.5)": GOSSIP | {"draw": "round"},
-    "quorum(k=9)": {"mini_batches": 3},
+    "deadline(seconds=1.5)": GOSSIP | {"draw": "round"}, "quorum(k=9)": {"mini_batches": 3},
     "quorum_grace(k=5, gamma=0.5)": {"mini_batches": 3},
     "adaptive_deadline(c=2)": {"mini_batches": 3},
     "drop_compute(calibration=20)": {"mini_batches": 3},
-    "anytime(seconds=2.5)": {"mini_batches": 3},
-    "k_sync(k=3)": SERVER,
-    "k_batch_sync(k=3)": SERVER,
-    "k_async(k=3)": SERVER,
-    "k_async(k=2, grace=0.5)": SERVER,
-    "k_batch_async(k=3)": SERVER,
-    "quorum_async(k=2)": SERVER,
-    "ringmaster(limit=4)": SERVER,
-    "ringmaster(limit=4, interrupt=true, k=2)": SERVER,
-    "rennala(k=3)": SERVER,
-    "adasync(protocol=k_async, interval=5)": SERVER,
-    "random_pairs": PAIRS,
+    "anytime(seconds=2.5)": {"mini_batches": 3}, "k_sync(k=3)": SERVER, "k_batch_sync(k=3)": SERVER,
+    "k_async(k=3)": SERVER, "k_async(k=2, grace=0.5)": SERVER, "k_batch_async(k=3)": SERVER,
+    "quorum_async(k=2)": SERVER, "ringmaster(limit=4)": SERVER,
+    "ringmaster(limit=4, interrupt=true, k=2)": SERVER, "rennala(k=3)": SERVER,
+    "adasync(protocol=k_async, interval=5)": SERVER, "random_pairs": PAIRS,
     "random_pairs(local_steps=2, steps=geometric)": PAIRS,
     "random_pairs(blocking=true)": PAIRS | {"algorithm": "swarm(blocking=true)"},
     "bipartite_pairs": PAIRS,
-}
+}  # fmt: skip
 
 
 def get_config() -> ConfigDict:

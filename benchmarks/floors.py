@@ -150,12 +150,9 @@ def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     @functools.partial(
-        jax.shard_map,
-        mesh=devices,
-        in_specs=(P(AXIS), P(AXIS), P(AXIS), P(), P()),
-        out_specs=P(AXIS),
-        check_vma=False,
-    )
+        jax.shard_map, mesh=devices, in_specs=(P(AXIS), P(AXIS), P(AXIS), P(), P()),
+        out_specs=P(AXIS), check_vma=False,
+    )  # fmt: skip
     def rounds(params, state, table, examples, count):
         params, state, table = jax.tree.map(lambda a: a[0], (params, state, table))
 
@@ -268,15 +265,9 @@ def all_reduce_sides(
 
 
 def gossip_sides(
-    task,
-    sampler,
-    workers: int,
-    updates: int,
-    mini_batches: int = MINI_BATCHES,
-    method=None,
-    step=local_step,
-    loops=LOOPED,
-) -> dict[str, Callable]:
+    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, method=None,
+    step=local_step, loops=LOOPED,
+) -> dict[str, Callable]:  # fmt: skip
     """Return gossip and a stacked step of the same; loops: by name.
 
     method: None: D-PSGD on a ring. step: `local_step` sends nothing, `ring_step` does the same.
@@ -314,14 +305,9 @@ def mesh_sides(
     )
     stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
     runtime = mesh.Mesh(
-        all_reduce(optimizer()),
-        task.losses,
-        task.train,
-        sampler,
-        workers=workers,
-        mini_batches=mini_batches,
-        rounds_per_dispatch=1,
-    )
+        all_reduce(optimizer()), task.losses, task.train, sampler, workers=workers,
+        mini_batches=mini_batches, rounds_per_dispatch=1,
+    )  # fmt: skip
     params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
     model = runtime.start(params).model
     counters = np.arange(mini_batches) + np.zeros((workers, 1), np.int64)

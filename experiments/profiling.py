@@ -77,7 +77,7 @@ def save(path: str | os.PathLike, profile: Profile) -> None:
 
 
 def load(path: str | os.PathLike) -> Profile:
-    """The profile in a file of `save`; ValueError if it holds none."""
+    """Return the profile in a file of `save`; ValueError if it holds none."""
     if str(path).lower().endswith(".csv"):
         raise ValueError(
             f"profile {str(path)!r}: layers of a CSV file are for configs/mg_wfbp.py:scale,trace="
@@ -159,7 +159,7 @@ def check(config) -> None:
 
 
 def for_config(config, task: Task, measured: bool = True) -> Profile:
-    """The profile that `config.profile` names, for the mini-batches of a round.
+    """Return the profile that `config.profile` names, for the mini-batches of a round.
 
     "none": the order of the layers alone. "measure": measured, once in a process for arms that
     would measure the same; "measure:PATH": and saved there. Anything else is the path of a saved
@@ -190,7 +190,7 @@ _MEASURED: dict[tuple, Profile] = {}
 
 
 def _round_samples(config) -> int:
-    """Samples of a worker in a round, at most: its gradient is taken of all of them at once."""
+    """Return the most samples of a worker in a round, whose gradient is taken at once."""
     return config.batch_size * most_mini_batches(config.mini_batches)
 
 
@@ -198,11 +198,9 @@ def _round_samples(config) -> int:
 
 
 def measure_all_reduce(
-    devices: Sequence | None = None,
-    sizes: Sequence[int] = SIZES,
-    warm_ups: int = 5,
+    devices: Sequence | None = None, sizes: Sequence[int] = SIZES, warm_ups: int = 5,
     repeats: int = 20,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Bytes [n] and seconds [n] of a `psum` of float32 over devices, by default all.
 
     All sizes run in turns, several all-reduces in a row each, so that starting a program hardly
@@ -230,7 +228,7 @@ def measure_all_reduce(
 
 
 def _agreed(values: np.ndarray) -> np.ndarray:
-    """The values of process 0, on every process."""
+    """Return the values of process 0, on every process."""
     if jax.process_count() == 1:
         return values
     return np.asarray(multihost_utils.broadcast_one_to_all(np.float32(values)), float)
@@ -304,7 +302,7 @@ def _examples(task: Task, batch_size: int):
 
 
 def _cut(loss: Callable, chosen: set[str]) -> Callable:
-    """The gradient of a loss with respect to the parameters at the chosen paths."""
+    """Return the gradient of a loss with respect to the parameters at the chosen paths."""
 
     def gradient(params, examples):
         structure = jax.tree.structure(params)

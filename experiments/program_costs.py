@@ -294,7 +294,7 @@ def _nvidia(bfloat16: float, bandwidth: float, memory: float) -> Peak:
 
 
 def _tpu(bfloat16: float, bandwidth: float, memory: float) -> Peak:
-    """The matrix unit rounds float32 to bfloat16 by default."""
+    """Return the peak of a TPU, which rounds float32 to bfloat16 by default."""
     return Peak(bfloat16, bfloat16, "bfloat16", bandwidth, memory)
 
 

@@ -132,7 +132,7 @@ class _Misshapen(ValueError):
 
 
 def _per_example(name: str, values: Any, kind: type) -> jax.Array:
-    """The values of a function of a task, if they are [b] and of a kind; bools are numbers."""
+    """Return the values of a task's function, if they are [b] and of a kind."""
     shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
     fits = dtype is not None and (
         jnp.issubdtype(dtype, kind) or (kind is jnp.number and dtype == jnp.bool_)
@@ -156,7 +156,7 @@ def _length(examples: Any) -> int:
 
 
 def _example_shapes(examples: Any) -> Any:
-    """The shapes of `TRIED` examples, of a source's or of arrays."""
+    """Return the shapes of `TRIED` examples, of a source's or of arrays."""
     if isinstance(examples, Streamed):
         return jax.tree.map(
             lambda one: jax.ShapeDtypeStruct((TRIED, *one.shape), one.dtype),
@@ -190,7 +190,7 @@ def count(examples: Any) -> int:
 
 
 def take(examples: Any, indices: np.ndarray | slice) -> Any:
-    """The samples of these indices, as a pytree of arrays."""
+    """Return the samples of these indices, as a pytree of arrays."""
     if not isinstance(examples, Streamed):
         return jax.tree.map(lambda a: a[indices], examples)
     if isinstance(indices, slice):
@@ -208,7 +208,7 @@ def tested(task: Task) -> int | None:
 
 
 def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[Any, int]]:
-    """The examples that `evaluate` takes, at most `batch` at a time, each with their number."""
+    """Yield the examples that `evaluate` takes, at most `batch` at a time, and their number."""
     samples, spread = count(examples), None
     if task.evaluated is not None and task.evaluated < samples:
         spread = np.arange(task.evaluated) * samples // task.evaluated
@@ -232,7 +232,7 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
 
 
 def worker_accuracy(task: Task, models) -> dict[str, float]:
-    """The spread over workers: test accuracy of the worst and the best single model.
+    """Return the spread over workers: test accuracy of the worst and the best single model.
 
     models: parameters with a leading axis. {}: there is nothing to predict.
     """
@@ -250,7 +250,7 @@ def worker_accuracy(task: Task, models) -> dict[str, float]:
 
 
 def _begun(task: Task, params, examples, batch: int) -> tuple[list[jax.Array], int]:
-    """The sums of losses and hits of pieces, which need not be there yet, and how many samples."""
+    """Return the sums of losses and hits of pieces, maybe not there yet, and their number."""
     losses = task.losses if task.eval_losses is None else task.eval_losses
     totals, samples = [], 0
     for piece, size in in_pieces(task, examples, batch):

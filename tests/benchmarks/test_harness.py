@@ -115,13 +115,10 @@ def test_goals_and_arms_are_of_what_there_is():
 def command(module, *arguments):
     flags = ("--xla_force_host_platform_device_count=2", "--xla_backend_optimization_level=0")
     return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1200,
+        [sys.executable, "-m", f"benchmarks.{module}", *arguments], cwd=ROOT, capture_output=True,
+        text=True, timeout=1200,
         env=os.environ | {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"},
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.slow

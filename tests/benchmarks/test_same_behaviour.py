@@ -63,12 +63,9 @@ def test_fields_are_read_without_what_follows_the_wall_clock(tmp_path):
     assert found.pop("arm/schedule.npz/time").tolist() == [0, 1, 2]
     assert found.pop("arm/schedule.npz/workers").tolist() == [0, 1]
     assert found == {
-        "arm/summary.json/loss": 1.5,
-        "arm/summary.json/wait/path": "RECORDS/x",
-        "arm/metrics.jsonl/loss": [2.0, 1.5],
-        "arm/metrics.jsonl/bytes": ["none", 4],
-        "report.html/row 0": ["Arm"],
-        "report.html/row 1": ["arm 1.50", "4 s"],
-    }
+        "arm/summary.json/loss": 1.5, "arm/summary.json/wait/path": "RECORDS/x",
+        "arm/metrics.jsonl/loss": [2.0, 1.5], "arm/metrics.jsonl/bytes": ["none", 4],
+        "report.html/row 0": ["Arm"], "report.html/row 1": ["arm 1.50", "4 s"],
+    }  # fmt: skip
     real = fields(tmp_path, same_behaviour.REAL_TIME, {})
     assert "arm/schedule.npz/time" not in real and "arm/schedule.npz/workers" in real

@@ -68,7 +68,7 @@ def test_flops_are_those_that_the_compiler_counts():
 
 
 def test_what_works_element_by_element_needs_no_buffer_of_its_own():
-    """x -> sin(2 x + 1) y is one pass: both are read, one is written. A sum reads a buffer."""
+    """Of x -> sin(2 x + 1) y both are read and one is written. A sum reads a buffer."""
     found = costs(lambda x, y: jnp.sin(2 * x + 1) * y, X, X)
     assert found.memory == KB and found.moved == 3 * KB
     summed = costs(lambda x: jnp.sum(2 * x + 1), X)
@@ -98,7 +98,7 @@ def test_a_result_may_lie_where_an_argument_was_given_away():
 
 
 def test_a_product_copies_what_lies_in_another_order():
-    """x' (x x): the right side is made first, and the left one is turned."""
+    """Of x' (x x) the right side is made first, and the left one is turned."""
     turned = costs(lambda x: jnp.einsum("ki,kj->ij", x, x @ x), X)
     assert turned.memory == costs(lambda x: x @ (x @ x), X).memory + KB
 

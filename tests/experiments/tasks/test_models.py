@@ -143,7 +143,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory):
-    """The name of a module that is not of this project."""
+    """Return the name of a module that is not of this project."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "own_models.py").write_text(MODULE)
     with pytest.MonkeyPatch.context() as patch:

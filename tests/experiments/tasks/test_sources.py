@@ -107,7 +107,7 @@ class Blocks:
 
 
 def brought():
-    """A source as configs bring it along."""
+    """Return a source as configs bring it along."""
     records = sources.Records("blocks", Blocks(), decode)
     return data.Dataset(records, records, classes=2)
 

@@ -16,16 +16,10 @@ TINY = text.corpus(
     train=[("a/x.py", "b b b c"), ("m.py", "c b 1")], test=[("a/y.py", "new c b"), ("z.py", "b")]
 )
 LIBRARY = {
-    "a.py": "x = y",
-    "os.py": "import x",
-    "pack/b.py": "def x(): y",
-    "pack/deep/c.py": "x y x1",
-    "pack/test/d.py": "secret",
-    "site-packages/e.py": "secret",
-    "idlelib/idle_test/f.py": "secret",
-    "_sysconfigdata__linux.py": "secret",
-    "pack/readme.txt": "secret",
-}
+    "a.py": "x = y", "os.py": "import x", "pack/b.py": "def x(): y", "pack/deep/c.py": "x y x1",
+    "pack/test/d.py": "secret", "site-packages/e.py": "secret", "idlelib/idle_test/f.py": "secret",
+    "_sysconfigdata__linux.py": "secret", "pack/readme.txt": "secret",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -254,7 +248,7 @@ LINES = "".join(f"line {number} of a play\n" for number in range(40))
 
 
 def mine(split, times=1):
-    """A corpus that is brought along."""
+    """Return a corpus that is brought along."""
     return (one * times for one in TEXTS)
 
 

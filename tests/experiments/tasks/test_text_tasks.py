@@ -61,7 +61,7 @@ def take(task, indices):
 
 
 def used_rows(task, examples, path):
-    """The rows of a table that an update on the examples, at 0 samples, may change."""
+    """Return the rows of a table that an update on the examples, at 0 samples, may change."""
     drawn = np.zeros(0, np.int32)
     key = text_models.shared_key(0, 0.0)
     if task.name == "language_model":
@@ -218,22 +218,14 @@ def test_factorisation_holds_out_the_last_item_and_ranks_it_among_99_others():
 def test_evaluation_is_spread_over_at_most_so_many_examples():
     examples = np.arange(10, dtype=np.float32)[:, None]
     task = tasks.Task(
-        "ten",
-        examples,
-        examples[:3],
-        np.zeros(10, int),
-        lambda key: jnp.ones(()),
-        losses=lambda p, e: 1 / (e[:, 0] - e[:, 0]),
-        eval_losses=lambda p, e: p * e[:, 0],
-        metrics=lambda p, means: {"twice": 2 * means["test_loss"] + float(p)},
-        evaluated=5,
-    )
+        "ten", examples, examples[:3], np.zeros(10, int), lambda key: jnp.ones(()),
+        losses=lambda p, e: 1 / (e[:, 0] - e[:, 0]), eval_losses=lambda p, e: p * e[:, 0],
+        metrics=lambda p, means: {"twice": 2 * means["test_loss"] + float(p)}, evaluated=5,
+    )  # fmt: skip
     assert tasks.evaluate(task, jnp.ones(()), batch=2) == {
-        "train_loss": (0 + 2 + 4 + 6 + 8) / 5,
-        "test_loss": 1.0,
-        "test_accuracy": None,
+        "train_loss": (0 + 2 + 4 + 6 + 8) / 5, "test_loss": 1.0, "test_accuracy": None,
         "twice": 3.0,
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -289,7 +281,7 @@ def slope(spec=GPT):
 
 
 def distance(a, b):
-    """The largest difference of two trees, over the largest number of the second."""
+    """Return the largest difference of two trees, over the largest number of the second."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(b))
     return max(float(jnp.abs(x - y).max()) for x, y in pairs) / largest
@@ -410,7 +402,7 @@ def test_training_on_streamed_sequences_is_training_in_memory(tmp_path):
 
 
 def trained(task):
-    """The parameters after some updates of two workers."""
+    """Return the parameters after some updates of two workers."""
     shards = np.array_split(np.arange(tasks.count(task.train)), 2)
     samples = sampling.Sampler(shards, 4, 0)
     rule = planned.rule("barrier", delays.exponential(0.3), 2, 1, 3)
