@@ -234,8 +234,8 @@ class Augmentation(NamedTuple):
 def crop_and_flip(padding: int = 4, size: int | None = None, flip: bool = True) -> Augmentation:
     """Take a random square of the image, padded by zeros, and mirror every second one.
 
-    padding: pixels on every side, 4 for CIFAR (arXiv 1512.03385). size: of the square, None: that of the images;
-    evaluation takes the one in the middle. flip: whether to mirror.
+    padding: pixels on every side, 4 for CIFAR (arXiv 1512.03385). size: of the square, None: that
+        of the images; evaluation takes the one in the middle. flip: whether to mirror.
     """
     if padding < 0 or (size is not None and size < 1):
         raise ValueError(

@@ -5,15 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks import peers_that_die
 from tests.launcher import ROOT
-
-
-@pytest.mark.slow
-def test_the_others_say_in_a_sentence_who_stands_still():
-    row = peers_that_die.tried(peers_that_die.Trial(peers_that_die.STILL, 2, 1, "input"))
-    assert (set(row["codes"]), row["wrong"], row["hanging"]) == ({3}, [], 0), row
-    assert row["named"], row
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import accelerator, floors, suite
-from benchmarks.harness import Line, Row, Skip, compared, put, run
+from benchmarks.harness import Line, Row, Skip, compared, run
 from experiments import stopwatch
 from tests.launcher import ROOT
 
@@ -71,14 +71,6 @@ def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
     (line,) = measured.measure(1.0)
     assert line.value == 0.75 and line.facts == {"twice": 6.0} and line.verdict == "met"
     assert ratio("a", 2.3).verdict == "missed by 2.3x" and ratio("a", 5.0, None).verdict == ""
-
-
-def test_a_record_keeps_other_points(tmp_path):
-    path = tmp_path / "record.json"
-    put(path, "command", ("codec",), [{"codec": "a", "x": 7.0}, {"codec": "b", "x": 1.0}])
-    put(path, "command", ("codec",), [{"codec": "b", "x": 2.0}])
-    points = json.loads(path.read_text())["summary"]["points"]
-    assert points == [{"codec": "a", "x": 7.0}, {"codec": "b", "x": 2.0}]
 
 
 def test_the_table_stands_between_the_marks_of_a_page(tmp_path):

@@ -25,13 +25,6 @@ def able():
 # --- what is expected ---
 
 
-def test_a_rate_is_read():
-    assert namespaces.bits_per_second("100mbit") == 1e8
-    assert namespaces.bits_per_second("2.5gbit") == 2.5e9
-    with pytest.raises(ValueError, match="write a number and its unit"):
-        namespaces.bits_per_second("1GB")
-
-
 # --- hosts ---
 
 ENDED = """

@@ -61,13 +61,6 @@ def test_what_is_sent_and_counted_of_an_update():
     assert process.flops == alone.flops
 
 
-def test_a_device_of_two_has_half_of_what_belongs_to_workers():
-    task = "digits(model=mlp(hidden=[8]))"
-    one, two = (dry_run.forecast(arm(task, workers=8, devices=n)) for n in (1, 2))
-    assert two.flops["float32"] == one.flops["float32"] / 2
-    assert two.memory < one.memory and two.sent == one.sent
-
-
 @pytest.mark.slow
 def test_the_command_says_so_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -93,24 +93,6 @@ def test_profiles_are_saved_and_loaded(tmp_path):
     assert loaded.cost.seconds(1500) == pytest.approx(2.5)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("layers", r"cannot be read \(Expecting value"),
-        (
-            '{"layers": [["a"]], "ready": [1, 2], "sizes": [1, 2], "seconds": [1, 2]}',
-            "has 2 ready times for 1 layers; measure it anew",
-        ),
-    ],
-)
-def test_other_files_are_refused(tmp_path, text, words):
-    (tmp_path / "p.json").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        profiling.load(tmp_path / "p.json")
-    with pytest.raises(ValueError, match=r"cannot be read .No such file"):
-        profiling.load(tmp_path / "none.json")
-
-
 # --- configs ---
 
 

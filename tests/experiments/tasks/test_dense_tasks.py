@@ -3,12 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from ml_collections import ConfigDict
 
 from experiments import tasks
-from experiments.tasks import data, dense_tasks, models, sampling
+from experiments.tasks import data, dense_tasks, models
 from experiments.tasks.data import Images
 
 TINY = data.Dataset(
@@ -75,28 +73,6 @@ def test_evaluation_does_not_depend_on_the_chunks():
     )
 
 
-@pytest.mark.slow
-def test_digits_are_learned():
-    task = tasks.build(ConfigDict({"name": "digits", "model": {"name": "cnn", "channels": (16,)}}))
-    optimizer = optax.adam(1e-2)
-    params = task.init(jax.random.key(0))
-    state = optimizer.init(params)
-
-    @jax.jit
-    def step(params, state, examples):
-        gradient = jax.grad(lambda p: task.losses(p, examples).mean())(params)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state
-
-    before = tasks.evaluate(task, params)
-    sampler = sampling.Sampler([np.arange(len(task.labels))], batch_size=32, seed=0)
-    for indices in sampler.indices(0, np.arange(100)):
-        params, state = step(params, state, jax.tree.map(lambda a, i=indices: a[i], task.train))
-    after = tasks.evaluate(task, params)
-    assert after["train_loss"] < 0.5 * before["train_loss"]
-    assert after["test_accuracy"] > 0.8
-
-
 # --- augmentation ---
 
 
@@ -135,10 +111,3 @@ def test_evaluation_takes_the_middle_and_leaves_what_is_cut_alone():
     cut = changes.train(IMAGES, draws(12))
     assert cut.image.shape == (12, 4, 4, 2)
     np.testing.assert_array_equal(changes.plain(cut).image, cut.image)
-
-
-def test_what_does_not_fit_is_one_sentence():
-    with pytest.raises(ValueError, match="size=7 is more than images of 6x6 pixels have"):
-        dense_tasks.crop_and_flip(size=7).plain(IMAGES)
-    with pytest.raises(ValueError, match="padding must be at least 0 and size at least 1, got -1"):
-        dense_tasks.crop_and_flip(padding=-1)

@@ -9,27 +9,9 @@ import pytest
 
 from configs import nonblocking
 from experiments import sweep, tasks, train
-from experiments.tasks.models import MODELS, cnn, mlp, product_of_patches, resnet18
+from experiments.tasks.models import MODELS, product_of_patches
 from tests.experiments.test_checkpoints import left
 from tests.marks import slow
-
-
-def count(model, shape):
-    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *shape)))
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "parameters"),
-    [
-        (mlp(3, hidden=(5, 4)), (2, 2, 1), 4 * 5 + 5 + 5 * 4 + 4 + 4 * 3 + 3),
-        (cnn(10), (28, 28, 1), 9 * 32 + 64 + 9 * 32 * 64 + 128 + 64 * 10 + 10),
-        # The count of the usual CIFAR ResNet-18: GroupNorm has BatchNorm's scales and biases.
-        (resnet18(10), (32, 32, 3), 11_173_962),
-    ],
-)
-def test_parameter_counts(model, shape, parameters):
-    assert count(model, shape) == parameters
 
 
 @pytest.mark.parametrize(("name", "given"), [("cnn", {}), slow("resnet18", {"width": 16})])
@@ -48,11 +30,6 @@ def test_logits_of_an_image_do_not_depend_on_its_batch(name, given):
     assert logits.shape == (2, 10) and logits.dtype == jnp.float32
     np.testing.assert_allclose(logits[0], among_others[0], atol=1e-5)
     assert not np.allclose(logits[1], among_others[1], atol=1e-3)
-
-
-def test_channels_that_do_not_form_groups():
-    with pytest.raises(ValueError, match="needs a multiple of 16 channels"):
-        resnet18(10, width=20)
 
 
 @pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 8), (3, 2, 7), (1, 2, 8)])
@@ -98,14 +75,6 @@ class Plain(nnx.Module):
 
 def fixed(classes: int):
     return Plain(classes, drawn=True, rngs=nnx.Rngs(7))
-
-
-class Words(nnx.Module):
-    def __init__(self, vocabulary: int, *, rngs: nnx.Rngs):
-        self.embedding = nnx.Embed(vocabulary, 4, rngs=rngs)
-
-    def __call__(self, words):
-        return self.embedding(words)
 
 
 class Dropping(nnx.Module):
@@ -187,15 +156,6 @@ def test_weights_are_the_seeds_where_a_factory_takes_rngs(mine):
     np.testing.assert_array_equal(*kept)
     own = importlib.import_module(mine).fixed(10).layers[0].kernel
     np.testing.assert_array_equal(own[...], kept[0])
-
-
-@pytest.mark.slow
-def test_words_can_have_a_module_of_nnx(mine):
-    words = "vocabulary=64, corpus=python(files=40)"
-    built = tasks.build(f"next_token(model={mine}:Words, {words})")
-    params = built.init(jax.random.key(0))
-    losses = built.eval_losses(params, tasks.take(built.train, slice(4)))
-    assert losses.shape == (4,) and np.isfinite(losses).all()
 
 
 @pytest.mark.parametrize(

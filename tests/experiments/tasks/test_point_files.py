@@ -92,22 +92,6 @@ def test_points_that_cannot_be_trained_are_one_sentence(tmp_path, kind, x, y, gi
         task(write(tmp_path, kind, x, y), **given)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.csv", "y,a\n1,2\n0,one\n", "could not convert string 'one'"),
-        ("a.csv", "y,a\n1,2,3\n0,1,3\n", "has 3 columns below 2 names"),
-        ("a.csv", "a,y\n", "it has names and no points"),
-        ("a.npz", "no zip", "cannot be read .File is not a zip"),
-        ("a9a", "1 1:1 3000000:1\n" * 1000, "1000 points of 3000000 features fill the memory"),
-    ],
-)
-def test_a_file_of_no_points_is_one_sentence(tmp_path, name, content, words):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=words):
-        task(tmp_path / name)
-
-
 def test_images_of_an_npz_file_get_an_axis_for_colours(tmp_path):
     image = RNG.integers(0, 256, (6, 8, 8), dtype=np.uint8)
     label = np.array([[0], [1], [2], [0], [1], [2]], np.uint8)

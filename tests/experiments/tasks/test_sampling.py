@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from experiments.tasks import sampling
 
@@ -37,13 +36,6 @@ def test_indices_depend_on_the_address_only():
     np.testing.assert_array_equal(fresh.draws(2, 7), drawn[2, 7])
     assert not np.isin(other.draws(workers, counters), drawn).any()
     assert not np.array_equal(sampler.draws(0, 2**32), drawn[0, 0])
-
-
-def test_sampler_refuses_what_it_cannot_draw():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        sampling.Sampler(SHARDS, batch_size=0, seed=0)
-    with pytest.raises(ValueError, match=r"workers \[1\] have no samples"):
-        sampling.Sampler([np.arange(2), np.arange(0)], batch_size=1, seed=0)
 
 
 def test_every_key_gives_a_bijection():

@@ -9,9 +9,8 @@ import pytest
 from array_record.python import array_record_module
 
 from configs import nonblocking
-from experiments import prepare, sweep, tasks, train
+from experiments import sweep, tasks, train
 from experiments.tasks import data, sources
-from runtimes.data_feed import Streamed
 
 N = 96
 
@@ -75,20 +74,6 @@ def test_a_streamed_run_is_the_run_in_memory_and_resumes(folder, tmp_path):
     assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
-def test_labels_of_maps_split_by_label_and_those_of_records_do_not(folder):
-    config = arm(folder, "stream", split="dirichlet(alpha=0.1)")
-    assert isinstance(prepare.prepare(config).task.train, Streamed)
-    records = sources.Records(
-        "mine", [{"image": np.zeros((2, 2, 1), "u1"), "label": 1}] * 9, decode
-    )
-    streamed = sources.stream().of(records)
-    assert sum(map(len, data.iid(sources.labels(streamed), 3, 0))) == 9
-    with pytest.raises(ValueError, match="not known before all are read; use split=iid"):
-        data.dirichlet(sources.labels(streamed), 3, 1.0, 0)
-    whole = sources.memory().of(records)
-    np.testing.assert_array_equal(whole.label, np.ones(9))
-
-
 def decode(record):
     return data.decoded(record)
 
@@ -143,14 +128,6 @@ def test_a_shard_that_is_cut_off_under_a_run_is_one_sentence(tmp_path):
         records.read(np.array([45]))
 
 
-def test_actors_neither_stream_nor_augment(folder):
-    changes = {"runtime": "actors", "wait": "k_async(k=1)"}
-    with pytest.raises(ValueError, match="the task streams it; use reading=memory"):
-        prepare.prepare(arm(folder, "stream", **changes))
-    with pytest.raises(ValueError, match="the task augments them; leave out augment"):
-        prepare.prepare(arm(folder, "memory", **changes))
-
-
 def write(folder, name, array):
     np.save(folder / f"{name}.npy", array)
 
@@ -199,21 +176,3 @@ def test_images_that_teach_something_else_are_refused(change, label, words):
         data.checked("x", wrong)
     with pytest.raises(ValueError, match=words):
         data.checked("x", data.Dataset(*map(sources.Arrays, wrong[:2]), 2))
-
-
-def test_labels_on_disk_are_refused_before_anything_is_written(folder, tmp_path):
-    for path in folder.iterdir():
-        array = np.load(path)
-        np.save(tmp_path / path.name, 2 * array - 1 if array.ndim == 1 else array)
-    with pytest.raises(ValueError, match=r"train_label.npy: labels are from -1 to 1"):
-        prepare.prepare(arm(tmp_path, "memory"))
-    for path in folder.glob("*_label.npy"):
-        np.save(tmp_path / path.name, 2 * np.load(path))
-    with pytest.raises(ValueError, match=r"reach 2, and no training sample has label 1; .*=3"):
-        data.npy_images(str(tmp_path))
-    assert data.npy_images(str(tmp_path), classes=3).classes == 3
-    decoding = sources.Records(
-        "mine", [{"image": np.zeros((4, 4, 3), "u1"), "label": -1}], data.decoded
-    )
-    with pytest.raises(ValueError, match="own, train: labels are from -1 to 0"):
-        data.checked("own", data.Dataset(decoding, decoding, 3))

@@ -8,18 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import linen as nn
 
-from algorithms import all_reduce
-from experiments import pack_text, program_costs, tasks
-from experiments.tasks import sampling, text, text_models
+from experiments import program_costs, tasks
+from experiments.tasks import text, text_models
 from experiments.tasks.text import END
-from runtimes.data_feed import Streamed
-from runtimes.simulate import Simulator
-from stragglers import delays
-from tests import planned
 
 PYTHON = "corpus=python(files=40), evaluated=32"
 SMALL = {
@@ -102,33 +95,6 @@ def test_only_rows_of_the_batch_have_gradients(name):
         assert np.all(np.any(np.asarray(gradient["output"]) != 0, axis=1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["lstm", "ncf"])
-def test_training_lowers_the_loss(name):
-    task, _, _, gradient = small(name)
-    params = jax.jit(task.init)(jax.random.key(0))
-    optimizer = optax.adam(2e-2)
-    state = optimizer.init(params)
-
-    @jax.jit
-    def apply(params, state, gradient):
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state
-
-    before = tasks.evaluate(task, params)
-    sampler = sampling.Sampler([np.arange(len(task.labels))], batch_size=8, seed=0)
-    for update, indices in enumerate(np.asarray(sampler.indices(0, np.arange(100)))):
-        slope = gradient(params, take(task, indices), 8.0 * update)
-        params, state = apply(params, state, slope)
-    after = tasks.evaluate(task, params)
-    assert after["train_loss"] < 0.95 * before["train_loss"]
-    if name == "lstm":
-        assert after["test_perplexity"] == pytest.approx(np.exp(after["test_loss"]))
-        assert after["test_perplexity"] < 1000 < before["test_perplexity"]
-    else:
-        assert before["test_hit_rate_10"] < after["test_hit_rate_10"] <= 1
-
-
 # --- draws ---
 
 
@@ -159,17 +125,6 @@ def test_candidates_follow_the_log_uniform_law():
     once = np.bincount(word[~again], minlength=vocabulary) / len(keys)
     expected = np.exp(text_models.log_expected_count(np.arange(vocabulary), vocabulary, draws))
     np.testing.assert_allclose(once, expected, atol=4 * np.sqrt(0.25 / len(keys)))
-
-
-def test_sampled_softmax_is_the_full_one_once_every_word_is_drawn():
-    keys = jax.random.split(jax.random.key(0), 3)
-    states, table = (jax.random.normal(key, (n, 3)) for key, n in zip(keys, (5, 8), strict=False))
-    problem = states, table, jax.random.randint(keys[2], (5,), 0, 8)
-    drawn = text_models.candidates(jax.random.key(1), 8, 2000)
-    assert len(set(drawn.word.tolist())) == 8
-    np.testing.assert_allclose(
-        text_models.sampled_softmax(*problem, drawn), text_models.full_softmax(*problem), rtol=1e-5
-    )
 
 
 def test_sampled_softmax_worked_out_by_hand():
@@ -226,27 +181,6 @@ def test_evaluation_is_spread_over_at_most_so_many_examples():
         "train_loss": (0 + 2 + 4 + 6 + 8) / 5, "test_loss": 1.0, "test_accuracy": None,
         "twice": 3.0,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("language_model(corpus=bible)", "corpus: unknown name 'bible'; .*lm1b, python, wiki40b"),
-        ("skip_gram(threshold=0)", "skip_gram: threshold must be positive, got 0"),
-        ("ncf(negatives=0)", "ncf: negatives must be at least 1, got 0"),
-        ("next_token(model=gpt(width=20, heads=3))", "twice the heads.*try width=18"),
-    ],
-)
-def test_bad_specs_say_what_is_known(spec, message):
-    with pytest.raises(ValueError, match=message):
-        tasks.build(spec)
-
-
-def test_a_user_who_took_everything_is_refused(monkeypatch):
-    everything = text.Interactions(np.int32([0, 0, 1, 1]), np.int32([0, 1, 0, 1]), np.zeros(2, int))
-    monkeypatch.setitem(text.INTERACTIONS, "identifiers", lambda: everything)
-    with pytest.raises(ValueError, match="a user took all 2 items"):
-        tasks.build("ncf")
 
 
 # --- the decoder-only transformer ---
@@ -364,52 +298,3 @@ def test_bfloat16_computes_in_it_and_gives_float32_gradients():
     program = jax.make_jaxpr(jax.grad(lambda p: short.losses(p, chosen).mean()))(params)
     flops = program_costs.of_jaxpr(program.jaxpr).flops
     assert flops["bfloat16"] > 0.9 * flops.total()
-
-
-def without_a_table(vocabulary):
-    return nn.Dense(vocabulary)
-
-
-def test_a_model_without_a_table_is_refused():
-    task = tasks.build(
-        GPT.replace("gpt(", f"{__name__}:without_a_table(").replace(
-            "(layers=1, width=16, heads=2)", ""
-        )
-    )
-    with pytest.raises(ValueError, match=r"has no nn\.Embed called 'embedding'"):
-        jax.eval_shape(task.init, jax.random.key(0))
-
-
-@pytest.mark.slow
-def test_training_on_streamed_sequences_is_training_in_memory(tmp_path):
-    pack_text.pack(tmp_path, "generated", 12, "words(vocabulary=64)", most=40)
-    streamed, held = (
-        tasks.build(f"packed_text(folder={str(tmp_path)!r}, model={MODEL}, reading={reading})")
-        for reading in ("stream", "memory")
-    )
-    assert isinstance(streamed.train, Streamed)
-    assert streamed.train.source.example.tokens.shape == (13,)
-    ends = [trained(task) for task in (streamed, held)]
-    for one, other in zip(*(jax.tree.leaves(end) for end in ends), strict=True):
-        np.testing.assert_array_equal(one, other)
-    before = tasks.evaluate(held, held.init(jax.random.key(0)))
-    after = tasks.evaluate(streamed, ends[0])
-    assert after["train_loss"] < before["train_loss"] - 0.1
-    assert after["test_perplexity"] == pytest.approx(np.exp(after["test_loss"]))
-    for task in (streamed, held):
-        with pytest.raises(ValueError, match="packed text have no labels; use split=iid"):
-            np.asarray(task.labels)
-
-
-def trained(task):
-    """Return the parameters after some updates of two workers."""
-    shards = np.array_split(np.arange(tasks.count(task.train)), 2)
-    samples = sampling.Sampler(shards, 4, 0)
-    rule = planned.rule("barrier", delays.exponential(0.3), 2, 1, 3)
-    runtime = Simulator(
-        all_reduce(optax.adam(0.01)), task.losses, task.train, samples, rule, mini_batches=1
-    )
-    state, _ = runtime.advance(runtime.start(task.init(jax.random.key(0))), np.inf, 20)
-    models = runtime.models(state)
-    runtime.close()
-    return jax.tree.map(lambda leaf: np.asarray(leaf[0]), models)
