@@ -32,29 +32,18 @@ from stragglers.rule import most_mini_batches
 SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB
 
 
-class Backward(NamedTuple):
-    """Measured times of one gradient of a mini-batch on one device."""
+class Profile(NamedTuple):
+    """Inputs of a plan; `layers` alone are enough for plans that look at no times.
+
+    error: distance of the last ready time from the whole backward pass, timed apart, over that.
+    """
 
     layers: list[list[str]]  # paths of each layer's parameters, in backward order
-    ready: np.ndarray  # [layers] s from the start of the backward pass
-    forward: float  # s
-    whole: float  # s of the backward pass, timed apart; ready[-1] should be as much
-
-    @property
-    def error(self) -> float:
-        """Distance of the last ready time from the whole backward pass, relative to that."""
-        return float(self.ready[-1] / self.whole - 1)
-
-
-class Profile(NamedTuple):
-    """Inputs of a plan; `layers` alone are enough for plans that look at no times."""
-
-    layers: list[list[str]]  # as in `Backward`
-    ready: np.ndarray | None = None  # as in `Backward`
+    ready: np.ndarray | None = None  # [layers] s from the start of the backward pass
     sizes: np.ndarray | None = None  # [n] bytes
     seconds: np.ndarray | None = None  # [n] of an all-reduce
-    error: float | None = None  # as in `Backward`
-    forward: float | None = None  # as in `Backward`; None: unknown
+    error: float | None = None
+    forward: float | None = None  # s of the forward pass; None: unknown
 
     @property
     def cost(self) -> Table:
@@ -265,8 +254,8 @@ def _computed(jaxpr, variable) -> tuple[int, ...]:
     return ()  # a constant, or what the program was given
 
 
-def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
-    """Return the ready time of every layer's gradient, by cutting the backward pass.
+def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Profile:
+    """Return a profile without all-reduces: ready times of gradients, by cutting the backward pass.
 
     The gradient with respect to the last layers alone needs no more of the backward pass; the time
     of the forward pass is taken off. Programs run in turns, `steps` each. Noise
@@ -287,7 +276,8 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
     forward = taken["forward"]
     after = [taken[last] - forward for last in range(1, len(layers) + 1)]
     ready = np.maximum(scipy.optimize.isotonic_regression(after).x, 0.0)
-    return Backward(layers, ready, forward, max(taken["whole"] - forward, 1e-9))
+    error = float(ready[-1] / max(taken["whole"] - forward, 1e-9) - 1)
+    return Profile(layers, ready, None, None, error, forward)
 
 
 def _mean_loss(task: Task) -> Callable:

@@ -225,9 +225,18 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     The task's own metrics follow. At most `batch` examples are on the device at a time, unless
     the task's arrays live there.
     """
-    begun = [_begun(task, params, examples, batch) for examples in (task.train, task.test)]
-    (train_loss, _), (test_loss, test_accuracy) = (_means(task, *sums) for sums in begun)
-    means = {"train_loss": train_loss, "test_loss": test_loss, "test_accuracy": test_accuracy}
+    losses = task.losses if task.eval_losses is None else task.eval_losses
+    begun = [
+        [(_totals(losses, task.correct, params, piece), size)
+         for piece, size in in_pieces(task, examples, batch)]
+        for examples in (task.train, task.test)
+    ]  # fmt: skip
+    sums = [np.sum(np.asarray([total for total, _ in part], np.float64), axis=0) for part in begun]
+    train, test = (
+        total / sum(size for _, size in part) for total, part in zip(sums, begun, strict=True)
+    )
+    means = {"train_loss": float(train[0]), "test_loss": float(test[0]),
+             "test_accuracy": None if task.correct is None else float(test[1])}  # fmt: skip
     return means if task.metrics is None else {**means, **task.metrics(params, means)}
 
 
@@ -247,21 +256,6 @@ def worker_accuracy(task: Task, models) -> dict[str, float]:
         "test_accuracy_worst_worker": float(found.min() / samples),
         "test_accuracy_best_worker": float(found.max() / samples),
     }
-
-
-def _begun(task: Task, params, examples, batch: int) -> tuple[list[jax.Array], int]:
-    """Return the sums of losses and hits of pieces, maybe not there yet, and their number."""
-    losses = task.losses if task.eval_losses is None else task.eval_losses
-    totals, samples = [], 0
-    for piece, size in in_pieces(task, examples, batch):
-        totals.append(_totals(losses, task.correct, params, piece))
-        samples += size
-    return totals, samples
-
-
-def _means(task: Task, totals: list[jax.Array], samples: int) -> tuple[float, float | None]:
-    loss, hits = np.sum(np.asarray(totals, np.float64), axis=0) / samples
-    return float(loss), None if task.correct is None else float(hits)
 
 
 @functools.partial(jax.jit, static_argnums=0)
