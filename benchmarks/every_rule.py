@@ -34,32 +34,15 @@ RULES = {
 
 
 def get_config() -> ConfigDict:
-    """One arm: everybody waits for everybody."""
-    c = ConfigDict()
-    c.name = "rule"
-    c.baseline = None
-    c.seed = 0
-    c.task = "synthetic_logistic"
-    c.split = "iid"
-    c.runtime = "simulate"
-    c.devices = 1
-    c.rounds_per_dispatch = 4  # of a mesh
-    c.workers = 8
-    c.batch_size = 2  # samples
-    c.mini_batches = 3
-    c.algorithm = "all_reduce"
-    c.graph = "hypercube"
-    c.optimizer = "sgd(learning_rate=0.05)"
-    c.wait = "barrier"
-    c.delay = "exponential(scale=1)"
-    c.draw = "mini_batch"
-    c.communication = 0.25  # s
-    c.seconds = 1e9
-    c.updates = 200
-    c.evaluate_every = 25.0  # s
-    c.target_loss = None
-    c.stop_at_target = False
-    return c
+    """Return all-reduce where everybody waits for everybody."""
+    return ConfigDict({
+        "name": "rule", "baseline": None, "seed": 0, "task": "synthetic_logistic", "split": "iid",
+        "runtime": "simulate", "devices": 1, "rounds_per_dispatch": 4, "workers": 8,
+        "batch_size": 2, "mini_batches": 3, "algorithm": "all_reduce", "graph": "hypercube",
+        "optimizer": "sgd(learning_rate=0.05)", "wait": "barrier", "delay": "exponential(scale=1)",
+        "draw": "mini_batch", "communication": 0.25, "seconds": 1e9, "updates": 200,
+        "evaluate_every": 25.0, "target_loss": None, "stop_at_target": False,
+    })  # fmt: skip
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
