@@ -1,6 +1,6 @@
 """The worth of all of this on the device at hand, most valuable rows first.
 
-    python -m benchmarks.accelerator [--minutes=8] [--tiny] [--processes=2] [--folder=FOLDER]
+    python -m benchmarks.accelerator [--minutes=8] [--tiny] [--folder=FOLDER]
 
 A table, line by line as measured, and `FOLDER/accelerator_DEVICE.json`, which is replaced as a
 whole after every line: a run that is cut off leaves what it has found. Every ratio is of seconds as
@@ -14,16 +14,12 @@ cores; then nothing is learnt of accelerators but that the command works.
 
 import argparse
 import functools
-import gzip
-import json
 import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -35,12 +31,12 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS
 from algorithms.gossip import graph_matchings
 from algorithms.mg_wfbp import mg_wfbp, plan_with
-from benchmarks import codec_calls, floors
+from benchmarks import floors
 from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
-from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, Skip, compared, free_port, head, run
+from benchmarks.harness import FOLDER, RAN, Line, Row, Skip, compared, head, run
 from benchmarks.suite import CODECS, callback_row, codec_rows, ratio_rows
 from comms import collectives, gossip, mixing, topology
-from experiments import distributed, profiling, program_costs, stopwatch, tasks
+from experiments import profiling, program_costs, tasks
 from experiments.tasks import models
 from runtimes import mesh
 from runtimes.rounds import Table
@@ -63,7 +59,6 @@ OPTIONS = {
         "xla_gpu_enable_latency_hiding_scheduler": True,
     }
 }
-TURNS, SECONDS = 9, 240  # of processes with a device each, after which they are ended
 
 
 class Sizes(NamedTuple):
@@ -84,8 +79,8 @@ class Sizes(NamedTuple):
 
 FORMULA = (
     "utilisation = FLOPs of the hand-written step / (its device's peak FLOP/s x seconds of our "
-    "step); FLOPs as XLA counts them before any optimisation, 2 for a multiply-add; the peak is "
-    "that of dense products of float32 arrays at JAX's default precision"
+    "step); FLOPs of products and convolutions, 2 for a multiply-add; the peak is that of dense "
+    "products of float32 arrays at JAX's default precision"
 )
 
 ACCELERATOR = Sizes(
@@ -98,7 +93,7 @@ ACCELERATOR = Sizes(
     },
     images={"resnet50": ("resnet50", {}, 224, 16), "resnet18": ("resnet18", {"width": 64}, 32, 64)},
     updates=8, workers=(8, 64, 256, 1024, 4096),
-    coordinates=(codec_calls.SMALL, 10 * codec_calls.SMALL), codecs=None,
+    coordinates=(floors.SMALL, 10 * floors.SMALL), codecs=None,
     share=0.03, step=25, ratio=8, codec=1, devices=15,
 )  # fmt: skip
 TINY = Sizes(
@@ -132,13 +127,10 @@ def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
             places["mesh"] = (_on_mesh, devices, union_step, (batch,))
         for place, (sides, workers, step, rows) in places.items():
             yield compared(
-                "steps",
-                f"{name}, {place}",
-                STEP,
-                functools.partial(_built, sides, task, workers, batch, sizes.updates),
-                sizes.step,
+                "steps", f"{name}, {place}", STEP,
+                functools.partial(_built, sides, task, workers, batch, sizes.updates), sizes.step,
                 functools.partial(_used, task, step, rows, sizes.updates, peak),
-            )
+            )  # fmt: skip
 
 
 def images(name: str, parameters: dict, size: int, batch: int) -> tasks.Task:
@@ -177,43 +169,39 @@ def _used(task, step, rows, updates: int, peak, taken: Mapping[str, float]) -> d
     copies = rows[0] if len(rows) > 1 else None
     carry = jax.eval_shape(lambda: carry_of(built.init(jax.random.key(0)), copies))
     indices = jax.ShapeDtypeStruct(rows, np.int32)
-    counted = program_costs.flops(step(built.losses), carry, indices, built.train)
+    program = jax.make_jaxpr(step(built.losses))(carry, indices, built.train)
+    counted = program_costs.of_jaxpr(program.jaxpr).flops.total()
     seconds = taken["ours"] / updates
     known = {"ms per step": 1e3 * seconds, "GFLOPs per step": 1e-9 * counted}
     if "looped" in taken:
         known["over looped"] = taken["ours"] / taken["looped"]
-    return known | program_costs.utilisation(counted, seconds, peak)
+    known |= {"TFLOP/s": 1e-12 * counted / seconds, "utilisation": None, "peak": "unknown"}
+    if peak is None:
+        return known
+    share = counted / (seconds * peak.default)
+    return known | {"utilisation": share, "peak": f"{1e-12 * peak.default:.4g} {peak.precision}"}
 
 
 # --- several devices ---
 
 
-def device_rows(sizes: Sizes, devices: int, processes: int | None) -> Iterator[Row]:
-    """Yield rows for several devices; processes: None: one per accelerator."""
+def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
+    """Yield rows for several devices."""
     section, least = "several devices", sizes.devices
     if devices > 1:
         yield compared(
-            section,
-            f"plain round, {devices} devices",
-            ROUND,
-            lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices),
-            least,
-        )
+            section, f"plain round, {devices} devices", ROUND,
+            lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices), least,
+        )  # fmt: skip
         yield Row(section, "buckets", functools.partial(bucket_lines, devices), least)
         for size in ELEMENTS:
             for name, candidates in {"ring": ring_sides, "gossip": gossip_sides}.items():
                 yield compared(
-                    section,
-                    f"{name} over the library's, {4 * size >> 10:,} KiB",
-                    None,
-                    functools.partial(candidates, devices, size),
-                    least / 4,
-                )
+                    section, f"{name} over the library's, {4 * size >> 10:,} KiB", None,
+                    functools.partial(candidates, devices, size), least / 4,
+                )  # fmt: skip
     else:
         yield Row(section, "rounds, buckets, rings and gossip", alone)
-    asked = processes or (devices if jax.default_backend() == "gpu" else 1)
-    measure = functools.partial(process_lines, asked)
-    yield Row(section, "one process per device", measure, least if asked > 1 else 0)
 
 
 def alone(budget: float) -> Iterator[Line]:
@@ -222,7 +210,7 @@ def alone(budget: float) -> Iterator[Line]:
 
 
 def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
-    """Yield all-reduces in the compiled program over the plan's, and what runs beside them."""
+    """Yield all-reduces in the compiled program over the plan's."""
     task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": HIDDEN}})
     steps = int(np.clip(10 * budget, 3, 40))
     profile = profiling.measure(task, BATCH, jax.devices()[:devices], steps)
@@ -231,18 +219,15 @@ def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
     for plan in PLANS:
         planned = len(plan_with(plan, profile)(shapes)[0].buckets)
         method = mg_wfbp(floors.optimizer(), buckets=plan, profile=profile)
-        turn, text = _bucketed(task, method, devices, options)
+        text = _bucketed(task, method, devices, options)
         found = len(re.findall(r" all-reduce(?:-start)?\(", text))
-        jax.block_until_ready(turn())
         facts = {"planned": planned, "compiled": found, "options": options}
-        shared = beside(traced(turn))
-        facts["beside"] = "no device timeline on this backend" if shared is None else shared
         off = max(found / planned, planned / found) if found else np.inf  # merged, or split
         yield Line(f"buckets {plan}, compiled against planned", off, "x", 1.0, {}, facts)
 
 
-def _bucketed(task, method, devices: int, options: dict) -> tuple[Callable, str]:
-    """Return a candidate of one round, and the text of its compiled program."""
+def _bucketed(task, method, devices: int, options: dict) -> str:
+    """Return the text of the compiled program of one round."""
     sampler = floors.sampler_of(task, devices, BATCH)
     runtime = mesh.Mesh(
         method, task.losses, task.train, sampler, workers=devices, mini_batches=1,
@@ -255,14 +240,7 @@ def _bucketed(task, method, devices: int, options: dict) -> tuple[Callable, str]
     examples = jax.device_put(task.train, NamedSharding(mesh_of_all, P()))
     count = np.int32(1)
     lowered = runtime.dispatch.lower(model, table, examples, None, count)
-    program = lowered.compile(compiler_options=options)
-
-    def turn():
-        nonlocal model
-        model = program(model, table, examples, None, count)
-        return model
-
-    return turn, program.as_text()
+    return lowered.compile(compiler_options=options).as_text()
 
 
 def _stacked(devices: int):
@@ -314,100 +292,6 @@ def gossip_sides(devices: int, size: int) -> dict[str, Callable]:
     return {"gossip": ours, "ppermute": _collective(by_hand, devices, size)}
 
 
-def process_lines(count: int, budget: float) -> Iterator[Line]:
-    """Yield plain rounds of processes with a device each, over hand-written ones."""
-    del budget
-    if count < 2:
-        raise Skip("for lack of several GPUs; --processes=2 starts two of them")
-    backend = jax.default_backend()
-    if backend == "tpu":
-        raise Skip("a TPU is held by the process that measures")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-    given = re.sub(
-        r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
-    )
-    address, running = f"127.0.0.1:{free_port()}", []
-    try:
-        for rank in range(count):
-            own = {"CUDA_VISIBLE_DEVICES": visible.split(",")[rank]}
-            own = own if backend == "gpu" else {"JAX_PLATFORMS": backend}
-            output = subprocess.DEVNULL if rank else subprocess.PIPE
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.accelerator", "process", address,
-                     str(count), str(rank)],
-                    cwd=ROOT, stdout=output, stderr=output, text=True,
-                    env=os.environ | {"XLA_FLAGS": given} | own,
-                )
-            )  # fmt: skip
-        said, errors = running[0].communicate(timeout=SECONDS)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    if running[0].returncode:
-        raise RuntimeError(f"the first of {count} processes failed: {errors[-400:]}")
-    taken = json.loads(said.splitlines()[-1])
-    ratio = taken["ours"] / taken["by hand"]
-    yield Line(f"plain round, {count} processes", ratio, "x", ROUND, taken)
-
-
-def be_process(address: str, count: str, rank: str) -> None:
-    """Measure plain rounds as one of the processes; the first one prints them."""
-    distributed.initialize(address, int(count), int(rank))
-    devices = len(jax.devices())
-    sides = floors.mesh_sides(*floors.task_and_sampler(devices), devices)
-    taken = stopwatch.seconds(sides, TURNS)  # the same on all, as they wait for each other
-    if distributed.is_writer():
-        print(json.dumps(taken), flush=True)
-    distributed.leave(0)
-
-
-# --- traces ---
-
-COLLECTIVE = re.compile(r"all-?reduce|nccl|collective|permute", re.IGNORECASE)
-# Rows of a device's timeline that only frame its operations.
-FRAMES = re.compile(r"xla modules|steps|framework|source|tensorflow|name scope", re.IGNORECASE)
-
-
-def traced(turn: Callable, calls: int = 3) -> list[dict]:
-    """Return the events of a trace, in Chrome's format, of some calls of a compiled candidate."""
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, create_perfetto_trace=True):
-            for _ in range(calls):
-                jax.block_until_ready(turn())
-        (path,) = pathlib.Path(folder).rglob("perfetto_trace.json.gz")
-        return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-
-
-def beside(events: Iterable[dict]) -> float | None:
-    """Return the share of the time of collectives in which the same device also computed.
-
-    None where the trace has no timeline of a device, or no collective on any.
-    """
-    events = list(events)
-    named = [e for e in events if e.get("name") in ("process_name", "thread_name")]
-    devices = {e["pid"] for e in named if e["args"]["name"].startswith("/device:")}
-    framing = {(e["pid"], e.get("tid")) for e in named if FRAMES.search(e["args"]["name"])}
-    shared = whole = 0.0
-    for device in devices:
-        spans = {True: [], False: []}
-        for e in events:
-            if e.get("ph") == "X" and e["pid"] == device and (device, e["tid"]) not in framing:
-                collective = COLLECTIVE.search(e["name"]) is not None
-                spans[collective].append((e["ts"], e["ts"] + e["dur"]))
-        ticks = np.unique([tick for both in spans.values() for span in both for tick in span])
-        middle, lasts = (ticks[1:] + ticks[:-1]) / 2, np.diff(ticks)
-        sends, computes = (
-            np.any([np.zeros(len(middle), bool),
-                    *((begin < middle) & (middle < end) for begin, end in spans[collective])], 0)
-            for collective in (True, False)
-        )  # fmt: skip
-        whole += lasts[sends].sum()
-        shared += lasts[sends & computes].sum()
-    return float(shared / whole) if whole else None
-
-
 def profiled(known: list[Row], measured: list[dict], folder: pathlib.Path) -> Iterator[Line]:
     """Trace two turns of the row that is furthest above its goal."""
     again = {row.name: row.again for row in known if row.again is not None}
@@ -433,7 +317,7 @@ def profiled(known: list[Row], measured: list[dict], folder: pathlib.Path) -> It
 # --- the whole ---
 
 
-def rows(sizes: Sizes, found: dict, path, measured: list, processes) -> Iterator[Row]:
+def rows(sizes: Sizes, found: dict, path, measured: list) -> Iterator[Row]:
     """Yield all rows, most valuable first; the last one looks at what was measured."""
     count, known = found["count"], []
     groups = (
@@ -441,7 +325,7 @@ def rows(sizes: Sizes, found: dict, path, measured: list, processes) -> Iterator
         ratio_rows(sizes.workers, RATIOS, sizes.ratio),
         codec_rows(sizes.codecs, sizes.coordinates, sizes.codec),
         [callback_row(count, sizes.devices)],
-        device_rows(sizes, count, processes),
+        device_rows(sizes, count),
     )
     for group in groups:
         for row in group:
@@ -455,15 +339,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=8.0, help="after which no row is begun")
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes")
-    parser.add_argument("--processes", type=int, help="with a device each; default: one per GPU")
     parser.add_argument("--folder", help="of the record; docs/results/benchmarks, tiny: runs")
     options = parser.parse_args()
     logging.set_verbosity(logging.WARNING)
-    # A process per device needs memory that this one has not taken.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    platforms = jax.config.jax_platforms
-    if platforms and "cpu" not in platforms.split(","):
-        jax.config.update("jax_platforms", f"{platforms},cpu")  # where FLOPs are counted
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", min(8, max(2, os.cpu_count() or 1)))
     first, on_cpu = jax.devices()[0], jax.default_backend() == "cpu"
@@ -488,7 +366,7 @@ def main() -> None:
         f"{found['cores']} cores; peak {found['peak'] or 'unknown'}")  # fmt: skip
     if on_cpu:
         say("there is no accelerator: the smallest sizes, and ratios that say nothing of one")
-    all_rows = rows(sizes, found, path, record["rows"], options.processes)
+    all_rows = rows(sizes, found, path, record["rows"])
     good = run(all_rows, record, path, 60 * options.minutes, say, sizes.share)
     lines = [(row, line) for row in record["rows"] for line in row["lines"] if line["goal"]]
     missed = [(row, line) for row, line in lines if line["value"] > line["goal"]]
@@ -504,7 +382,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["process"]:
-        be_process(*sys.argv[2:])
-    else:
-        main()
+    main()

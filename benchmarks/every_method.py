@@ -37,19 +37,15 @@ METHODS = {
     "dpsgd/local_sum": ("dpsgd(weighting=local_sum, mixing_matrix=best_constant)", {}),
     "easgd": ("easgd", {}),
     "choco_sgd": ("choco_sgd(exchange=top_k(ratio=0.4), gamma=0.3)", {}),
-    "choco_sgd/star": (
-        "choco_sgd(exchange=chain(top_k(ratio=0.6), quantise(bits=8)), gamma=0.3)",
-        on("star"),
-    ),
+    "choco_sgd/star": ("choco_sgd(exchange=chain(top_k(ratio=0.6), quantise(bits=8)), gamma=0.3)",
+        on("star")),
     "noloco": ("noloco", on("hypercube")),
     "dpsgd/rounds": ("dpsgd", on("one_peer_exponential")),
     "gradient_tracking": ("gradient_tracking", SGD),
     "gradient_tracking/rounds": ("gradient_tracking", on("one_peer_exponential")),
     "exact_diffusion": ("exact_diffusion", SGD),
-    "exact_diffusion/rounds": (
-        "exact_diffusion(mixing_matrix=best_constant)",
-        on("base_k(k=2)") | SGD,
-    ),
+    "exact_diffusion/rounds": ("exact_diffusion(mixing_matrix=best_constant)",
+        on("base_k(k=2)") | SGD),
     "qg_dsgdm": ("qg_dsgdm", SGD),
     "qg_dsgdm/rounds": ("qg_dsgdm", on("hierarchical(group=2)") | SGD),
     "decentlam": ("decentlam", SGD),
@@ -58,19 +54,13 @@ METHODS = {
     "matcha/confidence": ("matcha(budget=1.0, weighting=confidence)", on("hypercube") | ADAM),
     "periodic": ("periodic(budget=0.5, order=combine_while_adapting)", {}),
     "local_sgd": ("local_sgd", {}),
-    "local_sgd/ring": (
-        "local_sgd(collective=ring, weighting=proportional, server_momentum=0.5)",
-        ADAM,
-    ),
+    "local_sgd/ring": ("local_sgd(collective=ring, weighting=proportional, server_momentum=0.5)",
+        ADAM),
     "mg_wfbp": ("mg_wfbp", {"buckets": "wfbp", "profile": "none"}),
-    "mg_wfbp/ring": (
-        "mg_wfbp(collective=ring)",
-        {"buckets": "fixed:1kB", "profile": "none"} | ADAM,
-    ),
-    "all_reduce/chain": (
-        "all_reduce(exchange=error_feedback(random_k(ratio=0.5), int8(bucket=2)))",
-        {},
-    ),
+    "mg_wfbp/ring": ("mg_wfbp(collective=ring)",
+        {"buckets": "fixed:1kB", "profile": "none"} | ADAM),
+    "all_reduce/chain": ("all_reduce(exchange=error_feedback(random_k(ratio=0.5), int8(bucket=2)))",
+        {}),
     "all_reduce/bf16": ("all_reduce(exchange=bf16)", {}),
     "all_reduce/fp16": ("all_reduce(exchange=error_feedback(fp16))", {}),
     "local_sgd/bf16": ("local_sgd(exchange=error_feedback(top_k(ratio=0.4), bf16))", {}),
@@ -79,13 +69,11 @@ METHODS = {
     "local_sgd/lists": ("local_sgd(exchange=error_feedback(top_k(ratio=0.6), natural))", {}),
     "local_sgd/adam server": (
         "local_sgd(server=[scale_by_adam(), scale_by_learning_rate(learning_rate=0.05)])",
-        {},
-    ),
+        {}),
     "streaming_diloco": ("streaming_diloco(fragments=3, overlap=2)", {}),
     "streaming_diloco/4 bits": (
         "streaming_diloco(fragments=2, overlap=0, alpha=0.0, exchange=quantise(bits=4))",
-        {},
-    ),
+        {}),
     "decoupled_diloco": ("decoupled_diloco(fragments=3)", {}),
     "decoupled_diloco/mean": ("decoupled_diloco(fragments=2, alpha=0.5, average=mean)", {}),
     "decoupled_diloco/4 bits": ("decoupled_diloco(fragments=2, exchange=quantise(bits=4))", {}),
@@ -102,15 +90,11 @@ METHODS = {
     "s2_reducer/overloaded": ("s2_reducer(ratio=0.1, fallback=dense)", SPARSE),
     "s2_reducer/elements": ("s2_reducer(budget=160, rows=4, granularity=element)", SPARSE),
     "s2_reducer/estimated": ("s2_reducer(rows=1, budget=32, peel=false)", SPARSE),
-    "s2_reducer/exact": (
-        "s2_reducer(exact=true, ratio=1.0)",
-        SPARSE | ADAM | {"buckets": "wfbp"},
-    ),
+    "s2_reducer/exact": ("s2_reducer(exact=true, ratio=1.0)", SPARSE | ADAM | {"buckets": "wfbp"}),
     "s2_reducer/too small": ("s2_reducer(exact=true, budget=8)", SPARSE),
     "s2_reducer/memory": (
         "s2_reducer(budget=32, peel=false, error_feedback=true, warmup_updates=5)",
-        SPARSE,
-    ),
+        SPARSE),
     "sparse_all_gather": ("sparse_all_gather(ratio=1.0)", SPARSE),
     "sparse_all_gather/too small": ("sparse_all_gather(budget=4, weighting=equal)", SPARSE),
     "sparcml": ("sparcml(ratio=1.0)", SPARSE),
@@ -149,40 +133,21 @@ METHODS = {
     # Beyond the battery: pairs that nobody marches in step.
     "swarm/pairs": ("swarm(bits=8, rounding=unbiased)", PAIRS),
     "ad_psgd": ("ad_psgd", PAIRS | {"mini_batches": 1}),
-}
+}  # fmt: skip
 
 
 def get_config() -> ConfigDict:
-    """One arm: all-reduce, the first to finish ending every round."""
-    c = ConfigDict()
-    c.name = "method"
-    c.baseline = None
-    c.seed = 3
-    c.task = "digits(model=mlp(hidden=(8,)))"
-    c.split = "iid"
-    c.runtime = "simulate"
-    c.devices = 1
-    c.devices_per_worker = 1  # of a mesh
-    c.sharding = "replicated"
-    c.rounds_per_dispatch = 4  # of a mesh
-    c.workers = 8
-    c.batch_size = 2  # samples
-    c.mini_batches = 3
-    c.algorithm = "all_reduce"
-    c.graph = "ring"
-    c.optimizer = "momentum(learning_rate=0.02)"
-    c.wait = "first_finisher"
-    c.delay = "persistent(law=exponential(scale=1), factors={0: 6.0})"
-    c.draw = "mini_batch"
-    c.communication = 0.25  # s
-    c.buckets = None
-    c.profile = None
-    c.seconds = 1e9
-    c.updates = 32  # a power of two is one program
-    c.evaluate_every = 1e9  # s
-    c.target_loss = None
-    c.stop_at_target = False
-    return c
+    """Return all-reduce where the first to finish ends a round; seconds, samples a batch."""
+    return ConfigDict({
+        "name": "method", "baseline": None, "seed": 3, "task": "digits(model=mlp(hidden=(8,)))",
+        "split": "iid", "runtime": "simulate", "devices": 1, "devices_per_worker": 1,
+        "sharding": "replicated", "rounds_per_dispatch": 4, "workers": 8, "batch_size": 2,
+        "mini_batches": 3, "algorithm": "all_reduce", "graph": "ring",
+        "optimizer": "momentum(learning_rate=0.02)", "wait": "first_finisher",
+        "delay": "persistent(law=exponential(scale=1), factors={0: 6.0})", "draw": "mini_batch",
+        "communication": 0.25, "buckets": None, "profile": None, "seconds": 1e9, "updates": 32,
+        "evaluate_every": 1e9, "target_loss": None, "stop_at_target": False,
+    })  # fmt: skip
 
 
 def sweep() -> Iterator[tuple[str, dict]]:

@@ -16,60 +16,33 @@ GOSSIP = {"algorithm": "dpsgd", "mini_batches": 3}
 SERVER = {"mini_batches": 1}
 PAIRS = {"algorithm": "swarm", "mini_batches": 3}
 RULES = {
-    "barrier": {"mini_batches": 3},
-    "neighbour_barrier": GOSSIP,
-    "first_finisher": GOSSIP,
+    "barrier": {"mini_batches": 3}, "neighbour_barrier": GOSSIP, "first_finisher": GOSSIP,
     "first_finisher(leftovers=drop, in_flight=cut)": GOSSIP | {"algorithm": "matcha(budget=0.5)"},
-    "deadline(seconds=1.5)": GOSSIP | {"draw": "round"},
-    "quorum(k=9)": {"mini_batches": 3},
+    "deadline(seconds=1.5)": GOSSIP | {"draw": "round"}, "quorum(k=9)": {"mini_batches": 3},
     "quorum_grace(k=5, gamma=0.5)": {"mini_batches": 3},
     "adaptive_deadline(c=2)": {"mini_batches": 3},
     "drop_compute(calibration=20)": {"mini_batches": 3},
-    "anytime(seconds=2.5)": {"mini_batches": 3},
-    "k_sync(k=3)": SERVER,
-    "k_batch_sync(k=3)": SERVER,
-    "k_async(k=3)": SERVER,
-    "k_async(k=2, grace=0.5)": SERVER,
-    "k_batch_async(k=3)": SERVER,
-    "quorum_async(k=2)": SERVER,
-    "ringmaster(limit=4)": SERVER,
-    "ringmaster(limit=4, interrupt=true, k=2)": SERVER,
-    "rennala(k=3)": SERVER,
-    "adasync(protocol=k_async, interval=5)": SERVER,
-    "random_pairs": PAIRS,
+    "anytime(seconds=2.5)": {"mini_batches": 3}, "k_sync(k=3)": SERVER, "k_batch_sync(k=3)": SERVER,
+    "k_async(k=3)": SERVER, "k_async(k=2, grace=0.5)": SERVER, "k_batch_async(k=3)": SERVER,
+    "quorum_async(k=2)": SERVER, "ringmaster(limit=4)": SERVER,
+    "ringmaster(limit=4, interrupt=true, k=2)": SERVER, "rennala(k=3)": SERVER,
+    "adasync(protocol=k_async, interval=5)": SERVER, "random_pairs": PAIRS,
     "random_pairs(local_steps=2, steps=geometric)": PAIRS,
     "random_pairs(blocking=true)": PAIRS | {"algorithm": "swarm(blocking=true)"},
     "bipartite_pairs": PAIRS,
-}
+}  # fmt: skip
 
 
 def get_config() -> ConfigDict:
-    """One arm: everybody waits for everybody."""
-    c = ConfigDict()
-    c.name = "rule"
-    c.baseline = None
-    c.seed = 0
-    c.task = "synthetic_logistic"
-    c.split = "iid"
-    c.runtime = "simulate"
-    c.devices = 1
-    c.rounds_per_dispatch = 4  # of a mesh
-    c.workers = 8
-    c.batch_size = 2  # samples
-    c.mini_batches = 3
-    c.algorithm = "all_reduce"
-    c.graph = "hypercube"
-    c.optimizer = "sgd(learning_rate=0.05)"
-    c.wait = "barrier"
-    c.delay = "exponential(scale=1)"
-    c.draw = "mini_batch"
-    c.communication = 0.25  # s
-    c.seconds = 1e9
-    c.updates = 200
-    c.evaluate_every = 25.0  # s
-    c.target_loss = None
-    c.stop_at_target = False
-    return c
+    """Return all-reduce where everybody waits for everybody."""
+    return ConfigDict({
+        "name": "rule", "baseline": None, "seed": 0, "task": "synthetic_logistic", "split": "iid",
+        "runtime": "simulate", "devices": 1, "rounds_per_dispatch": 4, "workers": 8,
+        "batch_size": 2, "mini_batches": 3, "algorithm": "all_reduce", "graph": "hypercube",
+        "optimizer": "sgd(learning_rate=0.05)", "wait": "barrier", "delay": "exponential(scale=1)",
+        "draw": "mini_batch", "communication": 0.25, "seconds": 1e9, "updates": 200,
+        "evaluate_every": 25.0, "target_loss": None, "stop_at_target": False,
+    })  # fmt: skip
 
 
 def sweep() -> Iterator[tuple[str, dict]]:

@@ -74,14 +74,10 @@ class Skip(Exception):
 
 
 def compared(
-    section: str,
-    name: str,
-    goal: float | None,
-    candidates: Callable[[], Mapping[str, Callable]],
-    least: float,
-    facts: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda seconds: {},
+    section: str, name: str, goal: float | None, candidates: Callable[[], Mapping[str, Callable]],
+    least: float, facts: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda seconds: {},
     scale: float = 1.0,
-) -> Row:
+) -> Row:  # fmt: skip
     """Return a row of one line: the first candidate's time over the second's, times scale.
 
     facts: the candidates' seconds -> what else stands in the line.
@@ -96,14 +92,9 @@ def compared(
 
 
 def run(
-    rows: Iterable[Row],
-    record: dict,
-    path: pathlib.Path | None,
-    seconds: float,
-    say: Callable[[str], None],
-    share: float = 0.0,
-    clock: Callable[[], float] = time.monotonic,
-) -> bool:
+    rows: Iterable[Row], record: dict, path: pathlib.Path | None, seconds: float,
+    say: Callable[[str], None], share: float = 0.0, clock: Callable[[], float] = time.monotonic,
+) -> bool:  # fmt: skip
     """Measure the rows in order within `seconds`; return whether none failed.
 
     record: what is known beforehand; its `rows` are filled in, and its `complete` becomes true.

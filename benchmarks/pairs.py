@@ -49,15 +49,10 @@ NUMBERS |= dict.fromkeys(("k_async", "k_batch_async", "k_batch_sync", "k_sync", 
                           "quorum_grace", "rennala"), "k=2")  # fmt: skip
 # Each family of methods and of rules for processes once, as a start of processes takes seconds.
 OF_PROCESSES = [
-    ("top_k", "quorum_async"),
-    ("async_diloco", "k_async"),
-    ("s2_reducer", "k_sync"),
-    ("mg_wfbp", "k_batch_async"),
-    ("coordinate_median", "adasync"),
-    ("ringleader", "ringmaster"),
-    ("polynomial_staleness", "rennala"),
-    ("swarm", "random_pairs"),
-]
+    ("top_k", "quorum_async"), ("async_diloco", "k_async"), ("s2_reducer", "k_sync"),
+    ("mg_wfbp", "k_batch_async"), ("coordinate_median", "adasync"), ("ringleader", "ringmaster"),
+    ("polynomial_staleness", "rennala"), ("swarm", "random_pairs"),
+]  # fmt: skip
 ROWS = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"  # a task with embeddings
 DENSE = "synthetic_logistic(samples=64, dimension=4)"
 
@@ -75,17 +70,10 @@ def config(method: str, wait: str, runtime: str) -> ConfigDict:
     """Return a small arm."""
     sparse = prepare.METHOD.wants(parts.as_part(method), "sparse")
     changes = {
-        "algorithm": method,
-        "task": ROWS if sparse else DENSE,
-        "graph": "ring",
-        "wait": wait,
-        "runtime": runtime,
-        "workers": PROCESSES.get(runtime, WORKERS),
-        "mini_batches": 2,
-        "updates": UPDATES,
-        "delay": "jitter(mean=0.005, sigma=0.2)",
-        "communication": 0.0,
-    }
+        "algorithm": method, "task": ROWS if sparse else DENSE, "graph": "ring", "wait": wait,
+        "runtime": runtime, "workers": PROCESSES.get(runtime, WORKERS), "mini_batches": 2,
+        "updates": UPDATES, "delay": "jitter(mean=0.005, sigma=0.2)", "communication": 0.0,
+    }  # fmt: skip
     return ConfigDict(every_rule.get_config().to_dict() | changes)
 
 

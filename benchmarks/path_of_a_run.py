@@ -80,11 +80,9 @@ def main() -> None:
     """Print the numbers and the files that are entered."""
     path = walk()
     numbers = {
-        "modules loaded": len(path.modules),
-        "lines of these": path.lines,
-        "files entered": len(path.files),
-        "moves before the simulator exists": path.moves,
-    }
+        "modules loaded": len(path.modules), "lines of these": path.lines,
+        "files entered": len(path.files), "moves before the simulator exists": path.moves,
+    }  # fmt: skip
     for what, number in numbers.items():
         print(f"{number:6d} {what}")
     print("\n".join(path.files))

@@ -179,11 +179,9 @@ def fedjax(task: str, amount: int) -> Callable:
         return -taken.mean()
 
     algorithm = fed_avg.federated_averaging(
-        jax.jit(jax.grad(loss)),
-        fedjax.optimizers.sgd(RATE),
-        fedjax.optimizers.sgd(1.0),
+        jax.jit(jax.grad(loss)), fedjax.optimizers.sgd(RATE), fedjax.optimizers.sgd(1.0),
         fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_steps=STEPS, seed=0),
-    )
+    )  # fmt: skip
     shape = (INPUTS, CLASSES)
     state = algorithm.init({"w": jnp.zeros(shape), "b": jnp.zeros(CLASSES)})
     keys = jax.random.split(jax.random.PRNGKey(0), CLIENTS)

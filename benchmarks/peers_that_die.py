@@ -138,11 +138,9 @@ def launch(
     """Start the processes of a run, one of them the victim; they print into PROCESS.txt."""
     devices, moment, running = WORKERS // trial.processes, MOMENTS[trial.moment], []
     environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "XDG_CACHE_HOME": str(here.parent),
-        "PYTHONPATH": str(ROOT),
-    }
+        "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XDG_CACHE_HOME": str(here.parent), "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
     common = [*moment.flags, f"--config.wait={moment.wait}", f"--workdir={here / 'run'}"]
     common += [f"--num_processes={trial.processes}"]
     common += [f"--coordinator_address={address}:{free_port()}"]

@@ -88,12 +88,10 @@ def launch(side: Side, name: str, arguments: list[str], **options) -> subprocess
     place = side.place(name)
     with place.with_suffix(".log").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "launch.py", *arguments],
-            cwd=side.root,
-            stdout=options.pop("stdout", log),
-            stderr=subprocess.STDOUT,
+            [sys.executable, "launch.py", *arguments], cwd=side.root,
+            stdout=options.pop("stdout", log), stderr=subprocess.STDOUT,
             env=os.environ | {"JAX_PLATFORMS": "cpu"} | options,
-        )
+        )  # fmt: skip
 
 
 def finish(process: subprocess.Popen, side: Side, name: str, code: int = 0) -> None:
@@ -154,12 +152,12 @@ BATTERY = str(ROOT / "benchmarks/every_method.py")
 
 
 def some(config: str, *names: str) -> tuple[str, ...]:
-    """Flags for some arms of a config's sweep, and none of the advice on compression."""
+    """Return flags for some arms of a config's sweep."""
     return (f"--config={config}", "--sweep", *(f"--arm={name}" for name in names))
 
 
 def battery(*names: str) -> tuple[str, ...]:
-    """Flags for some settings of the battery."""
+    """Return flags for some settings of the battery."""
     return some(BATTERY, *(name.replace(" ", "_") for name in names))
 
 
@@ -228,7 +226,7 @@ EXPERIMENTS = {
 
 
 def address(experiment: Experiment) -> str:
-    """A digest of everything but the code that the records of an experiment follow from."""
+    """Return a digest of everything but the code that the records of an experiment follow from."""
     determining = [str(flag).replace(str(ROOT), "") for flag in experiment.flags]
     determining += [name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
     determining += [platform.python_version(), str(experiment.after)]
@@ -266,12 +264,12 @@ def run(side: Side, name: str, known: Side) -> None:
 
 
 def lines(path: pathlib.Path) -> list[str]:
-    """The lines of a file, none where there is none."""
+    """Return the lines of a file, none where there is none."""
     return path.read_text().splitlines() if path.exists() else []
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The values within a JSON value that hold no others, by name; a list of values is one."""
+    """Yield the values within a JSON value that hold no others; a list of values is one."""
     if isinstance(value, list) and value and all(isinstance(child, dict) for child in value):
         value = {str(place): child for place, child in enumerate(value)}
     if isinstance(value, dict) and value:
@@ -339,7 +337,7 @@ def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, 
 
 
 def _without(value: Any, hidden: Mapping[str, str]) -> Any:
-    """A value in whose texts others stand for what is hidden."""
+    """Return a value in whose texts others stand for what is hidden."""
     if isinstance(value, list):
         return [_without(child, hidden) for child in value]
     if isinstance(value, str):
@@ -366,7 +364,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
-    """The new name of a field of old, by the table's longest entry that fits; None: it is gone.
+    """Return the new name of a field, by the table's longest entry that fits; None: it is gone.
 
     An entry stands for the end of a name, from a whole part on, and for all that is below it.
     """
@@ -381,12 +379,10 @@ def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
 
 
 def compare(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    table: Mapping[str, str | None] = RENAMED,
+    old: Mapping[str, Any], new: Mapping[str, Any], table: Mapping[str, str | None] = RENAMED,
     added: tuple[str, ...] = ADDED,
-) -> list[str]:
-    """A sentence for every field that differs, or that one side alone has."""
+) -> list[str]:  # fmt: skip
+    """Return a sentence for every field that differs, or that one side alone has."""
     sentences, left = [], dict(new)
     for name, value in old.items():
         now = renamed(name, table)
@@ -412,7 +408,7 @@ def _brief(value: Any) -> str:
 
 
 def cloned(commit: str) -> Side:
-    """A clone of this repository at a commit, made if it is not there."""
+    """Return a clone of this repository at a commit, made if it is not there."""
     git = ["git", "-C", str(ROOT)]
     found = subprocess.run(
         [*git, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],

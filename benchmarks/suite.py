@@ -38,7 +38,7 @@ from ml_collections import ConfigDict
 
 from algorithms import all_reduce, dpsgd, matcha
 from algorithms.links import of_rounds
-from benchmarks import codec_calls, floors
+from benchmarks import floors
 from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, compared, head, run, write
 from comms import buckets, quantise, rounds, topology
 from comms.collectives import AXIS
@@ -64,7 +64,7 @@ class Sizes(NamedTuple):
 
     workers: tuple[int, ...] = (8, 64, 256)
     largest: int = 65_536  # workers of D-PSGD
-    coordinates: int = codec_calls.SMALL
+    coordinates: int = floors.SMALL
     codecs: tuple[str, ...] | None = None  # names; None: all
     events: int = 200_000
     many: int = 100_000  # workers of a schedule without training
@@ -93,12 +93,9 @@ def ratio_rows(workers, goals: Mapping[str, float], least: float) -> Iterator[Ro
     for count in workers:
         for family, candidates in families.items():
             yield compared(
-                "simulator over floor",
-                f"{family}, {count} workers",
-                goals[family],
-                functools.partial(candidates, count),
-                least * (1 + count / 1000),
-            )
+                "simulator over floor", f"{family}, {count} workers", goals[family],
+                functools.partial(candidates, count), least * (1 + count / 1000),
+            )  # fmt: skip
 
 
 def _all_reduce(workers: int):
@@ -163,12 +160,9 @@ def mesh_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     Virtual devices share the cores, so that only ratios say anything.
     """
     yield compared(
-        "mesh",
-        f"plain round, {devices} devices",
-        1.05,
-        lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices),
-        15 * sizes.least,
-    )
+        "mesh", f"plain round, {devices} devices", 1.05,
+        lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices), 15 * sizes.least,
+    )  # fmt: skip
     for wait in ("barrier", "first_finisher"):
         measure = functools.partial(_delayed, devices, wait, sizes.rounds)
         yield Row("mesh", f"delays, {wait}", measure, 20 * sizes.least)
@@ -281,12 +275,9 @@ def schedule_rows(sizes: Sizes) -> Iterator[Row]:
     section = "schedules"
     for workers, k in ((8, 1), (64, 8)):
         yield compared(
-            section,
-            f"k_batch_async over a plain loop, {workers} workers",
-            1.0,
-            functools.partial(_planned, workers, k, sizes.events // k),
-            3 * sizes.least,
-        )
+            section, f"k_batch_async over a plain loop, {workers} workers", 1.0,
+            functools.partial(_planned, workers, k, sizes.events // k), 3 * sizes.least,
+        )  # fmt: skip
     for kind, (make, everyone, places) in KINDS.items():
         for delay, goal in (("independent", 1.0), ("markov", 0.5)):
             measure = functools.partial(
@@ -422,30 +413,26 @@ CODEC_GOALS = {
 
 def codec_rows(names, coordinates: tuple[int, ...], least: float) -> Iterator[Row]:
     """Yield rows of encoding and decoding once, over a copy; codecs with a goal first."""
-    names = names or [name for name in codec_calls.candidates(500) if name != codec_calls.COPY]
+    names = names or [name for name in floors.codecs(500) if name != floors.COPY]
     goals = {n: g for n in names for start, g in CODEC_GOALS.items() if n.startswith(start)}
     for size in coordinates:
         for name in sorted(names, key=lambda name: name not in goals):
             yield compared(
-                CODECS,
-                f"{name}, {size:.0e}".replace("e+0", "e"),
-                goals.get(name),
-                functools.partial(_codec_and_copy, name, size),
-                least * size / codec_calls.SMALL,
-                functools.partial(_bytes, name, size),
-                scale=1 / codec_calls.WORKERS.get(name, 1),
-            )
+                CODECS, f"{name}, {size:.0e}".replace("e+0", "e"), goals.get(name),
+                functools.partial(_codec_and_copy, name, size), least * size / floors.SMALL,
+                functools.partial(_bytes, name, size), scale=1 / floors.CODEC_WORKERS.get(name, 1),
+            )  # fmt: skip
         _calls.cache_clear()  # the gradients
 
 
 @functools.lru_cache(maxsize=1)
 def _calls(size: int):
-    return codec_calls.candidates(size)
+    return floors.codecs(size)
 
 
 def _codec_and_copy(name: str, size: int):
     calls = _calls(size)
-    return {"codec": calls[name][0], "copy": calls[codec_calls.COPY][0]}
+    return {"codec": calls[name][0], "copy": calls[floors.COPY][0]}
 
 
 def _bytes(name: str, size: int, seconds: Mapping[str, float]) -> dict:

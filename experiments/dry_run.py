@@ -109,7 +109,7 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
 
 def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
-    """A worker's round, as `runtimes.mesh` has it on a device that nobody watches.
+    """Return a worker's round, as `runtimes.mesh` has it on a device that nobody watches.
 
     Where the devices of a worker divide its model, the exchange is taken to work on parts of it.
     """
@@ -138,16 +138,9 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
             if algorithm.links is not None:
                 used = jnp.asarray(algorithm.links.active(0, most))[place]
             return rounds.plain(
-                algorithm,
-                losses,
-                mini_batches,
-                made.task.augment,
-                team,
-                carry,
-                table,
-                examples,
+                algorithm, losses, mini_batches, made.task.augment, team, carry, table, examples,
                 used,
-            )
+            )  # fmt: skip
 
         carry = (model, jnp.int32(0), jnp.float32(0))
         return jax.lax.fori_loop(0, count, step, carry)[0]
@@ -162,7 +155,7 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
 
 def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
-    """A worker's contribution, in a process of its own."""
+    """Return a worker's contribution, in a process of its own."""
     algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
     state = jax.eval_shape(lambda params: worker.init(algorithm, params), made.shapes)
 

@@ -32,29 +32,18 @@ from stragglers.rule import most_mini_batches
 SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB
 
 
-class Backward(NamedTuple):
-    """Measured times of one gradient of a mini-batch on one device."""
+class Profile(NamedTuple):
+    """Inputs of a plan; `layers` alone are enough for plans that look at no times.
+
+    error: distance of the last ready time from the whole backward pass, timed apart, over that.
+    """
 
     layers: list[list[str]]  # paths of each layer's parameters, in backward order
-    ready: np.ndarray  # [layers] s from the start of the backward pass
-    forward: float  # s
-    whole: float  # s of the backward pass, timed apart; ready[-1] should be as much
-
-    @property
-    def error(self) -> float:
-        """Distance of the last ready time from the whole backward pass, relative to that."""
-        return float(self.ready[-1] / self.whole - 1)
-
-
-class Profile(NamedTuple):
-    """Inputs of a plan; `layers` alone are enough for plans that look at no times."""
-
-    layers: list[list[str]]  # as in `Backward`
-    ready: np.ndarray | None = None  # as in `Backward`
+    ready: np.ndarray | None = None  # [layers] s from the start of the backward pass
     sizes: np.ndarray | None = None  # [n] bytes
     seconds: np.ndarray | None = None  # [n] of an all-reduce
-    error: float | None = None  # as in `Backward`
-    forward: float | None = None  # as in `Backward`; None: unknown
+    error: float | None = None
+    forward: float | None = None  # s of the forward pass; None: unknown
 
     @property
     def cost(self) -> Table:
@@ -77,7 +66,7 @@ def save(path: str | os.PathLike, profile: Profile) -> None:
 
 
 def load(path: str | os.PathLike) -> Profile:
-    """The profile in a file of `save`; ValueError if it holds none."""
+    """Return the profile in a file of `save`; ValueError if it holds none."""
     if str(path).lower().endswith(".csv"):
         raise ValueError(
             f"profile {str(path)!r}: layers of a CSV file are for configs/mg_wfbp.py:scale,trace="
@@ -159,7 +148,7 @@ def check(config) -> None:
 
 
 def for_config(config, task: Task, measured: bool = True) -> Profile:
-    """The profile that `config.profile` names, for the mini-batches of a round.
+    """Return the profile that `config.profile` names, for the mini-batches of a round.
 
     "none": the order of the layers alone. "measure": measured, once in a process for arms that
     would measure the same; "measure:PATH": and saved there. Anything else is the path of a saved
@@ -190,7 +179,7 @@ _MEASURED: dict[tuple, Profile] = {}
 
 
 def _round_samples(config) -> int:
-    """Samples of a worker in a round, at most: its gradient is taken of all of them at once."""
+    """Return the most samples of a worker in a round, whose gradient is taken at once."""
     return config.batch_size * most_mini_batches(config.mini_batches)
 
 
@@ -198,11 +187,9 @@ def _round_samples(config) -> int:
 
 
 def measure_all_reduce(
-    devices: Sequence | None = None,
-    sizes: Sequence[int] = SIZES,
-    warm_ups: int = 5,
+    devices: Sequence | None = None, sizes: Sequence[int] = SIZES, warm_ups: int = 5,
     repeats: int = 20,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Bytes [n] and seconds [n] of a `psum` of float32 over devices, by default all.
 
     All sizes run in turns, several all-reduces in a row each, so that starting a program hardly
@@ -230,7 +217,7 @@ def measure_all_reduce(
 
 
 def _agreed(values: np.ndarray) -> np.ndarray:
-    """The values of process 0, on every process."""
+    """Return the values of process 0, on every process."""
     if jax.process_count() == 1:
         return values
     return np.asarray(multihost_utils.broadcast_one_to_all(np.float32(values)), float)
@@ -267,8 +254,8 @@ def _computed(jaxpr, variable) -> tuple[int, ...]:
     return ()  # a constant, or what the program was given
 
 
-def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
-    """Return the ready time of every layer's gradient, by cutting the backward pass.
+def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Profile:
+    """Return a profile without all-reduces: ready times of gradients, by cutting the backward pass.
 
     The gradient with respect to the last layers alone needs no more of the backward pass; the time
     of the forward pass is taken off. Programs run in turns, `steps` each. Noise
@@ -289,7 +276,8 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Backward:
     forward = taken["forward"]
     after = [taken[last] - forward for last in range(1, len(layers) + 1)]
     ready = np.maximum(scipy.optimize.isotonic_regression(after).x, 0.0)
-    return Backward(layers, ready, forward, max(taken["whole"] - forward, 1e-9))
+    error = float(ready[-1] / max(taken["whole"] - forward, 1e-9) - 1)
+    return Profile(layers, ready, None, None, error, forward)
 
 
 def _mean_loss(task: Task) -> Callable:
@@ -304,7 +292,7 @@ def _examples(task: Task, batch_size: int):
 
 
 def _cut(loss: Callable, chosen: set[str]) -> Callable:
-    """The gradient of a loss with respect to the parameters at the chosen paths."""
+    """Return the gradient of a loss with respect to the parameters at the chosen paths."""
 
     def gradient(params, examples):
         structure = jax.tree.structure(params)

@@ -16,7 +16,7 @@ visual performance model*, CACM 2009).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -294,7 +294,7 @@ def _nvidia(bfloat16: float, bandwidth: float, memory: float) -> Peak:
 
 
 def _tpu(bfloat16: float, bandwidth: float, memory: float) -> Peak:
-    """The matrix unit rounds float32 to bfloat16 by default."""
+    """Return the peak of a TPU, which rounds float32 to bfloat16 by default."""
     return Peak(bfloat16, bfloat16, "bfloat16", bandwidth, memory)
 
 
@@ -321,26 +321,6 @@ def peak_of(kind: str) -> Peak | None:
     """Return what is known of a device of this kind; None: nothing."""
     known = [name for name in PEAKS if name.lower() in kind.lower()]
     return PEAKS[max(known, key=len)] if known else None
-
-
-def flops(step: Callable, *arguments) -> float:
-    """Return the FLOPs of one call, by XLA's count before optimisation; nothing is compiled.
-
-    Counted for the CPU, which every JAX has: in a program for a GPU, products are calls of a
-    library that the count leaves out. A loop counts once, so the step must not hold any.
-    """
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
-    with jax.default_device(jax.devices("cpu")[0]):
-        return float(jax.jit(step).lower(*shapes).cost_analysis()["flops"])
-
-
-def utilisation(flops: float, seconds: float, peak: Peak | None) -> dict:
-    """Return FLOP/s reached and their share of the peak (None: unknown), for a record."""
-    reached = {"TFLOP/s": 1e-12 * flops / seconds}
-    if peak is None:
-        return reached | {"utilisation": None, "peak": "unknown"}
-    share = flops / (seconds * peak.default)
-    return reached | {"utilisation": share, "peak": f"{1e-12 * peak.default:.4g} {peak.precision}"}
 
 
 def roofline(flops: Mapping[str, float], moved: float, peak: Peak) -> float:

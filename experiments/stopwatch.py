@@ -20,34 +20,20 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def seconds(
-    programs: Mapping[Name, Callable[[], object]],
-    turns: int = 9,
-    *,
-    warm_ups: int = 1,
+    programs: Mapping[Name, Callable[[], object]], turns: int = 9, *, warm_ups: int = 1,
     budget: float = np.inf,
-) -> dict[Name, float]:
-    """Seconds of each program: the mean of the faster half of its runs; arguments as of `taken`."""
-    found = taken(programs, turns, warm_ups=warm_ups, budget=budget)
-    return {name: faster_half(times) for name, times in found.items()}
+) -> dict[Name, float]:  # fmt: skip
+    """Return the seconds of each program: the mean of the faster half of its runs.
 
-
-def taken(
-    programs: Mapping[Name, Callable[[], object]],
-    turns: int = 9,
-    *,
-    warm_ups: int = 1,
-    budget: float = np.inf,
-) -> dict[Name, list[float]]:
-    """Seconds of every run of each program, one in each of `turns`.
-
-    A program returns the arrays to wait for. The first `warm_ups` runs of each are not counted. The
-    order is reversed from turn to turn. After `budget` seconds no further turn begins, but at least
-    three are taken. Where several processes measure together, all must do so without a budget.
+    A program returns the arrays to wait for, and runs once in each of `turns`, whose order is
+    reversed from turn to turn. The first `warm_ups` runs of each are not counted. After `budget`
+    seconds no further turn begins, but at least three are taken. Where several processes measure
+    together, all must do so without a budget.
     """
     for run in programs.values():
         for _ in range(warm_ups):
             jax.block_until_ready(run())
-    found = {name: [] for name in programs}
+    taken = {name: [] for name in programs}
     opened = time.perf_counter()
     for turn in range(turns):
         if turn >= LEAST and time.perf_counter() - opened > budget:
@@ -55,10 +41,8 @@ def taken(
         for name in list(programs)[:: 1 if turn % 2 else -1]:
             began = time.perf_counter()
             jax.block_until_ready(programs[name]())
-            found[name].append(time.perf_counter() - began)
-    return found
-
-
-def faster_half(times) -> float:
-    """Mean of the faster half of some times, of an odd number with the middle one."""
-    return float(np.mean(np.sort(times)[: (len(times) + 1) // 2]))
+            taken[name].append(time.perf_counter() - began)
+    return {
+        name: float(np.mean(np.sort(times)[: (len(times) + 1) // 2]))
+        for name, times in taken.items()
+    }

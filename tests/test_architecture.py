@@ -20,7 +20,7 @@ def registries():
     """Every module's dicts from names to what they stand for: {name: where it is a key}."""
     found = {}
     for path in FILES:
-        if path.parent.name in ("benchmarks", ROOT.name):  # programs, which define flags
+        if path.parent in (ROOT / "benchmarks", ROOT):  # programs, which define flags
             continue
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(part for part in parts if part != "__init__")

@@ -20,21 +20,9 @@ from experiments.tasks.base import (
 )
 
 __all__ = [
-    "TASK",
-    "TASKS",
-    "Task",
-    "build",
-    "check",
-    "count",
-    "evaluate",
-    "first_draw",
-    "in_pieces",
-    "row_sparse",
-    "streams",
-    "take",
-    "tested",
-    "worker_accuracy",
-]
+    "TASK", "TASKS", "Task", "build", "check", "count", "evaluate", "first_draw", "in_pieces",
+    "row_sparse", "streams", "take", "tested", "worker_accuracy",
+]  # fmt: skip
 
 TASKS = Registry(
     {
@@ -67,7 +55,7 @@ def streams(spec: str | Mapping) -> bool:
 
 
 def build(spec: str | Mapping) -> Task:
-    """The task that `spec` describes: {"name": a key of TASKS, its parameters}, or as a call.
+    """Return the task of {"name": a key of TASKS, its parameters}, or of a call as a text.
 
     Unknown names and parameters are errors that list the known ones.
     """

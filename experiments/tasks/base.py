@@ -132,7 +132,7 @@ class _Misshapen(ValueError):
 
 
 def _per_example(name: str, values: Any, kind: type) -> jax.Array:
-    """The values of a function of a task, if they are [b] and of a kind; bools are numbers."""
+    """Return the values of a task's function, if they are [b] and of a kind."""
     shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
     fits = dtype is not None and (
         jnp.issubdtype(dtype, kind) or (kind is jnp.number and dtype == jnp.bool_)
@@ -156,7 +156,7 @@ def _length(examples: Any) -> int:
 
 
 def _example_shapes(examples: Any) -> Any:
-    """The shapes of `TRIED` examples, of a source's or of arrays."""
+    """Return the shapes of `TRIED` examples, of a source's or of arrays."""
     if isinstance(examples, Streamed):
         return jax.tree.map(
             lambda one: jax.ShapeDtypeStruct((TRIED, *one.shape), one.dtype),
@@ -190,7 +190,7 @@ def count(examples: Any) -> int:
 
 
 def take(examples: Any, indices: np.ndarray | slice) -> Any:
-    """The samples of these indices, as a pytree of arrays."""
+    """Return the samples of these indices, as a pytree of arrays."""
     if not isinstance(examples, Streamed):
         return jax.tree.map(lambda a: a[indices], examples)
     if isinstance(indices, slice):
@@ -208,7 +208,7 @@ def tested(task: Task) -> int | None:
 
 
 def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[Any, int]]:
-    """The examples that `evaluate` takes, at most `batch` at a time, each with their number."""
+    """Yield the examples that `evaluate` takes, at most `batch` at a time, and their number."""
     samples, spread = count(examples), None
     if task.evaluated is not None and task.evaluated < samples:
         spread = np.arange(task.evaluated) * samples // task.evaluated
@@ -225,14 +225,23 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     The task's own metrics follow. At most `batch` examples are on the device at a time, unless
     the task's arrays live there.
     """
-    begun = [_begun(task, params, examples, batch) for examples in (task.train, task.test)]
-    (train_loss, _), (test_loss, test_accuracy) = (_means(task, *sums) for sums in begun)
-    means = {"train_loss": train_loss, "test_loss": test_loss, "test_accuracy": test_accuracy}
+    losses = task.losses if task.eval_losses is None else task.eval_losses
+    begun = [
+        [(_totals(losses, task.correct, params, piece), size)
+         for piece, size in in_pieces(task, examples, batch)]
+        for examples in (task.train, task.test)
+    ]  # fmt: skip
+    sums = [np.sum(np.asarray([total for total, _ in part], np.float64), axis=0) for part in begun]
+    train, test = (
+        total / sum(size for _, size in part) for total, part in zip(sums, begun, strict=True)
+    )
+    means = {"train_loss": float(train[0]), "test_loss": float(test[0]),
+             "test_accuracy": None if task.correct is None else float(test[1])}  # fmt: skip
     return means if task.metrics is None else {**means, **task.metrics(params, means)}
 
 
 def worker_accuracy(task: Task, models) -> dict[str, float]:
-    """The spread over workers: test accuracy of the worst and the best single model.
+    """Return the spread over workers: test accuracy of the worst and the best single model.
 
     models: parameters with a leading axis. {}: there is nothing to predict.
     """
@@ -247,21 +256,6 @@ def worker_accuracy(task: Task, models) -> dict[str, float]:
         "test_accuracy_worst_worker": float(found.min() / samples),
         "test_accuracy_best_worker": float(found.max() / samples),
     }
-
-
-def _begun(task: Task, params, examples, batch: int) -> tuple[list[jax.Array], int]:
-    """The sums of losses and hits of pieces, which need not be there yet, and how many samples."""
-    losses = task.losses if task.eval_losses is None else task.eval_losses
-    totals, samples = [], 0
-    for piece, size in in_pieces(task, examples, batch):
-        totals.append(_totals(losses, task.correct, params, piece))
-        samples += size
-    return totals, samples
-
-
-def _means(task: Task, totals: list[jax.Array], samples: int) -> tuple[float, float | None]:
-    loss, hits = np.sum(np.asarray(totals, np.float64), axis=0) / samples
-    return float(loss), None if task.correct is None else float(hits)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -52,7 +52,7 @@ def _digits_table() -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)
 def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
-    """The 1,797 8x8 images of handwritten digits that come with scikit-learn.
+    """Return the 1,797 8x8 images of handwritten digits that come with scikit-learn.
 
     `seed` draws the split into training and test set; every class has `test_fraction` of its
     images in the test set, up to rounding.
@@ -78,18 +78,14 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
 
 
 IMAGE_CLASSES = {
-    "mnist": 10,
-    "fashion_mnist": 10,
-    "cifar10": 10,
-    "cifar100": 100,
-    "imagenet2012": 1000,
-}
+    "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "imagenet2012": 1000,
+}  # fmt: skip
 _OWN_TEST = {"imagenet2012": "validation"}  # the split that stands for the test set, if not "test"
 _OWN_SIZE = {"imagenet2012": 256}  # pixels, of images that differ in size
 
 
 def tfds_images(name: str, data_dir: str | None = None, size: int | None = None) -> Dataset:
-    """An image data set of TensorFlow Datasets, with its own train/test split; images are uint8.
+    """Return an image data set of TensorFlow Datasets with its own split; images are uint8.
 
     Reading a directory that was prepared in the array_record format needs neither TensorFlow nor
     a network. Preparing it needs both, once: TensorFlow encodes the images.
@@ -107,7 +103,7 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
 
 
 def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
-    """A record with "image" [height, width, channels] uint8 and "label", scaled to `size`."""
+    """Return a record with "image" [height, width, channels] uint8 and "label", in `size`."""
     image = np.asarray(record["image"])
     if size is not None and image.shape[:2] != (size, size):
         from PIL import Image  # here, as few data need it
@@ -196,7 +192,7 @@ def classes_of(where: str, train: np.ndarray, test: np.ndarray) -> int:
 
 
 def checked(name: str, dataset: Dataset) -> Dataset:
-    """The same; ValueError for images of which a model would learn something else, or nothing.
+    """Return the same; raise ValueError for images of which a model would learn nothing.
 
     name: of the data in errors. Of records that are decoded when they are read, a few are seen.
     """
@@ -261,12 +257,9 @@ def quadratic(samples: int, dimension: int, condition: float, noise: float, seed
     noise * N(0, I), shifted so that the training set's mean, the minimiser, is 0.
     """
     at_least(
-        "synthetic_quadratic",
-        samples=(samples, 1),
-        dimension=(dimension, 1),
-        condition=(condition, 1),
-        noise=(noise, 0),
-    )
+        "synthetic_quadratic", samples=(samples, 1), dimension=(dimension, 1),
+        condition=(condition, 1), noise=(noise, 0),
+    )  # fmt: skip
     rng = np.random.default_rng(seed)
     centres = noise * rng.standard_normal((samples, dimension))
     train = (centres - centres.mean(0)).astype(np.float32)
@@ -337,11 +330,9 @@ def at_least(what: str, **bounds: tuple[float, float]) -> None:
 
 
 SOURCES = {
-    "digits": digits,
-    "npy": npy_images,
-    "npz": npz_images,
+    "digits": digits, "npy": npy_images, "npz": npz_images,
     **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
-}
+}  # fmt: skip
 
 # --- who holds what ---
 
@@ -401,14 +392,9 @@ class Gaussians(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def gaussians(
-    samples: int,
-    dimension: int,
-    classes: int,
-    separation: float,
-    noise: float,
-    test: int,
+    samples: int, dimension: int, classes: int, separation: float, noise: float, test: int,
     seed: int,
-) -> Gaussians:
+) -> Gaussians:  # fmt: skip
     """Draw x ~ N(mu_y, noise^2 I), with all classes y as likely.
 
     The means are orthogonal and of one length, such that any two of them are `separation` times
@@ -439,7 +425,7 @@ def gaussians(
 
 
 def bayes_classifier(points: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """The most likely class of every point: points [N, d], means [classes, d] -> [N] int.
+    """Return the most likely class of every point: points [N, d], means [classes, d] -> [N] int.
 
     With one covariance noise^2 I and equal shares it is the class with the nearest mean, which is
     linear where all means are of one length (T. Hastie, R. Tibshirani, J. Friedman, The Elements of
@@ -449,7 +435,7 @@ def bayes_classifier(points: np.ndarray, means: np.ndarray) -> np.ndarray:
 
 
 def bayes_error(classes: int, separation: float) -> float:
-    """The expected share of errors of the Bayes classifier, exact up to quadrature.
+    """Return the expected share of errors of the Bayes classifier, exact up to quadrature.
 
     An example's coordinates along the means, in units of the noise, are independent: N(a, 1) along
     its own class's and N(0, 1) along all others, with a = separation / sqrt(2). So the error is
@@ -463,16 +449,9 @@ def bayes_error(classes: int, separation: float) -> float:
 
 
 def images(
-    samples: int = 4096,
-    size: int = 32,
-    patches: int = 2,
-    channels: int = 3,
-    classes: int = 10,
-    separation: float = 7.0,
-    noise: float = 0.5,
-    test: int = 1024,
-    seed: int = 0,
-) -> Dataset:
+    samples: int = 4096, size: int = 32, patches: int = 2, channels: int = 3, classes: int = 10,
+    separation: float = 7.0, noise: float = 0.5, test: int = 1024, seed: int = 0,
+) -> Dataset:  # fmt: skip
     """Square images whose patches are drawn by `gaussians`, one colour in each patch.
 
     size: pixels of a side. patches: of a side, each a square of size / patches pixels. A point of

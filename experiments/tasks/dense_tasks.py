@@ -17,16 +17,10 @@ from experiments.tasks.models import MODELS, scaled
 
 
 def classification(
-    name: str,
-    dataset: data.Dataset,
-    model: models.Model,
-    l2: float = 0.0,
-    reading: str | Mapping = "memory",
-    augment: str | Mapping | None = None,
-    evaluated: int | None = None,
-    compute: str = "float32",
-    micro_batch: int | None = None,
-) -> Task:
+    name: str, dataset: data.Dataset, model: models.Model, l2: float = 0.0,
+    reading: str | Mapping = "memory", augment: str | Mapping | None = None,
+    evaluated: int | None = None, compute: str = "float32", micro_batch: int | None = None,
+) -> Task:  # fmt: skip
     """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters.
 
     reading, augment: keys of `sources.READINGS` and of `AUGMENTATIONS` and their parameters.
@@ -48,16 +42,9 @@ def classification(
         return functions.init(key, take(train, slice(1)))
 
     return Task(
-        name,
-        train,
-        test,
-        sources.labels(train),
-        init,
-        functions.losses,
-        functions.hits,
-        evaluated=evaluated,
-        augment=None if changes is None else changes.train,
-    )
+        name, train, test, sources.labels(train), init, functions.losses, functions.hits,
+        evaluated=evaluated, augment=None if changes is None else changes.train,
+    )  # fmt: skip
 
 
 class Functions(NamedTuple):
@@ -71,7 +58,7 @@ class Functions(NamedTuple):
 def _functions(
     model: models.Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
 ) -> Functions:
-    """The functions of a task, see `classification`; plain: what augmentation leaves of images."""
+    """Return the functions of a task, see `classification`; plain: see `Augmentation`."""
 
     def seen(examples):
         # What training has augmented has its size already, and this leaves it alone.
@@ -115,16 +102,9 @@ def digits(
 
 
 def gaussians(
-    model: str | Mapping,
-    samples: int = 32_768,
-    dimension: int = 64,
-    classes: int = 10,
-    separation: float = 5.0,
-    noise: float = 0.5,
-    test: int = 10_000,
-    seed: int = 0,
-    l2: float = 0.0,
-) -> Task:
+    model: str | Mapping, samples: int = 32_768, dimension: int = 64, classes: int = 10,
+    separation: float = 5.0, noise: float = 0.5, test: int = 10_000, seed: int = 0, l2: float = 0.0,
+) -> Task:  # fmt: skip
     """Classify points of a mixture of Gaussians; reports `bayes_accuracy` of the same test points.
 
     That is the test accuracy of the classifier which knows the mixture; no other has a higher
@@ -138,17 +118,11 @@ def gaussians(
 
 
 def images(
-    name: str,
-    model: str | Mapping,
-    l2: float = 0.0,
-    data_dir: str | None = None,
-    size: int | None = None,
-    reading: str | Mapping = "memory",
-    augment: str | Mapping | None = None,
-    evaluated: int | None = None,
-    compute: str = "float32",
+    name: str, model: str | Mapping, l2: float = 0.0, data_dir: str | None = None,
+    size: int | None = None, reading: str | Mapping = "memory",
+    augment: str | Mapping | None = None, evaluated: int | None = None, compute: str = "float32",
     micro_batch: int | None = None,
-) -> Task:
+) -> Task:  # fmt: skip
     """Classify an image data set of TensorFlow Datasets; model: see `digits`.
 
     data_dir, size: see `data.tfds_images`; all others: see `classification`.
@@ -161,15 +135,10 @@ def images(
 
 
 def labelled_images(
-    source: str | Mapping,
-    model: str | Mapping,
-    l2: float = 0.0,
-    reading: str | Mapping = "memory",
-    augment: str | Mapping | None = None,
-    evaluated: int | None = None,
-    compute: str = "float32",
+    source: str | Mapping, model: str | Mapping, l2: float = 0.0, reading: str | Mapping = "memory",
+    augment: str | Mapping | None = None, evaluated: int | None = None, compute: str = "float32",
     micro_batch: int | None = None,
-) -> Task:
+) -> Task:  # fmt: skip
     """Classify the images of a source of data; model: see `digits`.
 
     source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
@@ -204,12 +173,9 @@ def _model(model: str | Mapping, classes: int) -> models.Model:
 
 
 def synthetic_quadratic(
-    samples: int = 1024,
-    dimension: int = 32,
-    condition: float = 10.0,
-    noise: float = 1.0,
+    samples: int = 1024, dimension: int = 32, condition: float = 10.0, noise: float = 1.0,
     seed: int = 0,
-) -> Task:
+) -> Task:  # fmt: skip
     """f(w) = mean_i 0.5 (w - a_i)' H (w - a_i) from w = (1, ..., 1); see `data.quadratic`.
 
     A sample's label is the sign of a_i along the steepest axis, so that a split by label gives
@@ -222,14 +188,9 @@ def synthetic_quadratic(
 
     labels = np.int32(dataset.train[:, 0] > 0)
     return Task(
-        "synthetic_quadratic",
-        dataset.train,
-        dataset.test,
-        labels,
-        init=lambda key: jnp.ones(dimension),
-        losses=losses,
-        optimum=optimum,
-    )
+        "synthetic_quadratic", dataset.train, dataset.test, labels,
+        init=lambda key: jnp.ones(dimension), losses=losses, optimum=optimum,
+    )  # fmt: skip
 
 
 def synthetic_logistic(
@@ -245,15 +206,9 @@ def synthetic_logistic(
         return jnp.float32((points.x @ w > 0) == (points.y > 0))
 
     return Task(
-        "synthetic_logistic",
-        dataset.train,
-        dataset.test,
-        dataset.train.y.astype(np.int32),
-        init=lambda key: jnp.zeros(dimension),
-        losses=losses,
-        correct=correct,
-        optimum=optimum,
-    )
+        "synthetic_logistic", dataset.train, dataset.test, dataset.train.y.astype(np.int32),
+        init=lambda key: jnp.zeros(dimension), losses=losses, correct=correct, optimum=optimum,
+    )  # fmt: skip
 
 
 MODEL = Kind("model", MODELS, models.GIVES, ("classes", "rngs"))
@@ -277,10 +232,10 @@ class Augmentation(NamedTuple):
 
 
 def crop_and_flip(padding: int = 4, size: int | None = None, flip: bool = True) -> Augmentation:
-    """A random square of the image, padded by zeros, mirrored every second time (arXiv 1512.03385).
+    """Take a random square of the image, padded by zeros, and mirror every second one.
 
-    padding: pixels on every side, 4 for CIFAR. size: of the square, None: that of the images;
-    evaluation takes the one in the middle. flip: whether to mirror.
+    padding: pixels on every side, 4 for CIFAR (arXiv 1512.03385). size: of the square, None: that
+        of the images; evaluation takes the one in the middle. flip: whether to mirror.
     """
     if padding < 0 or (size is not None and size < 1):
         raise ValueError(
@@ -322,5 +277,5 @@ AUGMENT = Kind("augment", AUGMENTATIONS, Augmentation)
 
 
 def _below(draw, number: int, bound: int) -> jax.Array:
-    """A whole number in [0, bound), bound at most 2^16, from a draw; another for every `number`."""
+    """Return a whole number in [0, bound), bound at most 2^16, from a draw and a `number`."""
     return ((lowbias32(draw ^ jnp.uint32(number)) >> 16) * bound >> 16).astype(jnp.int32)

@@ -124,7 +124,7 @@ def scaled(image: jax.Array) -> jax.Array:
 def product_of_patches(
     images: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str, **_
 ) -> jax.Array:
-    """A convolution as one product of matrices: what a kernel sees times the kernel.
+    """Return a convolution as one product of matrices: what a kernel sees times the kernel.
 
     images: [b, height, width, in]; kernel: [k, k, in, out]. XLA on a CPU computes the gradient of
     an ordinary convolution slowly inside of a compiled loop, as the simulator's updates are. It
@@ -203,7 +203,7 @@ class Split(NamedTuple):
     others: tuple[str, ...]  # types of variables that are no parameters
 
     def init(self, key: jax.Array, inputs: jax.Array) -> dict[str, Any]:
-        """The variables by collections, of which only the parameters are filled."""
+        """Return the variables by collections, of which only the parameters are filled."""
         params = nnx.to_pure_dict(nnx.state(self.make(key), nnx.Param))
         return {"params": params, **dict.fromkeys(self.others)}
 
@@ -215,7 +215,7 @@ Model = nn.Module | Split
 
 
 def build(kind: Kind, part: str | Mapping, **available: Any) -> Model:
-    """The module that `part` describes.
+    """Return the module that `part` describes.
 
     A factory of nnx modules that takes `rngs` is called again with the key of `init`; the module of
     another one starts from the weights that it has.
@@ -235,7 +235,7 @@ def build(kind: Kind, part: str | Mapping, **available: Any) -> Model:
 
 
 def init(module: Model, key: jax.Array, inputs: jax.Array) -> Any:
-    """The parameters of a module; Refused for one that has more than these."""
+    """Return the parameters of a module; Refused for one that has more than these."""
     with nn.intercept_methods(_refuse_dropout):
         variables = module.init(key, inputs)
     others = variables.keys() - {"params"}
@@ -271,14 +271,14 @@ COMPUTE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def compute_type(name: str) -> jnp.dtype:
-    """The floating-point type that a model computes in; ValueError for an unknown name."""
+    """Return the floating-point type that a model computes in; ValueError for an unknown name."""
     if name not in COMPUTE:
         raise ValueError(f"compute: unknown type {name!r}; known types: {', '.join(COMPUTE)}")
     return jnp.dtype(COMPUTE[name])
 
 
 def cast(tree: Any, dtype: jnp.dtype) -> Any:
-    """The floating-point arrays of a tree in another type; the gradient comes back in their own.
+    """Return a tree's floats in another type; the gradient comes back in their own.
 
     Of parameters in float32 this makes the working copy of mixed precision, whose masters they
     are (P. Micikevicius et al., arXiv 1710.03740 Sec. 3.1). bfloat16 has the range of float32 and
@@ -292,7 +292,7 @@ def cast(tree: Any, dtype: jnp.dtype) -> Any:
 
 
 def in_micro_batches(function: Callable, size: int | None) -> Callable[[Any, Any], jax.Array]:
-    """The same (params, examples) -> [b], of at most `size` examples at a time; None: of all.
+    """Return (params, examples) -> [b], of at most `size` examples at a time; None: of all.
 
     Its gradient takes micro-batch after micro-batch too, and adds up: what a micro-batch needs to
     remember is computed again when its turn comes, and the first pass is dead code where only the

@@ -23,17 +23,10 @@ Read = tuple[np.ndarray, np.ndarray]  # features [n, d], targets [n]
 
 
 def points(
-    path: str,
-    model: str | Mapping = "logistic",
-    regression: bool = False,
-    target: str = "y",
-    test: str | None = None,
-    test_fraction: float = 0.2,
-    classes: int | None = None,
-    standardise: bool = False,
-    l2: float = 0.0,
-    seed: int = 0,
-) -> Task:
+    path: str, model: str | Mapping = "logistic", regression: bool = False, target: str = "y",
+    test: str | None = None, test_fraction: float = 0.2, classes: int | None = None,
+    standardise: bool = False, l2: float = 0.0, seed: int = 0,
+) -> Task:  # fmt: skip
     """Classify points of a file, or predict their numbers with half the squared error.
 
     path: `.npz` with arrays x [n, d] and `target` [n]; `.csv`, `.tsv` or `.parquet` with a column

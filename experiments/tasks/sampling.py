@@ -68,7 +68,7 @@ class Sampler:
         return _drawn(np.uint32(self._seed), *words, self.batch_size)
 
     def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
-        """The same indices for axes [n], [n, batch_size], without waiting for an accelerator."""
+        """Return these indices for axes [n], [n, batch_size], without an accelerator."""
         count = len(workers)
         missing = (1 << (count - 1).bit_length()) - count  # few shapes to compile
         with jax.default_device(_processor()):
@@ -77,7 +77,7 @@ class Sampler:
 
 
 def _processor() -> jax.Device | None:
-    """The CPU as a device of JAX; None where JAX has been started without it."""
+    """Return the CPU as a device of JAX; None where JAX has been started without it."""
     with contextlib.suppress(RuntimeError):
         return jax.local_devices(backend="cpu")[0]
     return None
@@ -133,7 +133,7 @@ def _feistel(x, rows, columns, key):
 
 
 def _add(moved, fixed, key, number, modulus):
-    """moved + hash(fixed, key, number) modulo `modulus` (at most 2^16), without a division."""
+    """Return moved + hash(fixed, key, number) modulo `modulus` (at most 2^16), undivided."""
     key = key + np.uint32(number * 0x9E3779B9 & 0xFFFFFFFF)
     step = moved + ((lowbias32(fixed ^ key) >> 16) * modulus >> 16)
     return jnp.where(step >= modulus, step - modulus, step)

@@ -135,7 +135,7 @@ class Reading(NamedTuple):
     readers: Readers | None = None  # None: all of them are in memory
 
     def of(self, examples: Any) -> Any:
-        """The examples of a `Source`, or of arrays, as a `Task` has them."""
+        """Return the examples of a `Source`, or of arrays, as a `Task` has them."""
         if self.readers is not None:
             return Streamed(examples if _is_source(examples) else Arrays(examples), self.readers)
         return examples.read(np.arange(len(examples))) if _is_source(examples) else examples
@@ -164,7 +164,7 @@ READING = Kind("reading", READINGS, Reading)
 
 
 def labels(examples: Any) -> "np.ndarray | Unlabelled":
-    """[samples] int: the labels of images, streamed or in memory."""
+    """Return the labels of images, [samples] int, streamed or in memory."""
     return examples.source.labels if isinstance(examples, Streamed) else examples.label
 
 
@@ -173,12 +173,12 @@ def _is_source(examples: Any) -> bool:
 
 
 def some(array: np.ndarray) -> np.ndarray:
-    """An array, or as many of its samples in equal distances as can be looked at in a second."""
+    """Return an array, or as many of its samples as can be looked at in a second."""
     return array[:: max(1, array.size // LOOKED_AT)]
 
 
 def mapped(path: str | os.PathLike, axes: str) -> np.memmap:
-    """The array in a `.npy` file as a memory map with axes of these names; else ValueError."""
+    """Return the array of a `.npy` file as a memory map with axes of these names."""
     path = Path(path).expanduser()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -226,7 +226,7 @@ def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
 
 
 def _at_random(array: np.memmap) -> np.memmap:
-    """The same map, of which the system reads no more than what is asked for."""
+    """Return the same map, of which the system reads no more than what is asked for."""
     if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         array.base.madvise(mmap.MADV_RANDOM)
     return array

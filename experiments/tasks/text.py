@@ -243,7 +243,7 @@ TOKENISER = Kind("tokeniser", TOKENISERS, Tokeniser, ("texts",))
 
 
 def corpus(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) -> Corpus:
-    """Number the words of (name, text) pairs; words of the test part alone come last."""
+    """Return a corpus of (name, text) pairs; words of the test part alone come last."""
     split = [[(name, tokenise(text)) for name, text in part] for part in (train, test)]
     counts = Counter(itertools.chain.from_iterable(words for _, words in split[0]))
     counts.update(dict.fromkeys(itertools.chain.from_iterable(words for _, words in split[1]), 0))

@@ -126,14 +126,10 @@ class GPT(nn.Module):
 
 
 def gpt(
-    vocabulary: int,
-    layers: int = 4,
-    width: int = 128,
-    heads: int = 4,
-    hidden: int | None = None,
+    vocabulary: int, layers: int = 4, width: int = 128, heads: int = 4, hidden: int | None = None,
     remat: bool = False,
-) -> nn.Module:
-    """A decoder-only transformer: rotary positions, RMSNorm, SwiGLU, no biases.
+) -> nn.Module:  # fmt: skip
+    """Return a decoder-only transformer: rotary positions, RMSNorm, SwiGLU, no biases.
 
     width: of the states, a multiple of twice the heads. hidden: of the inner layers; None: two
         thirds of four times the width (arXiv 2002.05202 Sec. 3), up to a multiple of 32.
@@ -206,7 +202,7 @@ class NeuMF(nn.Module):
 
 
 def shared_key(seed: int, count) -> jax.Array:
-    """The key after this many samples, uint32: equal on all workers, new in every local step."""
+    """Return the key after this many samples, uint32: equal on all workers."""
     return jax.random.fold_in(jax.random.key(seed), hashing.address(count))
 
 
@@ -228,7 +224,7 @@ def candidates(key, vocabulary: int, draws: int) -> Candidates:
 
 
 def log_expected_count(word, vocabulary: int, draws: int) -> jax.Array:
-    """log of the probability that `word` is in the set that `candidates` draws."""
+    """Return the log of the probability that `word` is in the set that `candidates` draws."""
     word = word.astype(jnp.float32)
     probability = jnp.log1p(1 / (word + 1)) / jnp.log(vocabulary + 1.0)
     return jnp.log(-jnp.expm1(draws * jnp.log1p(-probability)))
@@ -279,7 +275,7 @@ def negative_sampling(states, table, near, noise, negatives: int) -> jax.Array:
 
 
 def expected_negative_sampling(states, table, near, law, negatives: int) -> jax.Array:
-    """The expectation of `negative_sampling` over noise from `law`, [vocabulary] probabilities."""
+    """Return the expectation of `negative_sampling` over noise from `law`, [vocabulary]."""
     scores = jnp.einsum("bd,bcd->bc", states, table[near])
     wrong = jax.nn.softplus(states @ table.T) @ law
     wrong = wrong[:, None] - law[near] * jax.nn.softplus(scores)

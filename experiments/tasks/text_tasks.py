@@ -29,14 +29,9 @@ EVALUATED_AT_ONCE = 8  # windows: all their words' scores of the whole vocabular
 
 
 def language_model(
-    model: str | Mapping = "lstm",
-    corpus: str | Mapping = "python",
-    vocabulary: int = 20_000,
-    window: int = 20,
-    candidates: int = 512,
-    evaluated: int = 256,
-    seed: int = 0,
-) -> Task:
+    model: str | Mapping = "lstm", corpus: str | Mapping = "python", vocabulary: int = 20_000,
+    window: int = 20, candidates: int = 512, evaluated: int = 256, seed: int = 0,
+) -> Task:  # fmt: skip
     """Predict the next word, by a softmax over the vocabulary; reports `test_perplexity`.
 
     An example is `window` words and the one after them; its loss is the mean of `window`
@@ -76,18 +71,12 @@ def language_model(
         return mean_over_words(params, examples, cross_entropy)
 
     return Task(
-        "language_model",
-        train,
-        test,
-        text.groups(words.train.names)[0][document],
-        init,
-        losses=sampled if candidates else full,
-        shared_draw=candidates > 0,
-        eval_losses=models.in_micro_batches(full, EVALUATED_AT_ONCE),
-        metrics=_perplexity,
+        "language_model", train, test, text.groups(words.train.names)[0][document], init,
+        losses=sampled if candidates else full, shared_draw=candidates > 0,
+        eval_losses=models.in_micro_batches(full, EVALUATED_AT_ONCE), metrics=_perplexity,
         sparse=("model/embedding/embedding", *(["output"] if candidates else [])),
         evaluated=evaluated,
-    )
+    )  # fmt: skip
 
 
 def _perplexity(params, means) -> dict[str, float]:
@@ -95,14 +84,10 @@ def _perplexity(params, means) -> dict[str, float]:
 
 
 def next_token(
-    model: str | Mapping = "gpt",
-    corpus: str | Mapping = "python",
-    vocabulary: int = 8192,
-    length: int = 256,
-    compute: str = "float32",
-    micro_batch: int | None = None,
+    model: str | Mapping = "gpt", corpus: str | Mapping = "python", vocabulary: int = 8192,
+    length: int = 256, compute: str = "float32", micro_batch: int | None = None,
     evaluated: int = 256,
-) -> Task:
+) -> Task:  # fmt: skip
     """Predict the next word of packed documents; reports `test_perplexity`, exp of the test loss.
 
     An example is `length` words and the one after each, see `text.pack`; its loss is the mean
@@ -119,28 +104,16 @@ def next_token(
     words = text.limit(text.CORPUS.build(corpus), vocabulary)
     train, test = (text.pack(part, length) for part in (words.train, words.test))
     return _task(
-        "next_token",
-        text.Sequences(train.tokens),
-        text.Sequences(test.tokens),
-        text.groups(words.train.names)[0][train.document],
-        module,
-        compute,
-        micro_batch,
-        evaluated,
-    )
+        "next_token", text.Sequences(train.tokens), text.Sequences(test.tokens),
+        text.groups(words.train.names)[0][train.document], module, compute, micro_batch, evaluated,
+    )  # fmt: skip
 
 
 def packed_text(
-    folder: str,
-    model: str | Mapping = "gpt",
-    reading: str | Mapping = "memory",
-    compute: str = "float32",
-    micro_batch: int | None = None,
-    evaluated: int = 256,
-    length: int = 1024,
-    vocabulary: int | None = None,
-    end: int | None = None,
-) -> Task:
+    folder: str, model: str | Mapping = "gpt", reading: str | Mapping = "memory",
+    compute: str = "float32", micro_batch: int | None = None, evaluated: int = 256,
+    length: int = 1024, vocabulary: int | None = None, end: int | None = None,
+) -> Task:  # fmt: skip
     """As `next_token`, on the sequences that `python -m experiments.pack_text` wrote to a folder.
 
     The length of a sequence and the vocabulary are what was packed; `length`, `vocabulary` and
@@ -167,16 +140,10 @@ def packed_text(
 
 
 def _task(
-    name: str,
-    train: Any,
-    test: Any,
-    labels: Any,
-    module: models.Model,
-    compute: str,
-    micro_batch: int | None,
-    evaluated: int,
-) -> Task:
-    """The task of a model with an embedding on `text.Sequences`, streamed or not."""
+    name: str, train: Any, test: Any, labels: Any, module: models.Model, compute: str,
+    micro_batch: int | None, evaluated: int,
+) -> Task:  # fmt: skip
+    """Return the task of a model with an embedding on `text.Sequences`, streamed or not."""
     dtype = models.compute_type(compute)
 
     def init(key):
@@ -224,16 +191,10 @@ def mean_over_targets(scores: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def skip_gram(
-    corpus: str | Mapping = "python",
-    vocabulary: int = 20_000,
-    width: int = 64,
-    context: int = 2,
-    negatives: int = 5,
-    drawn: int = 64,
-    threshold: float = 1e-4,
-    evaluated: int = 1024,
+    corpus: str | Mapping = "python", vocabulary: int = 20_000, width: int = 64, context: int = 2,
+    negatives: int = 5, drawn: int = 64, threshold: float = 1e-4, evaluated: int = 1024,
     seed: int = 0,
-) -> Task:
+) -> Task:  # fmt: skip
     """Word embeddings that tell a word's neighbours from noise (arXiv 1310.4546 Eq. 4).
 
     An example is a word and `context` neighbours to either side; its loss is the mean over them,
@@ -275,17 +236,10 @@ def skip_gram(
         )
 
     return Task(
-        "skip_gram",
-        train,
-        test,
-        text.groups(words.train.names)[0][document],
-        init,
-        losses,
-        shared_draw=True,
-        eval_losses=models.in_micro_batches(expected, EVALUATED_AT_ONCE),
-        sparse=("centre", "context"),
-        evaluated=evaluated,
-    )
+        "skip_gram", train, test, text.groups(words.train.names)[0][document], init, losses,
+        shared_draw=True, eval_losses=models.in_micro_batches(expected, EVALUATED_AT_ONCE),
+        sparse=("centre", "context"), evaluated=evaluated,
+    )  # fmt: skip
 
 
 def _thin_out(part: text.Documents, counts, threshold: float, rng) -> text.Documents:
@@ -304,13 +258,9 @@ class Choices(NamedTuple):
 
 
 def ncf(
-    interactions: str | Mapping = "identifiers",
-    width: int = 16,
-    hidden: int = 32,
-    negatives: int = 4,
-    evaluated: int = 4096,
-    seed: int = 0,
-) -> Task:
+    interactions: str | Mapping = "identifiers", width: int = 16, hidden: int = 32,
+    negatives: int = 4, evaluated: int = 4096, seed: int = 0,
+) -> Task:  # fmt: skip
     """Neural matrix factorisation of who took what (arXiv 1708.05031); `test_hit_rate_10`.
 
     Leave-one-out (Sec. 4.1 there): a user's last item is the test, ranked among 99 that the user
@@ -349,16 +299,10 @@ def ncf(
         return jnp.mean((scores[:, 1:] >= scores[:, :1]).sum(1) < 10)
 
     return Task(
-        "ncf",
-        train,
-        test,
-        group[train.user],
-        init,
-        losses,
+        "ncf", train, test, group[train.user], init, losses,
         metrics=lambda params, means: {"test_hit_rate_10": float(hit_rate(params))},
-        sparse=("user/embedding", "item/embedding"),
-        evaluated=evaluated,
-    )
+        sparse=("user/embedding", "item/embedding"), evaluated=evaluated,
+    )  # fmt: skip
 
 
 def _never_taken(user, item, who, items: int, number: int, rng) -> np.ndarray:
@@ -386,12 +330,9 @@ class Hashed(NamedTuple):
 
 
 def hashed_logistic(
-    corpus: str | Mapping = "python",
-    window: int = 64,
-    buckets: int = 65_536,
-    largest: int = 16,
+    corpus: str | Mapping = "python", window: int = 64, buckets: int = 65_536, largest: int = 16,
     evaluated: int = 4096,
-) -> Task:
+) -> Task:  # fmt: skip
     """Say from `window` words which package their file belongs to, by logistic regression.
 
     The features are the hashed words (arXiv 0902.2206). The classes are the `largest` groups by
@@ -427,13 +368,6 @@ def hashed_logistic(
         return {"weights": jnp.zeros((buckets, len(classes))), "bias": jnp.zeros(len(classes))}
 
     return Task(
-        "hashed_logistic",
-        train,
-        test,
-        train.label,
-        init,
-        losses,
-        correct,
-        sparse=("weights",),
+        "hashed_logistic", train, test, train.label, init, losses, correct, sparse=("weights",),
         evaluated=evaluated,
-    )
+    )  # fmt: skip

@@ -5,13 +5,12 @@ import random
 import pytest
 
 from benchmarks import damage
-from experiments import formats, records, report
+from experiments import formats, records
 
 TRIES = 60
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("name", damage.READERS)
+@pytest.mark.parametrize("name", ["schedule", "note", "checkpoint", "divided"])
 def test_a_damaged_file_is_refused_in_a_sentence_or_read(name, tmp_path):
     outcomes = damage.damage(name, TRIES, seed=1, place=tmp_path)
     assert not [how for how in outcomes if how.startswith("broken")], outcomes
@@ -36,26 +35,6 @@ def test_one_flipped_bit_of_a_schedule_never_changes_it(tmp_path):
             for name, value in vars(before).items():
                 assert str(getattr(after, name)) == str(value)
     assert changed > 100
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "words"),
-    [
-        ("a/summary.json", "[]", "its object is missing.*remove it, and the same command trains"),
-        ("a/summary.json", "[" * 100_000, "nested too deeply"),
-        ("a/summary.json", '{"name": "a\\u001b[2J"}', "remove it"),
-        ("summary.json", '{"arms": [1]}', "its 'arms' is .*; remove it"),
-        ("a/metrics.jsonl", '{"step": 1}\n', "its 'update' is .*; remove the summary"),
-        ("a/metrics.jsonl", "", "has no records"),
-        ("a/config.json", '{"name": 3}', "its 'name' is .*; give another --workdir"),
-    ],
-)
-def test_what_is_wrong_and_the_way_out_are_named(tmp_path, file, text, words):
-    damage.sweep(tmp_path)
-    (tmp_path / file).write_text(text)
-    with pytest.raises(formats.Damaged, match=words) as caught:
-        report.gather(tmp_path)
-    assert str(tmp_path / file) in str(caught.value) and len(str(caught.value)) < 800
 
 
 def test_a_record_that_goes_back_is_refused(tmp_path):

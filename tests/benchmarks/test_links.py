@@ -25,14 +25,6 @@ def able():
 # --- what is expected ---
 
 
-def test_a_rate_is_read():
-    assert namespaces.bits_per_second("100mbit") == 1e8
-    assert namespaces.bits_per_second("2.5gbit") == 2.5e9
-    for wrong in ("100", "mbit", "0gbit", "1 gbit", "-1mbit", "1GB"):
-        with pytest.raises(ValueError, match="write a number and its unit"):
-            namespaces.bits_per_second(wrong)
-
-
 # --- hosts ---
 
 ENDED = """

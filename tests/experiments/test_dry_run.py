@@ -7,7 +7,6 @@ import pytest
 from configs import base
 from experiments import dry_run, prepare, registry
 from tests.launcher import ROOT, caller
-from tests.marks import slow
 
 GPT = (
     "next_token(model=gpt(layers=2, width=64, heads=2), corpus=python(files=40), vocabulary=512, "
@@ -33,11 +32,8 @@ def compilers(traced):
 @pytest.mark.parametrize(
     ("task", "changes"),
     [
-        (GPT, {"optimizer": ADAM}),
         (GPT, {"optimizer": ADAM, "algorithm": "local_sgd", "mini_batches": 3}),
-        (GPT, {"optimizer": ADAM, "batch_size": 16}),
-        slow(RESNET, {"optimizer": "momentum(learning_rate=0.1)"}),
-        slow(RESNET, {"optimizer": "momentum(learning_rate=0.1)", "batch_size": 16}),
+        (RESNET, {"optimizer": "momentum(learning_rate=0.1)"}),
     ],
 )
 def test_memory_is_within_a_tenth_of_the_compilers(task, changes):
@@ -63,26 +59,6 @@ def test_what_is_sent_and_counted_of_an_update():
     free = {"runtime": "actors", "delay": "none", "wait": "k_async(k=1)"}
     process = dry_run.forecast(arm("digits(model=logistic)", **free))
     assert process.flops == alone.flops
-
-
-@pytest.mark.parametrize(
-    "change", [{}, slow({"algorithm": "swarm(bits=8)", "wait": "random_pairs"})]
-)
-def test_a_device_of_two_has_half_of_what_belongs_to_workers(change):
-    task = "digits(model=mlp(hidden=[8]))"
-    one, two = (dry_run.forecast(arm(task, workers=8, devices=n, **change)) for n in (1, 2))
-    assert two.flops["float32"] == one.flops["float32"] / 2
-    assert two.memory < one.memory and two.sent == one.sent
-
-
-@pytest.mark.slow
-def test_micro_batches_and_blocks_computed_again_take_less():
-    plain = dry_run.forecast(arm(GPT, batch_size=16))
-    small = dry_run.forecast(arm(GPT[:-1] + ", micro_batch=2)", batch_size=16))
-    again = dry_run.forecast(arm(GPT.replace("heads=2", "heads=2, remat=true"), batch_size=16))
-    assert small.memory < 0.5 * plain.memory and again.memory < 0.9 * plain.memory
-    assert small.flops["float32"] == pytest.approx(plain.flops["float32"], rel=1e-3)
-    assert again.flops["float32"] > 1.1 * plain.flops["float32"]
 
 
 @pytest.mark.slow
@@ -118,10 +94,9 @@ def test_a_device_of_a_slice_has_its_part_of_the_work_and_of_what_is_divided():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["replicated", "fsdp"])
-def test_memory_of_a_slice_is_within_a_tenth_of_the_compilers(sharding):
+def test_memory_of_a_slice_is_within_a_tenth_of_the_compilers():
     changes = {"optimizer": ADAM, "algorithm": "local_sgd", "mini_batches": 2, **SLICES}
-    config = arm(GPT, **changes, sharding=sharding, rounds_per_dispatch=1)
+    config = arm(GPT, **changes, sharding="fsdp", rounds_per_dispatch=1)
     made = prepare.prepare(config)
     runtime = made.runtime
     run = runtime.start(made.task.init(jax.random.key(0)))

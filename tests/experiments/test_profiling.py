@@ -26,12 +26,6 @@ def task():
     return tasks.build(TINY)
 
 
-def paths(task):
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves}
-
-
 def test_the_order_is_that_of_the_computation_not_of_the_names():
     """By name layers_10 would come after layers_1; each layer's parameters stay together."""
     task = tasks.build("digits(model=cnn, l2=0.1)")
@@ -56,23 +50,13 @@ def test_a_layer_is_ready_with_the_last_of_its_gradients(task):
     assert order == [["second/kernel"], ["first/scale", "first/kernel"]]
 
 
-@pytest.mark.slow
-def test_ready_times_are_those_of_every_layer_and_do_not_fall(task):
-    measured = profiling.measure_backward(task, 16, steps=4)
-    assert len(measured.layers) == len(measured.ready) == 2
-    assert {path for layer in measured.layers for path in layer} == paths(task)
-    assert (measured.ready >= 0).all() and (np.diff(measured.ready) >= 0).all()
-    assert measured.forward > 0 and measured.whole > 0
-    assert measured.error == measured.ready[-1] / measured.whole - 1
-
-
 def test_times_are_taken_apart_as_they_were_put_together(task, monkeypatch):
     """Less the forward pass, and per all-reduce of those that ran in a row."""
     timed = {"forward": 1.0, "whole": 5.0, 1: 4.0, 2: 3.0}  # the second layer before the first?
     monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns: timed)
     measured = profiling.measure_backward(task, 16)
     assert measured.ready.tolist() == [2.5, 2.5]
-    assert (measured.forward, measured.whole, measured.error) == (1.0, 4.0, -0.375)
+    assert (measured.forward, measured.error) == (1.0, -0.375)
     timed = {4096: 1.0, 2**20: 1.0, 2**23: 1.0}
     monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns, warm_ups: timed)
     _, seconds = profiling.measure_all_reduce(jax.devices()[:2], tuple(timed))
@@ -109,29 +93,6 @@ def test_profiles_are_saved_and_loaded(tmp_path):
     assert loaded.cost.seconds(1500) == pytest.approx(2.5)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("layers", r"cannot be read \(Expecting value"),
-        ('{"layers": [["a"]]}', r"cannot be read \(its 'ready' is missing or .*\); write it with"),
-        (
-            '{"layers": [["a"]], "ready": [1, 2], "sizes": [1, 2], "seconds": [1, 2]}',
-            "has 2 ready times for 1 layers; measure it anew",
-        ),
-        (
-            '{"layers": [["a"]], "ready": [1], "sizes": [1], "seconds": [1]}',
-            "needs two different sizes",
-        ),
-    ],
-)
-def test_other_files_are_refused(tmp_path, text, words):
-    (tmp_path / "p.json").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        profiling.load(tmp_path / "p.json")
-    with pytest.raises(ValueError, match=r"cannot be read .No such file"):
-        profiling.load(tmp_path / "none.json")
-
-
 # --- configs ---
 
 
@@ -152,26 +113,10 @@ def test_a_config_measures_once_and_saves(tmp_path, monkeypatch, task):
     assert profiling.for_config(config(profile=str(path)), task).layers == PROFILE.layers
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"buckets": "best"}, "unknown choice 'best'"),
-        ({"wait": "bariers"}, "unknown name 'bariers'"),
-        ({"split": "dirichlet(alpha=-1.0)"}, "alpha"),
-        ({"workers": 9}, "there are 8 devices but config.workers=9"),
-    ],
-)
-def test_nothing_is_measured_for_a_config_that_cannot_run(monkeypatch, changes, words):
-    monkeypatch.setattr(profiling, "measure", lambda *given: pytest.fail("measured"))
-    with pytest.raises(ValueError, match=words):
-        prepare.prepare(config(profile="measure", **changes))
-
-
 def test_a_profile_of_another_model_is_refused_before_the_run(tmp_path):
     profiling.save(tmp_path / "p.json", PROFILE)
-    for runtime in ("mesh", "simulate"):
-        with pytest.raises(ValueError, match="of another model: the model does not have 'a/bias'"):
-            prepare.prepare(config(profile=str(tmp_path / "p.json"), runtime=runtime))
+    with pytest.raises(ValueError, match="of another model: the model does not have 'a/bias'"):
+        prepare.prepare(config(profile=str(tmp_path / "p.json"), runtime="mesh"))
 
 
 def test_entries_that_cannot_be_used_are_refused(task):
@@ -179,13 +124,9 @@ def test_entries_that_cannot_be_used_are_refused(task):
         profiling.for_config(config(profile="measure", workers=99), task)
     with pytest.raises(ValueError, match=r"save into a directory that does not exist; make it"):
         profiling.for_config(config(profile="measure:missing/p.json"), task)
-    with pytest.raises(ValueError, match="'measure:tests' names a directory; name a file in it"):
-        profiling.for_config(config(profile="measure:tests"), task)
     with pytest.raises(ValueError, match="profile: 3 is no text; set it to measure"):
         profiling.for_config(config(profile=3), task)
     with pytest.raises(ValueError, match="'25' is no size of a fixed bucket"):
         prepare.prepare(config(buckets="fixed:25"))
-    with pytest.raises(ValueError, match="buckets: unknown choice '3'; known choices: wfbp"):
-        prepare.prepare(config(buckets=3))
     with pytest.raises(ValueError, match=r"'layers.csv': layers of a CSV file are for configs/mg_"):
         profiling.for_config(config(profile="layers.csv"), task)

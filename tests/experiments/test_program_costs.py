@@ -1,11 +1,14 @@
-"""Costs of traced programs, worked out by hand."""
+"""Costs of traced programs, worked out by hand, and turns of programs on a clock of the test."""
+
+import itertools
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import program_costs
+from experiments import program_costs, stopwatch
 
 KB = 1024
 X = jax.ShapeDtypeStruct((16, 16), jnp.float32)  # 1 kB
@@ -61,16 +64,12 @@ def test_flops_are_those_that_the_compiler_counts():
         return jnp.sum(jnp.maximum(x @ w[0], 0) @ w[1] @ w[2])
 
     ours = costs(jax.grad(loss), w).flops["float32"]
-    assert ours == pytest.approx(program_costs.flops(jax.grad(loss), w), rel=0.05)
-
-
-def test_what_nobody_uses_costs_nothing():
-    found = costs(lambda x: (x @ x, x + 1)[1], X)
-    assert found.flops == {} and found.memory == KB
+    counted = jax.jit(jax.grad(loss)).lower(w).cost_analysis()["flops"]
+    assert ours == pytest.approx(counted, rel=0.05)
 
 
 def test_what_works_element_by_element_needs_no_buffer_of_its_own():
-    """x -> sin(2 x + 1) y is one pass: both are read, one is written. A sum reads a buffer."""
+    """Of x -> sin(2 x + 1) y both are read and one is written. A sum reads a buffer."""
     found = costs(lambda x, y: jnp.sin(2 * x + 1) * y, X, X)
     assert found.memory == KB and found.moved == 3 * KB
     summed = costs(lambda x: jnp.sum(2 * x + 1), X)
@@ -100,13 +99,44 @@ def test_a_result_may_lie_where_an_argument_was_given_away():
 
 
 def test_a_product_copies_what_lies_in_another_order():
-    """x' (x x): the right side is made first, and the left one is turned."""
+    """Of x' (x x) the right side is made first, and the left one is turned."""
     turned = costs(lambda x: jnp.einsum("ki,kj->ij", x, x @ x), X)
     assert turned.memory == costs(lambda x: x @ (x @ x), X).memory + KB
 
 
-def test_a_roofline_is_the_longer_of_computing_and_moving():
-    peak = program_costs.Peak(200.0, 100.0, "TF32", 10.0, 1e9)
-    assert program_costs.roofline({"float32": 300.0}, 5.0, peak) == 3.0
-    assert program_costs.roofline({"bfloat16": 300.0, "float32": 50.0}, 5.0, peak) == 2.0
-    assert program_costs.roofline({"float32": 300.0}, 50.0, peak) == 5.0
+# --- seconds ---
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Programs that take as many seconds as their turn says, on a clock that only they move."""
+    now, called = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def program(name, takes):
+        takes = iter(takes)
+
+        def run():
+            called.append(name)
+            now[0] += next(takes)
+            return jnp.zeros(())
+
+        return run
+
+    return called, program
+
+
+def test_programs_take_turns_and_the_warm_up_does_not_count(calls):
+    called, program = calls
+    programs = {"a": program("a", [50, 4, 1, 2]), 7: program(7, [90, 10, 10, 1000])}
+    assert stopwatch.seconds(programs, 3) == {"a": 1.5, 7: 10.0}
+    assert called == ["a", 7, 7, "a", "a", 7, 7, "a"]
+
+
+def test_turns_stop_when_the_budget_is_used_up(calls):
+    called, program = calls
+    programs = {name: program(name, itertools.repeat(1.0)) for name in "ab"}
+    stopwatch.seconds(programs, 9, budget=0.0)
+    assert len(called) == 8  # one untimed, three at least
+    stopwatch.seconds(programs, 9, budget=9.0)
+    assert len(called) == 8 + 12  # ten seconds are gone after five turns

@@ -44,39 +44,17 @@ def beside(leaf):
 
 ODD = [
     ({"init": beside(jnp.int32(0))}, "parameter 'more' is int32, and parameters are real floats"),
-    ({"init": beside(jnp.zeros(2, bool))}, "parameter 'more' is bool"),
-    ({"init": beside(jnp.zeros(3, jnp.complex64))}, "parameter 'more' is complex64"),
-    ({"init": lambda key: {"w": jnp.zeros(3), "key": key}}, "parameter 'key' is key<fry>"),
-    ({"init": beside(jnp.zeros(3, jnp.float8_e4m3fn))}, "parameter 'more' is float8_e4m3fn"),
-    (
-        {"init": lambda key: {"w": X[0], "a/b": X[0], "a": {"b": X[0]}}},
-        "two parameters are called 'a/b'",
-    ),
-    ({"init": beside("a text")}, "the model cannot be built ("),
-    ({"init": lambda key: {}}, "init gives no parameters"),
-    ({"init": lambda key: {"w": jnp.zeros((0, 3))}}, "init gives no parameters"),
+    ({"init": lambda key: {"w": X[0], "a/b": X[0], "a": {"b": X[0]}}}, "are called 'a/b'"),
     ({"init": lambda key: {}["w"]}, "the model cannot be built (KeyError: 'w')"),
     (
         {"losses": lambda p, e: squares(p, e).mean()},
         "losses of 7 examples must be float32 [7], one number an example, got float32 []; leave "
         "out the mean or sum over examples",
     ),
-    ({"losses": lambda p, e: squares(p, e)[:, None]}, "got float32 [7, 1]; correct"),
-    ({"losses": lambda p, e: jnp.int32(squares(p, e))}, "got int32 [7]"),
-    ({"losses": lambda p, e: (squares(p, e), {})}, "got tuple"),
     ({"losses": lambda p, e: squares({"w": p["v"]}, e)}, "losses cannot be traced (KeyError: 'v')"),
-    (
-        {"losses": lambda p, e: jax.lax.while_loop(lambda x: x[0] < 0, jnp.sin, squares(p, e))},
-        "losses cannot be traced (ValueError: Reverse-mode",
-    ),
     ({"shared_draw": True}, "but they take no third argument"),
-    ({"eval_losses": lambda p, e: squares(p, e).sum()}, "eval_losses of 7 examples must be"),
-    ({"correct": lambda p, e: (squares(p, e) < 1).mean()}, "correct of 7 examples must be"),
     ({"labels": np.zeros(9, int)}, "there are 9 labels for 64 training samples"),
     ({"train": (X[:9], Y)}, "train must have samples, as many in all its arrays"),
-    ({"test": (X[:0], Y[:0])}, "test must have samples"),
-    ({"test": (X[:, :2], Y)}, "losses cannot be traced (TypeError: dot_general"),
-    ({"train": (X, Y.astype(str))}, "train holds <U"),
 ]
 
 
@@ -87,10 +65,9 @@ def test_a_task_that_cannot_be_trained_is_one_sentence(monkeypatch, changes, wor
     assert str(caught.value).startswith("task 'odd_") and words in str(caught.value)
 
 
-@pytest.mark.parametrize("runtime", ["actors", "mesh"])
-def test_workers_that_are_processes_or_devices_are_not_started_for_it(monkeypatch, runtime):
+def test_workers_that_are_processes_are_not_started_for_it(monkeypatch):
     with pytest.raises(ValueError, match="losses of 7 examples must be"):
-        prepared(monkeypatch, task(losses=lambda p, e: squares(p, e).mean()), runtime=runtime)
+        prepared(monkeypatch, task(losses=lambda p, e: squares(p, e).mean()), runtime="actors")
 
 
 def test_usual_trees_are_trained(monkeypatch):

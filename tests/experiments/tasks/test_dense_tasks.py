@@ -3,12 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from ml_collections import ConfigDict
 
 from experiments import tasks
-from experiments.tasks import data, dense_tasks, models, sampling
+from experiments.tasks import data, dense_tasks, models
 from experiments.tasks.data import Images
 
 TINY = data.Dataset(
@@ -36,13 +34,9 @@ def test_classification_worked_out_by_hand():
         task.losses(params, task.train), np.log([4, 4 / 3, 4 / 3]), rtol=1e-6
     )
     np.testing.assert_array_equal(task.correct(params, task.train), [0, 1, 1])
-
-
-def test_l2_adds_half_the_squared_norm_to_every_example():
-    (plain, params), (decayed, _) = tiny(), tiny(l2=0.5)
-    params = jax.tree.map(jnp.ones_like, params)  # four entries
+    decayed, ones = tiny(l2=0.5)[0], jax.tree.map(jnp.ones_like, params)  # four entries
     np.testing.assert_allclose(
-        decayed.losses(params, TINY.train), plain.losses(params, TINY.train) + 1.0, rtol=1e-6
+        decayed.losses(ones, TINY.train), task.losses(ones, TINY.train) + 1.0, rtol=1e-6
     )
 
 
@@ -71,52 +65,12 @@ def test_logistic_reaches_its_optimum():
     assert set(task.labels) == {0, 1} and task.labels.dtype == np.int32
 
 
-@pytest.mark.parametrize("batch", [1, 5, 2048])
-def test_evaluation_does_not_depend_on_the_chunks(batch):
+def test_evaluation_does_not_depend_on_the_chunks():
     task, params = tiny()
-    assert tasks.evaluate(task, params, batch) == pytest.approx(
+    assert tasks.evaluate(task, params, 1) == tasks.evaluate(task, params, 5)
+    assert tasks.evaluate(task, params) == pytest.approx(
         {"train_loss": np.log(2), "test_loss": np.log(2), "test_accuracy": 0.0}
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", [{"name": "logistic"}, {"name": "mlp"}, {"name": "cnn", "channels": (16, 32)}]
-)
-def test_digits_are_learned(model):
-    task = tasks.build(ConfigDict({"name": "digits", "model": model}))
-    optimizer = optax.adam(1e-2)
-    params = task.init(jax.random.key(0))
-    state = optimizer.init(params)
-
-    @jax.jit
-    def step(params, state, examples):
-        gradient = jax.grad(lambda p: task.losses(p, examples).mean())(params)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state
-
-    before = tasks.evaluate(task, params)
-    sampler = sampling.Sampler([np.arange(len(task.labels))], batch_size=32, seed=0)
-    for indices in sampler.indices(0, np.arange(100)):
-        params, state = step(params, state, jax.tree.map(lambda a, i=indices: a[i], task.train))
-    after = tasks.evaluate(task, params)
-    assert after["train_loss"] < 0.5 * before["train_loss"]
-    assert after["test_accuracy"] > 0.8
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "imagenet"}, "task: unknown name 'imagenet'; did you mean 'imagenet2012'"),
-        ({"name": "synthetic_quadratic", "dim": 3}, "unknown parameter 'dim'.*dimension"),
-        ({"name": "digits"}, "parameter 'model' is missing"),
-        ({"name": "digits", "model": "vgg"}, "model: unknown name 'vgg'.*logistic.*mlp"),
-        ({"name": "digits", "model": "cnn(width=3)"}, "unknown parameter 'width'.*channels"),
-    ],
-)
-def test_bad_specs_say_what_is_known(spec, message):
-    with pytest.raises(ValueError, match=message):
-        tasks.build(spec)
 
 
 # --- augmentation ---
@@ -157,28 +111,3 @@ def test_evaluation_takes_the_middle_and_leaves_what_is_cut_alone():
     cut = changes.train(IMAGES, draws(12))
     assert cut.image.shape == (12, 4, 4, 2)
     np.testing.assert_array_equal(changes.plain(cut).image, cut.image)
-
-
-def test_draws_are_a_function_of_the_address():
-    shards = np.array_split(np.arange(40), 4)
-    sampler = sampling.Sampler(shards, batch_size=3, seed=1)
-    workers, counters = np.meshgrid(np.arange(4), np.arange(50), indexing="ij")
-    together = np.asarray(sampler.draws(workers, counters))
-    assert together.shape == (4, 50, 3) and together.dtype == np.uint32
-    assert len(np.unique(together)) == together.size
-    for worker_, counter in ((0, 0), (3, 49), (2, 7)):
-        np.testing.assert_array_equal(
-            sampler.draws(np.int64(worker_), np.int64(counter)), together[worker_, counter]
-        )
-    assert not np.array_equal(
-        sampling.Sampler(shards, 3, seed=2).draws(workers, counters), together
-    )
-    far = sampler.draws(np.int64(0), np.int64(2**32))
-    assert not np.array_equal(far, sampler.draws(np.int64(0), np.int64(0)))
-
-
-def test_what_does_not_fit_is_one_sentence():
-    with pytest.raises(ValueError, match="size=7 is more than images of 6x6 pixels have"):
-        dense_tasks.crop_and_flip(size=7).plain(IMAGES)
-    with pytest.raises(ValueError, match="padding must be at least 0 and size at least 1, got -1"):
-        dense_tasks.crop_and_flip(padding=-1)

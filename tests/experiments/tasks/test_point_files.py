@@ -26,12 +26,9 @@ def write(folder, kind, x, y):
         table = {"y": y} | {f"f{i}": column for i, column in enumerate(x.T)}
         parquet.write_table(arrow.table(table), path)
     else:
-        mark = {"csv": ",", "tsv": "\t"}[kind]
-        rows = [
-            mark.join(f"{v:.8g}" for v in (*row[:2], label, row[2]))
-            for row, label in zip(x, y, strict=True)
-        ]
-        path.write_text(mark.join(["a", '"b"', "y", "c"]) + "\n" + "\n".join(rows) + "\n")
+        columns = np.column_stack([x[:, :2], y, x[:, 2]])
+        rows = [";".join(f"{value:.8g}" for value in row) for row in columns]
+        path.write_text("\n".join(['a;"b";y;c', *rows, ""]))
     return path
 
 
@@ -39,7 +36,7 @@ def task(path, **given):
     return tasks.build({"name": "points", "path": str(path)} | given)
 
 
-@pytest.mark.parametrize("kind", ["npz", "csv", "tsv", "parquet", "svm"])
+@pytest.mark.parametrize("kind", ["npz", "csv", "parquet", "svm"])
 def test_every_format_gives_the_same_points(tmp_path, kind):
     made = task(write(tmp_path, kind, X, Y), test=str(write(tmp_path, kind, X, Y)))
     np.testing.assert_allclose(made.train.image[:, 0, :, 0], X, rtol=1e-6)
@@ -81,43 +78,18 @@ def test_features_have_mean_0_and_variance_1_over_the_training_points(tmp_path):
     ("kind", "x", "y", "given", "words"),
     [
         ("npz", X, Y + 1, {}, "labels reach 2, and no training sample has label 0"),
-        ("npz", X, 4 * Y - 2, {}, "are from -2 to 2, where classes"),
         ("npz", X, Y + 0.5, {}, "from 0.5 to 1.5, .* or write regression=True"),
-        ("npz", X, 5 * Y, {"classes": 5}, "where classes from 0 to 5 - 1 are due"),
+        ("csv", X, np.full(40, 1e12), {}, r"targets of .* from 1e\+12 to 1e\+12, where classes"),
         ("csv", np.where(X > 1, np.nan, X), Y, {}, "not finite in point"),
-        ("npz", X, np.where(Y > 0, np.inf, 0), {"regression": True}, "point . from 0 on, of"),
-        ("npz", X[:, 0], Y, {}, r"features float32 \[40\] and targets float32 \[40\]"),
-        ("npz", X[:9], Y, {}, r"features float32 \[9, 3\] and targets float32 \[40\]"),
-        ("npz", X.astype(str), Y, {}, "features <U"),
         ("npz", X.astype(object), Y, {}, "cannot be read .*allow_pickle"),
         ("npz", X[:1], Y[:1], {}, "0 points of 3 features are left to train and 1"),
-        ("npz", X, Y, {"target": "z"}, "it has no 'z' but x, y"),
         ("csv", X, Y, {"target": "z"}, "one column 'z' and others are due, it has a, b, y, c"),
-        ("npz", X, Y, {"test_fraction": 1.0}, "test_fraction is 1.0"),
         ("npz", X, Y, {"test": "none.npz"}, "none.npz cannot be read .No such file"),
     ],
 )
 def test_points_that_cannot_be_trained_are_one_sentence(tmp_path, kind, x, y, given, words):
     with pytest.raises(ValueError, match=words):
         task(write(tmp_path, kind, x, y), **given)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.csv", "y,a\n1,2\n0,one\n", "could not convert string 'one'"),
-        ("a.csv", "y,a\n1,2,3\n0,1,3\n", "has 3 columns below 2 names"),
-        ("a.csv", "1,2\n0,1\n", "one column 'y' and others are due, it has 1, 2"),
-        ("a.npz", "no zip", "cannot be read .File is not a zip"),
-        ("a.parquet", "no parquet", "cannot be read"),
-        ("a9a", "1 1:x\n", "cannot be read"),
-        ("a9a", "1 1:1 3000000:1\n" * 1000, "1000 points of 3000000 features fill the memory"),
-    ],
-)
-def test_a_file_of_no_points_is_one_sentence(tmp_path, name, content, words):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=words):
-        task(tmp_path / name)
 
 
 def test_images_of_an_npz_file_get_an_axis_for_colours(tmp_path):
@@ -129,24 +101,10 @@ def test_images_of_an_npz_file_get_an_axis_for_colours(tmp_path):
     assert made.train.image.shape == (6, 8, 8, 1) and list(made.labels) == [0, 1, 2, 0, 1, 2]
     for changes, words in (
         ({"x_train": image[:5]}, r"x_train has shape \(5, 8, 8, 1\) and y_train \(6,\)"),
-        ({"y_train": label - 1.0}, "y_train: labels are float64"),
         ({"y_test": np.array([0, 1, 3])}, "labels reach 3, and no training sample has label 3"),
-        ({"x_test": image[:3, :4]}, "differ in shape"),
         ({"x_test": None}, "has no x_test but x_train, y_test, y_train"),
     ):
         changed = {name: a for name, a in (arrays | changes).items() if a is not None}
         np.savez(tmp_path / "i.npz", **changed)
         with pytest.raises(ValueError, match=words):
             data.npz_images(str(tmp_path / "i.npz"))
-
-
-def test_numbers_that_are_no_classes_are_not_taken_for_them(tmp_path):
-    path = write(tmp_path, "csv", X, np.full(len(X), 1e12))
-    with pytest.raises(ValueError, match=r"targets of .* are from 1e\+12 to 1e\+12, where classes"):
-        task(path)
-
-
-def test_a_table_without_rows_is_refused(tmp_path):
-    (tmp_path / "points.csv").write_text("a,y\n")
-    with pytest.raises(ValueError, match="it has names and no points"):
-        task(tmp_path / "points.csv")

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from experiments.tasks import sampling
 
@@ -16,12 +15,8 @@ def test_every_epoch_uses_each_sample_once():
         stream = sampler.indices(np.array(worker), np.arange(5 * len(shard))).reshape(-1)
         epochs = stream.reshape(-1, len(shard))
         np.testing.assert_array_equal(np.sort(epochs, 1), np.tile(shard, (len(epochs), 1)))
-    assert (
-        len(
-            {tuple(epoch) for epoch in np.asarray(sampler.indices(0, np.arange(35))).reshape(10, 7)}
-        )
-        > 5
-    )
+    epochs = np.asarray(sampler.indices(0, np.arange(35))).reshape(10, 7)
+    assert len({tuple(epoch) for epoch in epochs}) > 5
 
 
 def test_indices_depend_on_the_address_only():
@@ -36,19 +31,15 @@ def test_indices_depend_on_the_address_only():
         np.testing.assert_array_equal(fresh.indices(worker, counter), together[worker, counter])
     other = sampling.Sampler(SHARDS, batch_size=4, seed=1)
     assert not np.array_equal(other.indices(workers, counters), together)
-
-
-def test_sampler_refuses_what_it_cannot_draw():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        sampling.Sampler(SHARDS, batch_size=0, seed=0)
-    with pytest.raises(ValueError, match=r"workers \[1\] have no samples"):
-        sampling.Sampler([np.arange(2), np.arange(0)], batch_size=1, seed=0)
+    drawn = np.asarray(sampler.draws(workers, counters))
+    assert drawn.shape == (3, 15, 4) and len(np.unique(drawn)) == drawn.size
+    np.testing.assert_array_equal(fresh.draws(2, 7), drawn[2, 7])
+    assert not np.isin(other.draws(workers, counters), drawn).any()
+    assert not np.array_equal(sampler.draws(0, 2**32), drawn[0, 0])
 
 
 def test_every_key_gives_a_bijection():
-    cases = [
-        (n, key) for n in (1, 2, 3, 4, 5, 7, 16, 17, 97, 1000, 1437) for key in (0, 1, 2**32 - 1)
-    ]
+    cases = [(n, key) for n in (1, 2, 3, 5, 16, 17, 97, 1437) for key in (0, 2**32 - 1)]
     index, sizes, keys = (
         jnp.concatenate(columns)
         for columns in zip(
@@ -65,11 +56,9 @@ def test_every_key_gives_a_bijection():
         np.testing.assert_array_equal(np.sort(order), np.arange(n))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("size", [22, 90])
-def test_orders_are_uniform(size):
+def test_orders_are_uniform():
     """Chi-squared per degree of freedom of each element's place, and of neighbouring pairs."""
-    epochs = 20_000
+    size, epochs = 22, 20_000
     keys = np.random.default_rng(0).integers(0, 2**32, epochs, dtype=np.uint32)
     index = np.tile(np.arange(size, dtype=np.uint32), epochs)
     sizes = np.full_like(index, size)

@@ -1,12 +1,13 @@
-"""Words, corpora and packed documents."""
+"""Words, corpora, packed documents, and sequences on the disk that are read back as they were."""
 
 import importlib.util
+import pickle
 import sysconfig
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
+from experiments import pack_text
 from experiments.tasks import text
 from experiments.tasks.text import END, Documents
 
@@ -14,16 +15,10 @@ TINY = text.corpus(
     train=[("a/x.py", "b b b c"), ("m.py", "c b 1")], test=[("a/y.py", "new c b"), ("z.py", "b")]
 )
 LIBRARY = {
-    "a.py": "x = y",
-    "os.py": "import x",
-    "pack/b.py": "def x(): y",
-    "pack/deep/c.py": "x y x1",
-    "pack/test/d.py": "secret",
-    "site-packages/e.py": "secret",
-    "idlelib/idle_test/f.py": "secret",
-    "_sysconfigdata__linux.py": "secret",
-    "pack/readme.txt": "secret",
-}
+    "a.py": "x = y", "os.py": "import x", "pack/b.py": "def x(): y", "pack/deep/c.py": "x y x1",
+    "pack/test/d.py": "secret", "site-packages/e.py": "secret", "idlelib/idle_test/f.py": "secret",
+    "_sysconfigdata__linux.py": "secret", "pack/readme.txt": "secret",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -60,16 +55,9 @@ def test_words_are_numbered_by_frequency_in_the_training_part():
 
 def test_a_limited_vocabulary_leaves_the_rest_unknown():
     cut = text.limit(TINY, 4)
-    assert cut.words == ("<unk>", "<end>", "b", "c")
     np.testing.assert_array_equal(cut.train.tokens, [2, 2, 2, 3, 1, 3, 2, 0, 1])
-    np.testing.assert_array_equal(cut.test.tokens, [0, 3, 2, 1, 2, 1])
-    assert text.limit(TINY, 5).words[-1] == "0"  # what the training part has, not `new`
-
-
-@pytest.mark.parametrize("vocabulary", [2, 6])
-def test_a_vocabulary_without_words_or_beyond_them(vocabulary):
-    with pytest.raises(ValueError, match=f"at least 3 and at most the 5 .* got {vocabulary}"):
-        text.limit(TINY, vocabulary)
+    with pytest.raises(ValueError, match=r"at least 3 and at most the 5 .* got 6"):
+        text.limit(TINY, 6)
 
 
 def test_windows_overlap_by_size_minus_step_and_know_their_document():
@@ -78,39 +66,14 @@ def test_windows_overlap_by_size_minus_step_and_know_their_document():
     np.testing.assert_array_equal(document, [0, 0, 0, 1])
 
 
-def test_groups_are_top_folders_by_size():
-    names = ["a.py", "p/a.py", "q/a.py", "p/q/a.py", "b.py", "c.py"]
-    label, groups = text.groups(names)
-    assert groups == ("modules", "p", "q")
-    np.testing.assert_array_equal(label, [0, 1, 2, 1, 0, 0])
-    label, groups = text.groups(names, largest=1)
-    assert groups == ("modules", "others")
-    np.testing.assert_array_equal(label, [0, 1, 1, 1, 0, 0])
-
-
-def test_hashes_fill_buckets_and_both_signs_evenly():
-    codes = text.hashes([f"word{i}" for i in range(20_000)], buckets=10)
-    counts = np.bincount(codes, minlength=20)
-    assert len(counts) == 20
-    assert np.sum((counts - 1000) ** 2 / 1000) < 50  # chi-squared, 19 degrees of freedom
-    np.testing.assert_array_equal(text.hashes(["word7"], 10), codes[7:8])
-    with pytest.raises(ValueError, match="buckets must be between 1 and 2"):
-        text.hashes(["a"], 0)
-
-
 # --- Python's library ---
 
 
 @pytest.mark.usefixtures("library")
 def test_the_library_is_split_by_file_without_its_tests():
     corpus = text.standard_library(test_fraction=0.5)
-    assert {*corpus.train.names, *corpus.test.names} == {
-        "a.py",
-        "os.py",
-        "pack/b.py",
-        "pack/deep/c.py",
-    }
-    assert "secret" not in corpus.words
+    kept = {"a.py", "os.py", "pack/b.py", "pack/deep/c.py"}
+    assert {*corpus.train.names, *corpus.test.names} == kept and "secret" not in corpus.words
     text.standard_library.cache_clear()
     again = text.standard_library(test_fraction=0.5)
     assert again.words == corpus.words and again.train.names == corpus.train.names
@@ -122,18 +85,8 @@ def test_a_file_is_on_one_side_however_many_are_read():
     for part, whole in zip(few[1:], many[1:], strict=True):
         assert set(part.names) <= set(whole.names)
     assert len(few.train.names) + len(few.test.names) == 40
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"files": 1}, "files=1 leaves . files to train on and . to test on; raise files"),
-        ({"test_fraction": 1.0}, "test_fraction must lie between 0 and 1, got 1.0"),
-    ],
-)
-def test_a_library_with_an_empty_side(given, message):
-    with pytest.raises(ValueError, match=message):
-        text.standard_library(**given)
+    with pytest.raises(ValueError, match=r"files=1 leaves . files to train on and . to test on"):
+        text.standard_library(1)
 
 
 # --- interactions ---
@@ -157,67 +110,16 @@ def test_identifiers_come_in_the_order_of_their_appearance(monkeypatch):
 # --- TensorFlow Datasets ---
 
 
-def prepare(where, name, version, splits, features, config=None):
-    """Write a data set as `tfds build` would: splits of lists of examples."""
-
-    def info(self):
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-    def split_generators(self, _):
-        return {split: self._generate_examples(rows) for split, rows in splits.items()}
-
-    def examples(self, rows):
-        yield from enumerate(rows)
-
-    body = {
-        # In a package, tfds would look for the code with a library that it does not install.
-        "__module__": name,
-        "VERSION": tfds.core.Version(version),
-        "BUILDER_CONFIGS": [tfds.core.BuilderConfig(name=config)] if config else [],
-        "_info": info,
-        "_split_generators": split_generators,
-        "_generate_examples": examples,
-        "name": name,
-    }
-    builder = type(name, (tfds.core.GeneratorBasedBuilder,), body, skip_registration=True)
-    builder(data_dir=where, file_format="array_record").download_and_prepare()
-
-
-def test_prepared_ratings_are_read_in_the_order_of_time(tmp_path):
-    rows = [("u2", "7", 3), ("u1", "9", 2), ("u2", "9", 1), ("u3", "5", 1), ("u2", "5", 4)]
-    rows += [("u1", "7", 5), ("u1", "9", 6)]  # the last rates a film again
-    features = {
-        "user_id": tfds.features.Text(),
-        "movie_id": tfds.features.Text(),
-        "timestamp": tfds.features.Scalar(np.int64),
-    }
-    examples = [dict(zip(features, row, strict=True)) for row in rows]
-    prepare(tmp_path, "movielens", "0.1.1", {"train": examples}, features, "100k-ratings")
-    user, item, group = text.movielens(data_dir=str(tmp_path))
-    # u3 rated one film: nothing is left to train on. Films by name: 5, 7, 9 are 0, 1, 2.
-    np.testing.assert_array_equal(user, [0, 0, 1, 1, 1])
-    np.testing.assert_array_equal(item, [2, 1, 2, 1, 0])
-    assert len(group) == 2
-
-
-@pytest.mark.parametrize(
-    ("read", "name"),
-    [
-        (text.CORPORA["lm1b"], "lm1b"),
-        (text.CORPORA["wiki40b"], "wiki40b/en"),
-        (text.movielens, "movielens/100k-ratings"),
-    ],
-)
-def test_what_is_not_prepared_says_how_to_get_it(tmp_path, monkeypatch, read, name):
+def test_what_is_not_prepared_says_how_to_get_it(tmp_path, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "tensorflow" else found(name)
     )
     with pytest.raises(ValueError) as caught:
-        read(data_dir=str(tmp_path))
+        text.CORPORA["wiki40b"](data_dir=str(tmp_path))
     message = str(caught.value)
     assert str(tmp_path) in message and "tensorflow is not installed" in message
-    assert f"tfds build {name} --file_format=array_record" in message and "\n" not in message
+    assert "tfds build wiki40b/en --file_format=array_record" in message and "\n" not in message
 
 
 # --- packed documents ---
@@ -244,9 +146,11 @@ def test_short_documents_share_sequences_and_stay_whole():
     packed = text.pack(documents(3, 2, 1), 6)
     assert packed.tokens.tolist() == [[2, 3, 4, END, 5, 6, END], [7, END, END, END, END, END, END]]
     assert packed.document.tolist() == [0, 2]
+    lengths = np.random.default_rng(1).integers(1, 20, 400)  # best fit leaves little room
+    assert len(text.pack(documents(*lengths), 63).tokens) <= 1.03 * (lengths + 1).sum() / 64
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 30])
+@pytest.mark.parametrize("length", [1, 7, 30])
 def test_every_word_but_first_ones_is_a_target_once(length):
     lengths = np.random.default_rng(0).integers(0, 40, 50)
     part = documents(*lengths)
@@ -257,14 +161,90 @@ def test_every_word_but_first_ones_is_a_target_once(length):
     assert (np.diff(packed.document) >= 0).all() and len(packed.document) == len(packed.tokens)
 
 
-def test_best_fit_leaves_little_room():
-    lengths = np.random.default_rng(1).integers(1, 20, 400)
-    packed = text.pack(documents(*lengths), 63)
-    assert len(packed.tokens) <= 1.03 * (lengths + 1).sum() / 64
+# --- token files ---
 
 
-def test_what_cannot_be_packed_is_refused():
-    with pytest.raises(ValueError, match="length must be at least 1 word, got 0"):
-        text.pack(documents(3), 0)
-    with pytest.raises(ValueError, match="none of 2 documents has two words"):
-        text.pack(documents(0, 0), 4)
+TEXTS = ["one two two.", "two", "a longer text of more words than a sequence has", "end"]
+
+
+def stream_of(tokeniser):
+    """All tokens of TEXTS one after the other, as plain Python does it."""
+    return [token for one in TEXTS for token in (*tokeniser.encode(one).tolist(), text.END)]
+
+
+def as_text(tokens):
+    return (tokens - len(text.SPECIAL)).astype(np.uint8).tobytes().decode()
+
+
+@pytest.mark.parametrize(("at_once", "length"), [(1, 3), (1 << 20, 16)])
+def test_sequences_are_the_text_and_overlap_by_a_token(monkeypatch, at_once, length):
+    monkeypatch.setattr(text, "PACKED_AT_ONCE", at_once)
+    tokeniser = text.of_bytes()
+    parts = list(text.packed(TEXTS, tokeniser, length, "train"))
+    found, expected = np.concatenate(parts), stream_of(tokeniser)
+    assert len(found) == (len(expected) - 1) // length
+    for i, sequence in enumerate(found):
+        assert sequence.tolist() == expected[i * length : (i + 1) * length + 1]
+
+
+def test_bytes_and_words_say_what_was_written():
+    every = text.of_bytes()
+    assert as_text(every.encode("é ")) == "é " and len(every.words) == 258
+    words = text.of_words(TEXTS, vocabulary=5)
+    assert words.words == (*text.SPECIAL, "two", "a", ".")[:5]
+    assert words.encode("two three").tolist() == [2, text.UNKNOWN]
+    with pytest.raises(ValueError, match="vocabulary must be from 3 to the 15 words"):
+        text.of_words(TEXTS, vocabulary=2)
+
+
+LINES = "".join(f"line {number} of a play\n" for number in range(40))
+
+
+def odd(split):
+    return iter([b"bytes"])
+
+
+@pytest.mark.parametrize("corpus", ["play.txt", "files(glob='pl?y.txt', test_fraction=0.1)"])
+def test_text_of_ones_own_is_packed(tmp_path, monkeypatch, corpus):
+    """The last tenth of a file, from the end of a line on, is the test part."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "play.txt").write_text("\ufeff" + LINES, encoding="utf-8")
+    pack_text.pack("packed", corpus, 8)
+    train, test = (np.load(f"packed/{split}_tokens.npy").astype(int) for split in text.SPLITS)
+    flat = (np.r_[one[0, :1], one[:, 1:].ravel()] for one in (train, test))
+    said, held_out = (as_text(tokens[tokens > text.END]) for tokens in flat)
+    assert LINES.startswith(said) and 0.8 < len(said) / len(LINES) < 0.95
+    assert held_out.startswith("line 37 of") and held_out in LINES
+
+
+@pytest.mark.parametrize(
+    ("corpus", "words"),
+    [
+        ("no_such.txt", "files: no file is called 'no_such.txt'"),
+        ("latin.txt", "latin.txt cannot be read as text in UTF-8"),
+        ("files(glob='latin.txt', test_fraction=2)", "test_fraction must lie between 0 and 1"),
+        (f"{__name__}:odd", "document 0 of the train part is bytes; let the corpus give texts"),
+    ],
+)
+def test_a_corpus_that_is_none_is_one_sentence(tmp_path, monkeypatch, corpus, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 30)
+    with pytest.raises(ValueError, match=words):
+        pack_text.pack("packed", corpus, 8)
+
+
+def test_flat_tokens_of_nanogpt_are_mapped_with_their_end_as_ours(tmp_path):
+    """train.bin and val.bin of uint16, where token 7 closes a document, or none does."""
+    tokens = np.array([3, 1, 7, 2, 1, 0, 7, 5], np.uint16)
+    for split in ("train", "val"):
+        tokens.tofile(tmp_path / f"{split}.bin")
+    dataset = text.token_files(str(tmp_path), length=3, vocabulary=8, end=7)
+    again = pickle.loads(pickle.dumps(dataset.train))
+    assert dataset.classes == 8 and len(again) == 2
+    read = again.read(np.array([1, 0])).tokens
+    assert read.tolist() == [[2, 7, 0, text.END], [3, 7, text.END, 2]]
+    dataset = text.token_files(str(tmp_path), length=7, vocabulary=8)
+    assert dataset.classes == 9 and text.END not in dataset.test.read(np.array([0])).tokens
+    for given, words in (({}, "give vocabulary"), ({"vocabulary": 7}, "tokens up to 7")):
+        with pytest.raises(ValueError, match=words):
+            text.token_files(str(tmp_path), **given)
