@@ -67,7 +67,7 @@ def ask(
 ) -> stats.Answer:
     """Return the verdict of "ours is at most theirs" on a record; how: fields of `stats.Claim`.
 
-        print(publish.ask("swarm_tuned", "swarm/H=2", "sgp", tuned=True, bound=0.9))
+    print(publish.ask("swarm_tuned", "swarm/H=2", "sgp", tuned=True, bound=0.9))
     """
     found = record(name)
     claim = stats.Claim("", "", name, ours, theirs, quantity, **how)

@@ -21,9 +21,10 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
 from experiments import codec_times, optimizers, prepare, records, registry
-from experiments.analysis import Analysis, pivot
+from experiments.analysis import Analysis
 from experiments.config_files import override
 from experiments.stats import Numbers
+from experiments.tables import pivot
 
 GIGABITS = (1.0, 10.0, 100.0)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -34,8 +34,6 @@ CLAIMS = (
           "arXiv 2602.03802", "async_baselines", "k_sync", (*OTHERS, *LIMITED), bound=1.1,
           tuned=True),
     _below("arXiv 2401.09135", "async_diloco", "async_nesterov"),
-    _below("arXiv 2401.09135", "async_diloco", "async_average"),
-    _below("arXiv 2401.09135", "async_diloco_by_speed", "async_diloco"),
     _below("", "async_diloco", "diloco"),
     _below("arXiv 2509.22860", "ringleader", "ringmaster"),
 )  # fmt: skip
