@@ -190,15 +190,9 @@ def settings(name: str) -> dict[str, float]:
 
 def group(arms: Iterable[Arm], name: str) -> list[Arm]:
     """Return the arm of this name, or the arms of its grid, whose names go on with settings."""
-    found = [
-        arm
-        for arm in arms
-        if arm["name"] == name
-        or (
-            arm["name"].startswith(f"{name}/")
-            and all("=" in piece for piece in arm["name"].removeprefix(f"{name}/").split("/"))
-        )
-    ]
+    found = [arm for arm in arms if arm["name"] == name or (
+        arm["name"].startswith(f"{name}/")
+        and all("=" in piece for piece in arm["name"][len(name) + 1 :].split("/")))]  # fmt: skip
     if not found:
         raise Inconclusive(f"there is no arm {name}")
     return found
@@ -369,28 +363,26 @@ def paired(differences: Sequence[float]) -> tuple[float, float]:
 
     Differences that are all the same leave no noise, so that p is 0: at the bound it is met.
     """
-    from scipy import stats
-
-    values = np.asarray(differences, float)
-    if _alike(values):
-        return float(values[0]), 0.0
-    return float(values.mean()), float(stats.ttest_1samp(values, 0.0).pvalue)
+    test = _student(differences)
+    return float(np.mean(differences)), 0.0 if test is None else float(test.pvalue)
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return the interval that holds the expected difference with a probability of 1 - LEVEL."""
+    test = _student(differences)
+    if test is None:
+        return float(differences[0]), float(differences[0])
+    return tuple(map(float, test.confidence_interval(1 - LEVEL)))
+
+
+def _student(differences: Sequence[float]):
+    """Return the test of a mean of 0; None where values differ by rounding at most."""
     from scipy import stats
 
     values = np.asarray(differences, float)
-    if _alike(values):
-        return float(values[0]), float(values[0])
-    found = stats.ttest_1samp(values, 0.0).confidence_interval(1 - LEVEL)
-    return float(found.low), float(found.high)
-
-
-def _alike(values: np.ndarray) -> bool:
-    """Return whether values differ by rounding at most, so that no test can be made of them."""
-    return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
+    if np.ptp(values) <= 1e-12 * np.abs(values).max():
+        return None
+    return stats.ttest_1samp(values, 0.0)
 
 
 def false_discoveries(p_values: Sequence[float]) -> int:

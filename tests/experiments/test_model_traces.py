@@ -62,21 +62,11 @@ class Looped(nn.Module):
         return jax.lax.while_loop(lambda y: y.sum() < 1, lambda y: y + 1, nn.Dense(2)(x))
 
 
-class Idle(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        self.param("unused", nn.initializers.zeros, (3,))
-        return nn.Dense(2)(x)
-
-
 def test_what_has_no_trace_is_refused():
-    for model, speed, words in (
-        (nn.Dense(2), 0.0, "needs flops_per_second > 0, got 0.0"),
-        (Looped(), 1.0, "cannot count the FLOPs of while"),
-        (Idle(), 1.0, "does not use its"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            model_traces.from_model(model, (1, 2), speed)
+    with pytest.raises(ValueError, match="needs flops_per_second > 0"):
+        model_traces.from_model(nn.Dense(2), (1, 2), 0.0)
+    with pytest.raises(ValueError, match="cannot count the FLOPs of while"):
+        model_traces.from_model(Looped(), (1, 2), 1.0)
     with pytest.raises(ValueError, match="'alexnet' is unknown; choose one of googlenet, resnet50"):
         model_traces.build("alexnet", 1, 1.0)
 

@@ -187,24 +187,19 @@ def test_a_run_alone_without_schedule_target_or_note_has_a_small_page(tmp_path):
     run = {"test_accuracy": None, "target_loss": None, "seconds_to_target": None}
     leave(tmp_path / "run", "run", **run)
     (tmp_path / "run" / records.SCHEDULE).unlink()
-    leave(tmp_path / "cut", "cut", finished=False)
     text = report.write(tmp_path).read_text()
-    assert "1 arm · 1 not finished" in text and "run ends with a training loss of 0.0498." in text
+    assert "1 arm" in text and "run ends with a training loss of 0.0498." in text
     assert "<script" not in text and len(text) < 1 << 19 and not list(tmp_path.glob("strip.png"))
 
 
 def test_a_page_says_who_is_slow():
-    for slowness, words in ({3: 4.0}, "Worker 3 is slow: a mini-batch takes it "), (
-        {}, "No worker is always slow, but",
-    ):  # fmt: skip
-        slow = processes.persistent(DELAY, slowness) if slowness else DELAY
-        look = figures.look(planned.plan("barrier", slow, P, 200), P)
-        arm = report.Arm("a", [], {}, {"baseline": "a", "name": "a"}, [], [])
-        said = report.slow([arm], {"a": look})
-        assert said.startswith(words)
-        if slowness:
-            times = re.search(r"(3\.[5-9]|4\.[0-5]) times the median", said)
-            assert times and "Under a others" in said
+    arm = report.Arm("a", [], {}, {"baseline": "a", "name": "a"}, [], [])
+    for delay, words in (
+        (processes.persistent(DELAY, {3: 4.0}), r"Worker 3 is slow: .* (3\.[5-9]|4\.[0-5]) times"),
+        (DELAY, "No worker is always slow, but"),
+    ):
+        look = figures.look(planned.plan("barrier", delay, P, 200), P)
+        assert re.match(words, report.slow([arm], {"a": look}))
 
 
 HEADLINES = {
@@ -228,8 +223,8 @@ def test_the_headline_is_about_the_first_arm_at_the_target(tmp_path):
             == said  # fmt: skip
     for name, of_seeds in {"a": (2.0, 4.0), "b": (3.9, 2.3)}.items():
         for seed, seconds in enumerate(of_seeds):
-            more = {"baseline": "b", "seconds_to_target": seconds, "seed": seed}
-            leave(tmp_path / f"{name}/seed_{seed}", name, **more)
+            leave(tmp_path / f"{name}/seed_{seed}", name, seed=seed, baseline="b",
+                  seconds_to_target=seconds)  # fmt: skip
     arms, _ = report.gather(tmp_path)
     assert report.headline(arms).endswith("; the spread of the seeds leaves that inconclusive.")
 

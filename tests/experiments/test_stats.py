@@ -125,11 +125,9 @@ def test_accuracies_are_higher_is_better_and_no_finer_than_their_test_samples():
 
 
 def test_a_sweep_prints_the_rows_of_a_record_and_a_table_of_its_best_settings():
-    rows = [Claim("sooner", "arXiv 1", "here", "ours", "theirs", tuned=True),
-            Claim("elsewhere", "", "there", "ours", "theirs")]  # fmt: skip
-    ((words, found),) = stats.printed(rows, "here")(GRID + RIVAL)
-    assert words == "sooner (arXiv 1)" and found.startswith("inconclusive: rate of theirs")
+    rows = [Claim("sooner", "arXiv 1", record, "ours", "theirs") for record in ("here", "there")]
+    ((words, found),) = stats.printed(rows, "here")([OURS, THEIRS])
+    assert words == "sooner (arXiv 1)" and found.startswith("holds: 1.1 ± 0.1 s against 2.1")
     (table,) = stats.at_best(stats.SECONDS)(GRID + RIVAL)
-    assert table.rows == [
-        ("ours", "rate=0.2", "1.1 ± 0.1 s"), ("theirs", "rate=0.4*", "2.1 ± 0.1 s")
-    ]  # fmt: skip
+    assert table.rows == [("ours", "rate=0.2", "1.1 ± 0.1 s"),
+                          ("theirs", "rate=0.4*", "2.1 ± 0.1 s")]  # fmt: skip

