@@ -100,14 +100,10 @@ def side(claim: Claim, arms: Sequence[Arm], names: str | Sequence[str]) -> Arm:
     """Return the arm that stands for one side of a claim."""
     several = [names] if isinstance(names, str) else names
     quantity = claim.chosen_by or claim.quantity
-    if claim.tuned:
-        found = [
-            tuned(arms, name, quantity, claim.edges)
-            for name in several
-            if len(several) == 1 or has(arms, name, quantity)
-        ]
-    else:
-        found = named(arms, *several)
+    found = named(arms, *several) if not claim.tuned else [
+        tuned(arms, name, quantity, claim.edges) for name in several
+        if len(several) == 1 or has(arms, name, quantity)
+    ]  # fmt: skip
     return best(found, quantity) if len(found) != 1 else found[0]
 
 
@@ -209,10 +205,9 @@ def _without_rates(name: str) -> str:
 
 def has(arms: Iterable[Arm], name: str, quantity: str) -> bool:
     """Return whether some arm of a group has the quantity in every seed."""
-    try:
+    with contextlib.suppress(Inconclusive):
         return bool(best(group(arms, name), quantity))
-    except Inconclusive:
-        return False
+    return False
 
 
 def best(members: Sequence[Arm], quantity: str) -> Arm:
@@ -231,13 +226,12 @@ def _sign(quantity: str) -> int:
 
 
 def _complete(arm: Arm, quantity: str) -> bool:
-    try:
+    with contextlib.suppress(Inconclusive):
         finite(quantity, arm)
         if "_to_target" in quantity:
             reached(arm)
-    except Inconclusive:
-        return False
-    return True
+        return True
+    return False
 
 
 def ends(arm: Arm, members: Sequence[Arm], edges: Mapping[str, float] | None = None) -> list[str]:
@@ -469,10 +463,9 @@ def at_best(*quantities: str) -> Callable[[Sequence[Arm]], Iterator[Numbers]]:
             except Inconclusive:
                 rows.append((name, "never", *[""] * len(quantities)))
                 continue
-            chosen = settings(found["name"])
             marks = ends(found, members)
             setting = ", ".join(f"{key}={value:g}{'*' * (key in marks)}"
-                                for key, value in chosen.items())  # fmt: skip
+                                for key, value in settings(found["name"]).items())  # fmt: skip
             values = [shown(found, q) if _complete(found, q) else "–" for q in quantities]
             rows.append((name, setting, *values))
         title = f"best {words(quantities[0])} of every grid, * at its end"

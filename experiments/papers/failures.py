@@ -168,18 +168,13 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         "when it is back; links take no time, and nothing else is slow"
     )
     shown = [
-        tables.pivot(
-            title,
-            summary[axis],
-            lambda point: point["method"],
-            lambda point, field=field: f"{point[field]:,.0f}",
-            lambda point: f"{point['goodput']:.1%}",
-        )
+        tables.pivot(title, summary[axis], lambda point: point["method"],
+                     lambda point, field=field: f"{point[field]:,.0f}",
+                     lambda point: f"{point['goodput']:.1%}")
         for axis, field, title in (
             ("by_workers", "workers", "goodput by number of learners"),
-            ("by_between", "between", "goodput by seconds between failures of a learner"),
-        )
-    ]
+            ("by_between", "between", "goodput by seconds between failures of a learner"))
+    ]  # fmt: skip
     return analysis.Analysis(summary, [*shown, assumed], draw(_panels(summary)), CLAIMS)
 
 
@@ -276,15 +271,13 @@ def kill(config: ConfigDict) -> analysis.Analysis:
         f"kill every {config.every:g} s, {config.kills} in a run; a mini-batch sleeps for "
         f"{registry.text(config.delay)} s; {rules}"
     )
-    table = stats.Numbers(
-        "goodput while learners are killed",
-        ("method", "samples/s", "with kills", "goodput", "learners there", "kills"),
-        [
-            (row["name"], f"{row['undisturbed']:,.0f}", f"{row['disturbed']:,.0f}",
-             stats.shown(row, "share"), stats.shown(row, "there"), f"{row['kills']:g}")
-            for row in methods
-        ],
-    )  # fmt: skip
+    rows = [
+        (row["name"], f"{row['undisturbed']:,.0f}", f"{row['disturbed']:,.0f}",
+         stats.shown(row, "share"), stats.shown(row, "there"), f"{row['kills']:g}")
+        for row in methods
+    ]  # fmt: skip
+    headings = ("method", "samples/s", "with kills", "goodput", "learners there", "kills")
+    table = stats.Numbers("goodput while learners are killed", headings, rows)
     summary = {"methods": methods, "runs": [run._asdict() for run in runs]}
     return analysis.Analysis(summary, [table, conditions], claims=CLAIMS)
 

@@ -73,10 +73,10 @@ def skilled(baseline: str) -> stats.Judge:
             f"{found['runs']} runs: median error {found['median']:.0%}, a constant's "
             f"{found['constant_median']:.0%}, correlation {found['correlation']:.2f}"
         )
-        if high < 0 and found["correlation"] >= 0.5:
-            return Answer(stats.HOLDS, measured)
-        return (Answer(stats.FAILS, measured) if low > 0
-                else Answer(stats.INCONCLUSIVE, measured, stats.NOISE))  # fmt: skip
+        good, bad = high < 0 and found["correlation"] >= 0.5, low > 0
+        if not good and not bad:
+            return Answer(stats.INCONCLUSIVE, measured, stats.NOISE)
+        return Answer(stats.HOLDS if good else stats.FAILS, measured)
 
     return judged
 

@@ -176,7 +176,7 @@ def test_jobs_of_slurm_are_at_work_whether_or_not_it_answers(root, monkeypatch):
 def test_a_launch_is_watched_from_its_first_record_to_its_end(tmp_path, monkeypatch):
     """Launch and watch in processes of their own, as people do it."""
     here = launcher.directory(tmp_path, monkeypatch)
-    flags = "--config=config.py", "--workdir=out", "--config.updates=200", "--sweep", "--jobs=2"
+    flags = "--config=config.py", "--workdir=out", "--config.updates=100"
     launch = threading.Thread(target=launcher.start, args=(here, *flags))
     launch.start()
     while not (here / "out" / files.LAUNCH_LOCK).exists():
