@@ -366,7 +366,8 @@ def _figures(
         colour = "#808080" if colour == "#000000" else colour  # seen on light and dark pages
         dashes = [] if dash == "-" else [2 * length for length in dash[1]]
         line = {"color": colour, "dash": ",".join(f"{px:g}px" for px in dashes) or "solid"}
-        traces.append(go.Scatter(name=html.escape(name), meta=name, line=line).to_plotly_json())
+        trace = go.Scatter(name=html.escape(name, quote=False), meta=name, line=line)
+        traces.append(trace.to_plotly_json())
         entries.append(
             f'<li><label><input type="checkbox" data-arm="{place}"><svg width="36" height="8" '
             f'aria-hidden="true"><path d="M0 4H36" stroke="{colour}" stroke-width="2.4" '
@@ -482,7 +483,7 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
     )
     return {
         "name": strip.name,
-        "title": html.escape(strip.name),
+        "title": html.escape(strip.name, quote=False),
         "traces": [bars, marks.to_plotly_json()],
         "lanes": lanes.tolist(),
         "until": figures.window([strip]),  # s, shown at first

@@ -129,20 +129,13 @@ def as_json(advice: Advice) -> dict[str, Any]:
             **one.found._asdict(),
         })  # fmt: skip
     return {
-        "source": measured.source,
-        "digest": measured.digest,
-        "durations": sum(map(len, measured.seconds)),
-        "censored": measured.censored,
-        "ratio": advice.ratio,
-        "sure": advice.verdict.sure,
-        "verdict": advice.verdict.reason,
-        "reference": advice.reference.name,
-        "seconds": dict(advice.seconds),
-        "rules": rules,
+        "source": measured.source, "digest": measured.digest,
+        "durations": sum(map(len, measured.seconds)), "censored": measured.censored,
+        "ratio": advice.ratio, "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
+        "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rules,
         "values": [[one.name, one.predicted(advice.ratio) / unit] for one in advice.found],
-        "changes": advice.changes,
-        "refused": advice.refused,
-    }
+        "changes": advice.changes, "refused": advice.refused,
+    }  # fmt: skip
 
 
 def _range(one: Candidate, advice: Advice) -> list[float]:

@@ -38,30 +38,20 @@ CLAIMS = (
     _below("arXiv 2509.22860", "ringleader", "ringmaster"),
 )  # fmt: skip
 FRONTIER = {
-    "diloco": "DiLoCo, all wait",
-    "async_nesterov": "momentum at every push",
-    "async_average": "averages, no momentum",
-    "async_diloco": "asynchronous DiLoCo",
-    "async_diloco_by_speed": "the same, steps by speed",
-    "ringleader": "Ringleader, uneven data",
-    "ringmaster": "Ringmaster, uneven data",
-    "rennala": "Rennala, uneven data",
+    "diloco": "DiLoCo, all wait", "async_nesterov": "momentum at every push",
+    "async_average": "averages, no momentum", "async_diloco": "asynchronous DiLoCo",
+    "async_diloco_by_speed": "the same, steps by speed", "ringleader": "Ringleader, uneven data",
+    "ringmaster": "Ringmaster, uneven data", "rennala": "Rennala, uneven data",
     "k_async": "K-async, uneven data",
-}
+}  # fmt: skip
 BASELINES = {
-    "async_sgd": "Async-SGD",
-    "delay_adaptive": "delay-adaptive rate",
-    "inverse_staleness": "inverse staleness",
-    "hinge": "hinge of staleness",
-    "fedbuff": "FedBuff",
-    "dc_asgd": "DC-ASGD",
-    "compensated": "compensated rate",
-    "ringmaster_ignore": "Ringmaster, ignores",
-    "ringmaster_interrupt": "Ringmaster, interrupts",
-    "rennala_ignore": "Rennala, ignores",
-    "rennala_interrupt": "Rennala, interrupts",
+    "async_sgd": "Async-SGD", "delay_adaptive": "delay-adaptive rate",
+    "inverse_staleness": "inverse staleness", "hinge": "hinge of staleness",
+    "fedbuff": "FedBuff", "dc_asgd": "DC-ASGD", "compensated": "compensated rate",
+    "ringmaster_ignore": "Ringmaster, ignores", "ringmaster_interrupt": "Ringmaster, interrupts",
+    "rennala_ignore": "Rennala, ignores", "rennala_interrupt": "Rennala, interrupts",
     "k_sync": "K-sync",
-}
+}  # fmt: skip
 
 
 def figure(records: Records) -> Figure:

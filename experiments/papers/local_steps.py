@@ -41,17 +41,12 @@ CLAIMS = (
           chosen_by=END, equal=SAMPLES),
 )  # fmt: skip
 GROUPS = {
-    "all_reduce": "all-reduce, AdamW",
-    "local_sgd/H=30": "local SGD, H = 30",
-    "diloco/H=30": "DiLoCo, H = 30",
-    "diloco/H=100": "DiLoCo, H = 100",
-    "streaming/H=30": "Streaming DiLoCo",
-    "streaming_4_bits/H=30": "the same in 4 bits",
-    "sparse_loco/H=30": "SparseLoCo",
-    "noloco/H=30": "NoLoCo",
-    "all_reduce_muon": "all-reduce, Muon",
-    "muloco/H=30": "MuLoCo",
-}
+    "all_reduce": "all-reduce, AdamW", "local_sgd/H=30": "local SGD, H = 30",
+    "diloco/H=30": "DiLoCo, H = 30", "diloco/H=100": "DiLoCo, H = 100",
+    "streaming/H=30": "Streaming DiLoCo", "streaming_4_bits/H=30": "the same in 4 bits",
+    "sparse_loco/H=30": "SparseLoCo", "noloco/H=30": "NoLoCo",
+    "all_reduce_muon": "all-reduce, Muon", "muloco/H=30": "MuLoCo",
+}  # fmt: skip
 
 
 def figure(records: Records) -> Figure:

@@ -112,15 +112,10 @@ CLAIMS = (
     ),
 )  # fmt: skip
 GROUPS = {
-    DENSE: "dense",
-    AS_PUBLISHED: "S2 sketch, medians",
-    "s2/sketch": "S2 sketch, peeled",
-    "s2/exact": "union of rows, exact",
-    "sparse_all_gather": "sparse all-gather",
-    "sparcml": "SparCML",
-    "omnireduce": "OmniReduce",
-    "parallax": "Parallax",
-}
+    DENSE: "dense", AS_PUBLISHED: "S2 sketch, medians", "s2/sketch": "S2 sketch, peeled",
+    "s2/exact": "union of rows, exact", "sparse_all_gather": "sparse all-gather",
+    "sparcml": "SparCML", "omnireduce": "OmniReduce", "parallax": "Parallax",
+}  # fmt: skip
 
 
 def figure(records: Records) -> Figure:

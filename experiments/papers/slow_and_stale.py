@@ -131,9 +131,8 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         "seconds per update by workers, simulated (expected)",
         [point for point in found if point["workers"] in (few, most)],
         lambda point: "{case}, {delay}, {rule}".format(**point).replace("_", " "),
-        lambda point: f"{point['workers']}",
-        cell,
-    )
+        lambda point: f"{point['workers']}", cell,
+    )  # fmt: skip
     panels = [
         Lines(f"{name.replace('_', ' ')}, {case}",
               [p for p in found if (p["case"], p["delay"]) == (case, name)], "workers", "simulated",

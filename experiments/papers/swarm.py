@@ -100,15 +100,11 @@ CLAIMS = (
           judge=hosts("8 bits", "float32", "meeting", 0.9, nodes=4, rate="100mbit")),
 )  # fmt: skip
 GROUPS = {
-    LARGE: "all-reduce",
-    "dpsgd/ring": "D-PSGD, overlaps",
-    "dpsgd/ring/serial": "D-PSGD, exchange after gradient",
-    "sgp/overlap": "SGP, overlaps",
-    "ad_psgd": "AD-PSGD",
-    EXACT: "Swarm, H = 2",
-    COARSE: "Swarm, H = 2, 8 bits",
+    LARGE: "all-reduce", "dpsgd/ring": "D-PSGD, overlaps",
+    "dpsgd/ring/serial": "D-PSGD, exchange after gradient", "sgp/overlap": "SGP, overlaps",
+    "ad_psgd": "AD-PSGD", EXACT: "Swarm, H = 2", COARSE: "Swarm, H = 2, 8 bits",
     "swarm/H=4/8 bits": "Swarm, H = 4, 8 bits",
-}
+}  # fmt: skip
 
 
 def figure(records: Records) -> Figure:

@@ -29,18 +29,14 @@ CLAIMS = tuple(
     for source, ours, theirs in PAIRS
 )  # fmt: skip
 GROUPS = {
-    "dpsgd/ring": "D-PSGD, ring",
-    "dpsgd/torus": "D-PSGD, torus",
-    "dpsgd/equi": "D-PSGD, EquiDyn",
-    "dpsgd/one_peer": "D-PSGD, one peer",
-    "dpsgd/base_2": "D-PSGD, Base-2",
-    "matcha/ring": "MATCHA, ring",
+    "dpsgd/ring": "D-PSGD, ring", "dpsgd/torus": "D-PSGD, torus",
+    "dpsgd/equi": "D-PSGD, EquiDyn", "dpsgd/one_peer": "D-PSGD, one peer",
+    "dpsgd/base_2": "D-PSGD, Base-2", "matcha/ring": "MATCHA, ring",
     "gradient_tracking/ring": "gradient tracking, ring",
     "exact_diffusion/ring": "exact diffusion, ring",
-    "dpsgd_momentum/ring": "D-PSGD, momentum, ring",
-    "decentlam/ring": "DecentLaM, ring",
+    "dpsgd_momentum/ring": "D-PSGD, momentum, ring", "decentlam/ring": "DecentLaM, ring",
     "qg_dsgdm/ring": "QG-DSGDm, ring",
-}
+}  # fmt: skip
 
 
 def figure(records: Records) -> Figure:

@@ -168,7 +168,7 @@ def test_live_figures_have_the_numbers_of_the_records(sweep):
     assert across["updates"]["layout"]["shapes"][0]["label"]["text"] == "target loss 0.1"
     names = [strip["name"] for strip in data["strips"]]
     assert names == [NASTY, "sync", "pairs"]  # the first at the target beside its baseline
-    assert {trace["name"] for trace in data["traces"]} >= {"a/&lt;script&gt;&amp;&quot;&#x27;"}
+    assert {trace["name"] for trace in data["traces"]} >= {"a/&lt;script&gt;&amp;\"'"}
 
 
 @pytest.mark.slow

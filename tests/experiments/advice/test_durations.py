@@ -5,7 +5,7 @@ import pytest
 
 from experiments.advice import durations
 from stragglers import delays
-from stragglers.processes import as_process, persistent, trace
+from stragglers.processes import as_process, persistent
 from tests import planned
 
 LAW = delays.shifted_exponential(1.0, 1.0)
@@ -60,17 +60,6 @@ def test_draws_beyond_a_bound_by_hand_and_without_memory():
     seconds, observed = np.minimum(lasting, cut), lasting <= cut
     found = durations.beyond(np.full(20_000, 0.5), rng.random(20_000), seconds, observed)
     assert found.min() > 0.5 and found.mean() == pytest.approx(1.5, abs=0.05)
-
-
-def test_a_trace_and_a_distribution_are_read(tmp_path):
-    path = tmp_path / "t.csv"
-    measured = durations.of_delay(LAW, 3, 7, "law")
-    assert [len(values) for values in measured.seconds] == [durations.DRAWN] * 3
-    np.testing.assert_array_equal(measured.seconds[1], drawn(LAW, 1, durations.DRAWN, seed=7))
-    durations.write(measured, path)
-    again = durations.of_delay(trace(str(path)), 9, 0, "trace")
-    np.testing.assert_array_equal(np.array(again.seconds), np.array(measured.seconds))
-    assert again.read.startswith(f"{path}: {3 * durations.DRAWN} durations of 3 workers")
 
 
 def test_resamples_are_blocks_at_the_same_places():
