@@ -79,8 +79,8 @@ def test_two_workers_with_a_barrier_by_hand():
         (2, "compute", 0.0, 1 * second),
         (2, "wait", 1 * second, 3 * second),
     ]
-    told = {"update": 0, "mini_batches": 2, "staleness": 0}
-    assert all(event["args"] == told for event in shown)
+    about = {"update": 0, "mini_batches": 2, "staleness": 0}
+    assert all(event["args"] == about for event in shown)
 
 
 EVENTS = (Event(0.0, 2, "joined"), Event(0.25, 1, "lost"), Event(0.5, 1, "restored", 3),
