@@ -22,7 +22,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
 )  # fmt: skip
-PATIENCE = 60.0  # s for an answer
+PATIENCE = 300.0  # s for an answer, on a machine that does much else
 # The browser reads commands from descriptor 3 and writes answers to 4.
 STARTER = (
     "import os, sys; r, w = (os.dup(os.dup(os.dup(int(fd)))) for fd in sys.argv[1:3]);"

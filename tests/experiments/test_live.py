@@ -75,20 +75,20 @@ class Watched:
             monkeypatch.setattr(live, name, value)
         self.thread = threading.Thread(target=self._watch)
         self.thread.start()
-        assert begun.wait(30)
+        assert begun.wait(300)
 
     def _watch(self):
         self.answer = live.watch(self.root, 0)
 
     def until(self, words, path="/"):
         """Return the page as soon as it holds these words."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         while words not in (text := ask(self.server.port, path)[2]):
             assert time.monotonic() < end, words
         return text
 
     def ended(self):
-        self.thread.join(30)
+        self.thread.join(300)
         return self.answer
 
 

@@ -74,6 +74,16 @@ def test_rates_are_those_of_known_durations():
         assert idle is None or one.schedule.idle_fraction == pytest.approx(idle, abs=0.01)
 
 
+def test_costs_of_equal_workers_follow_from_the_definitions():
+    """Four workers of 1 s: a barrier makes an update of 4 a second, and none is stale."""
+    source, costs = measured(delays.deterministic(1.0)), []
+    for wait in ("barrier", "k_batch_async(k=4)"):
+        arm = config(mini_batches=1, seconds=100.0, wait=wait)
+        costs.append(play.play(arm, prepare.prepare(arm), source).costs[0])
+    assert costs[0] == pytest.approx((1, 1 / 4))
+    assert costs[1][0] > 1.0 and costs[1][1] == pytest.approx(1 / 4)
+
+
 def candidate(name, steps, noise=0.0, samples=1.0, repeats=1):
     arm = SimpleNamespace(wait={"name": name})
     costs = np.array([[steps, noise]] * repeats)
