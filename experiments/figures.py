@@ -21,7 +21,6 @@ from stragglers.schedule import Diagnostics, Event, Schedule, diagnose
 
 # Okabe and Ito's colours, which differ for any colour vision; the lightest left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX<>"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
 KIND_COLOURS = {"compute": "#0072B2", "wait": "#D9D9D9", "communicate": "#E69F00"}
 EVENT_MARKERS = {"joined": ">", "lost": "X", "restored": "^"}
