@@ -14,7 +14,7 @@ WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", 
 def at_target(
     records: Sequence[Mapping], target_loss: float | None, column: str = "seconds"
 ) -> float | None:
-    """`column` when the training loss first is at most `target_loss`; None: never, or no target.
+    """Return `column` when the training loss first is at most `target_loss`; None: never.
 
     Between two evaluations log(train_loss) is taken to be linear in the column. A run that is at
     the target in its first record, or whose loss jumps to 0, has that record's value.
@@ -35,7 +35,7 @@ def at_target(
 
 
 def aggregate(summaries: Sequence[Mapping]) -> dict:
-    """One summary of an arm from the summaries of its seeds.
+    """Return one summary of an arm from the summaries of its seeds.
 
     Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
     standard deviation of the fields of WITH_SPREAD, null for a single seed, and `<field>_by_seed`

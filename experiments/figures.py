@@ -21,7 +21,6 @@ from stragglers.schedule import Diagnostics, Event, Schedule, diagnose
 
 # Okabe and Ito's colours, which differ for any colour vision; the lightest left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX<>"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5, 1, 1.5)))
 KIND_COLOURS = {"compute": "#0072B2", "wait": "#D9D9D9", "communicate": "#E69F00"}
 EVENT_MARKERS = {"joined": ">", "lost": "X", "restored": "^"}
@@ -106,19 +105,17 @@ def look(schedule: Schedule, workers: int) -> Look:
     # A node that is only met spends no time, nor does a position that stands for nobody.
     lasting = schedule.finish > schedule.start
     spent = (schedule.busy + schedule.communication)[lasting]
-    used = np.bincount(schedule.workers[lasting], spent, workers)
+    used = np.bincount(schedule.workers[lasting], spent, workers)[:workers]
     whole = schedule.time[-1] - schedule.start[lasting].min(initial=np.inf)
     idle = np.clip(1 - used / whole, 0.0, 1.0) if whole > 0 else np.zeros(workers)
-    own, batches = schedule.workers[real], schedule.batches[real]
-    done = np.bincount(own, batches, workers)[:workers]
-    busy = np.bincount(own, schedule.busy[real], workers)[:workers]
-    seconds = np.where(done > 0, busy / np.maximum(done, 1), np.nan)
-    each = schedule.busy[real] / batches
+    own, batches, busy = (of[real] for of in (schedule.workers, schedule.batches, schedule.busy))
+    done, computed = (np.bincount(own, of, workers)[:workers] for of in (batches, busy))
+    each = busy / batches
     middle, late = np.quantile(each, [0.5, 0.99]) if each.size else (1.0, 1.0)
     return Look(
         counts / max(1, counts.sum()),
-        idle[:workers],
-        seconds,
+        idle,
+        np.where(done > 0, computed / np.maximum(done, 1), np.nan),
         late / middle if middle > 0 else 1.0,
         stretches(schedule, MOST_STRETCHES),
         schedule.events,
@@ -191,16 +188,10 @@ def plots(
             stale[name] = Curve(ages[:kept], *3 * [100 * at.staleness[:kept]])
         if at.idle.max() > 1e-3:
             idle[name] = Curve(workers, *3 * [100 * at.idle])
-    if stale:
-        made.append(Plot("staleness", "gradients [%]", "staleness [updates]", False, stale))
-    if idle:
-        made.append(Plot("idle", "idle [%]", "worker", False, idle))
+    for found, *names in ((stale, "staleness", "gradients [%]", "staleness [updates]"),
+                          (idle, "idle", "idle [%]", "worker")):  # fmt: skip
+        made += [Plot(*names, False, found)] if found else []
     return made
-
-
-def method(name: str) -> str:
-    """Return the group that an arm belongs to: its name up to the first "/"."""
-    return name.partition("/")[0]
 
 
 def ranked(curves: Sequence[tuple[str, Runs]], target_loss: float | None) -> list[str]:
@@ -209,17 +200,15 @@ def ranked(curves: Sequence[tuple[str, Runs]], target_loss: float | None) -> lis
     Both parts are in the order in which arms reach the target. Arms that miss it come last, by
     their loss.
     """
-
-    def arrival(runs: Runs) -> tuple[float, float]:
+    arrivals = {}
+    for name, runs in curves:
         seconds = [aggregates.at_target(run, target_loss) for run in runs]
         losses = [run[-1]["train_loss"] for run in runs]
-        mean = np.inf if None in seconds else float(np.mean(seconds))
-        return mean, np.inf if None in losses else max(losses)
-
-    arrivals = {name: arrival(runs) for name, runs in curves}
+        arrivals[name] = (np.inf if None in seconds else float(np.mean(seconds)),
+                          np.inf if None in losses else max(losses))  # fmt: skip
     order = sorted(arrivals, key=arrivals.__getitem__)
-    best = {method(name): name for name in reversed(order)}
-    return sorted(order, key=lambda name: best[method(name)] != name)
+    best = {name.partition("/")[0]: name for name in reversed(order)}
+    return sorted(order, key=lambda name: best[name.partition("/")[0]] != name)
 
 
 def styles(names: Sequence[str]) -> dict[str, dict]:
@@ -324,7 +313,7 @@ def write_paper(root: Path, made: Mapping[str, Figure]) -> Path:
     with matplotlib.rc_context(_FONTS):
         for name, one in made.items():
             for kind in ("pdf", "svg"):
-                files.write(root / FOLDER / f"{name}.{kind}", _saved(one, kind), durable=False)
+                files.write(root / FOLDER / f"{name}.{kind}", png(one, kind), durable=False)
     return root / FOLDER
 
 
@@ -333,12 +322,8 @@ def save(made: Figure, path: str | os.PathLike) -> None:
     files.write(path, png(made), durable=False)
 
 
-def png(made: Figure) -> bytes:
-    """Return a figure as the bytes of a PNG."""
-    return _saved(made, "png")
-
-
-def _saved(made: Figure, kind: str) -> bytes:
+def png(made: Figure, kind: str = "png") -> bytes:
+    """Return a figure as the bytes of a PNG, or of a PDF or an SVG without a date."""
     out = io.BytesIO()
     metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
     made.savefig(out, format=kind, metadata=metadata)

@@ -10,7 +10,6 @@ import errno
 import http.server
 import json
 import os
-import socket
 import socketserver
 import threading
 import time
@@ -23,7 +22,6 @@ from experiments import checkpoints, figures, files, formats, records, registry,
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # s for what a connection says next
-WHOLE = 30.0  # s for all of a connection, however it speaks
 RECENT = 5.0  # s after which a browser that asks no more is gone
 PAUSE = 1.0  # s between two looks at the records, at least
 SHARE = 0.2  # of the time, at most, that goes into making pages
@@ -40,9 +38,12 @@ class State(NamedTuple):
     left: Sequence  # neither finished nor failed, whether begun or not
 
     def __str__(self):
-        total = self.finished + self.failed + len(self.left)
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.finished} of {total} runs have finished{failed}"
+        return f"{self.finished} of {self.total} runs have finished{failed}"
+
+    @property
+    def total(self) -> int:
+        return self.finished + self.failed + len(self.left)
 
 
 def places(root: Path) -> Iterator[Path]:
@@ -105,14 +106,11 @@ def page(root: Path, version: int, looks: dict[Path, figures.Look]) -> tuple[str
     for place in every:
         if place in done or not (place / records.METRICS).exists():
             continue
-        metrics = [
-            record
-            for record in records.read_metrics(place)
-            if formats.fits(record, formats.WHOLE_LINE)
-        ]
+        metrics = [line for line in records.read_metrics(place)
+                   if formats.fits(line, formats.WHOLE_LINE)]  # fmt: skip
         if metrics:
             name = records.read_config(place / records.CONFIG).name
-            name = name if name not in taken else f"{name}, {place.relative_to(root)}"
+            name = f"{name}, {place.relative_to(root)}" if name in taken else name
             taken.add(name)
             lines.append((name, [metrics]))
     new = [arm for arm in arms if arm.places[0] not in looks]
@@ -172,22 +170,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Server
     timeout = PATIENCE
 
-    def handle(self) -> None:
-        """Answer, and end a connection that takes too long in all, as one that drips."""
-        end = threading.Timer(WHOLE, self._end)
-        end.daemon = True
-        end.start()
-        try:
-            super().handle()
-        finally:
-            end.cancel()
-
-    def _end(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def version_string(self) -> str:
-        return "gossax"
+    server_version, sys_version = "gossax", ""
 
     def do_GET(self) -> None:
         server, path = self.server, urlsplit(self.path).path
@@ -206,13 +189,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, code: int, kind: str, content: bytes) -> None:
         self.send_response(code)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content)),
+            "Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }.items():  # fmt: skip
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
@@ -231,7 +214,7 @@ def watch(root: str | os.PathLike, port: int) -> str | None:
         raise ValueError(f"there is no workdir {root}; {again}")
     attended, now = Attendance(root), state(root)
     attends = bool(attended)
-    if not attends and not sum((now.finished, now.failed, len(now.left))):
+    if not attends and not now.total:
         raise ValueError(
             f"workdir {root} holds no records of runs, and nobody is at work there; {again}"
         )

@@ -67,7 +67,7 @@ def ask(
 ) -> stats.Answer:
     """Return the verdict of "ours is at most theirs" on a record; how: fields of `stats.Claim`.
 
-        print(publish.ask("swarm_tuned", "swarm/H=2", "sgp", tuned=True, bound=0.9))
+    print(publish.ask("swarm_tuned", "swarm/H=2", "sgp", tuned=True, bound=0.9))
     """
     found = record(name)
     claim = stats.Claim("", "", name, ours, theirs, quantity, **how)
@@ -251,34 +251,34 @@ def evidence(
 
 def of_paper(paper: ModuleType) -> Iterator[str]:
     """Give the claims of a paper with their verdicts, as a table."""
-    rows = []
-    for claim, answer in answers(paper):
-        rows.append((
+    rows = [
+        (
             claim.claim,
             answer.measured or "–",
             "–" if answer.p is None else f"{answer.p:.2g}",
             f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else ""),
             claim.source or "no paper",
             f"[{claim.record.rpartition('/')[2]}](results/{claim.record}.json)",
-        ))  # fmt: skip
+        )
+        for claim, answer in answers(paper)
+    ]
     yield from table(("claim", "measured", "p", "verdict", "source", "record"), rows)
-    name = paper.__name__.rpartition(".")[2]
+    path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
     yield ""
-    path = f"experiments/papers/{name}.py"
     yield f"Rows: [{path}](../{path}). Commands of the records: [sweeps](results.md#sweeps)."
 
 
 def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer]]:
     """Return the claims of a paper and what their records say of them."""
-    found = []
-    for claim in paper.CLAIMS:
+
+    def answer(claim: stats.Claim) -> stats.Answer:
         try:
-            there = record(claim.record)
+            found = record(claim.record)
         except ValueError:
-            found.append((claim, stats.Answer(stats.INCONCLUSIVE, "", "there is no record")))
-            continue
-        found.append((claim, stats.judge(claim, arms(there), there)))
-    return found
+            return stats.Answer(stats.INCONCLUSIVE, "", "there is no record")
+        return stats.judge(claim, arms(found), found)
+
+    return [(claim, answer(claim)) for claim in paper.CLAIMS]
 
 
 def of_headlines() -> Iterator[str]:
@@ -286,17 +286,13 @@ def of_headlines() -> Iterator[str]:
     rows = []
     for paper in papers():
         claim, answer = answers(paper)[0]
-        reason = f": {answer.reason}" if answer.reason else ""
-        place = f"docs/findings.md#{_anchor(paper.TITLE)}"
-        rows.append((f"[{paper.TITLE}]({place})", claim.claim, answer.measured,
-                     f"{answer.verdict}{reason}"))  # fmt: skip
+        anchor = re.sub(r"[^\w -]", "", paper.TITLE.lower()).replace(" ", "-")
+        verdict = ": ".join(filter(None, (answer.verdict, answer.reason)))
+        rows.append((f"[{paper.TITLE}](docs/findings.md#{anchor})", claim.claim, answer.measured,
+                     verdict))  # fmt: skip
     yield from table(("paper", "claim", "measured", "verdict"), rows)
     yield ""
     yield "Records and commands: [results](docs/results.md)."
-
-
-def _anchor(heading: str) -> str:
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def of_verdicts() -> Iterator[str]:
@@ -321,16 +317,11 @@ def of_verdicts() -> Iterator[str]:
 def of_sweeps() -> Iterator[str]:
     """Give a row per sweep: its arms, seeds, date, command and record."""
     rows = []
-    for paper in papers():
-        for sweep in paper.SWEEPS:
-            found = record(sweep.name)
-            rows.append((
-                f"[{sweep.name}](results/{sweep.name}.json)" + "*" * ("remark" in found),
-                str(found.get("count", "–")),
-                str(found.get("seeds", "–")),
-                found["date"][:10],
-                f"`{sweep.arguments}`",
-            ))  # fmt: skip
+    for sweep in (sweep for paper in papers() for sweep in paper.SWEEPS):
+        found = record(sweep.name)
+        name = f"[{sweep.name}](results/{sweep.name}.json)" + "*" * ("remark" in found)
+        counts = str(found.get("count", "–")), str(found.get("seeds", "–"))
+        rows.append((name, *counts, found["date"][:10], f"`{sweep.arguments}`"))
     yield from table(("record", "arms", "seeds", "date", "arguments of launch.py"), rows)
     for name in sorted(path.stem for path in FOLDER.glob("*.json")):
         if "remark" in (found := record(name)):

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from matplotlib.figure import Figure
 from plotly.offline import get_plotlyjs
 
 from experiments import (
@@ -144,7 +143,7 @@ def write(root: str | os.PathLike, paper: bool = False) -> Path:
         figures.save(made["strips"], root / STRIP)
     if paper:
         figures.write_paper(root, made)
-    pictures = "".join(map(figure_of, made.values()))
+    pictures = "".join(image("still", figures.png(one), one.get_label()) for one in made.values())
     text = whole(root, arms, unfinished, looks, lines, pictures)
     files.write(root / REPORT, text, durable=False)
     return root / REPORT
@@ -216,7 +215,6 @@ def headline(arms: Sequence[Arm]) -> str:
     target, _ = _of_all(arms)
     summaries = {arm.name: arm.summary for arm in arms}
     names = _ordered(arms)
-    reached = [name for name in names if summaries[name]["seconds_to_target"] is not None]
     first = summaries[names[0]]
     seconds, loss = first["seconds_to_target"], first["train_loss"]
     if seconds is None:
@@ -224,19 +222,19 @@ def headline(arms: Sequence[Arm]) -> str:
         end = "without a loss" if loss is None else f"with a training loss of {loss:.3g}"
         lowest = ", the lowest" if len(arms) > 1 and loss is not None else ""
         return f"{missed}{first['name']} ends {end}{lowest}."
-    others = reached[1:] if seconds else []
-    baseline = first["baseline"] if first["baseline"] in others else next(iter(others), None)
+    others = [name for name in names[1:] if summaries[name]["seconds_to_target"] is not None]
     reaches = f"{first['name']} reaches loss {target:.3g}"
-    if baseline is None:
-        only = ", and no other arm does" if len(arms) > len(reached) == 1 else ""
+    if not others or not seconds:
+        only = ", and no other arm does" if len(arms) > 1 and not others else ""
         return f"{reaches} after {seconds:.3g} s{only}."
+    baseline = first["baseline"] if first["baseline"] in others else others[0]
     other = summaries[baseline]["seconds_to_target"]
+    if seconds == other:
+        return f"{reaches} as soon as {baseline}, after {seconds:.3g} s."
     claim = stats.Claim("", "", "", names[0], baseline)
     noisy = stats.judge(claim, summaries.values()).reason == stats.NOISE
     doubt = "; the spread of the seeds leaves that inconclusive" if noisy else ""
     times = f"{other / seconds:.2g}" if other < 1.95 * seconds else f"{other / seconds:.1f}"
-    if seconds == other:
-        return f"{reaches} as soon as {baseline}, after {seconds:.3g} s."
     return (
         f"{reaches} {times} times sooner than {baseline}, after {seconds:.3g} s instead of "
         f"{other:.3g} s{doubt}."
@@ -287,20 +285,20 @@ def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look
     looks = {}
     for arm in arms:
         for place, summary, metrics in zip(arm.places, arm.summaries, arm.runs, strict=True):
-            if not (place / records.SCHEDULE).exists() or (arm.name in looks and not writes):
+            path, workers = place / records.SCHEDULE, summary["workers"]
+            if not path.exists() or (arm.name in looks and not writes):
                 continue
-            done = schedule.load(place / records.SCHEDULE)
-            if done.all_workers > summary["workers"] + 1:  # one more stands for nobody
+            done = schedule.load(path)
+            if done.all_workers > workers + 1:  # one more stands for nobody
                 raise ValueError(
-                    f"report: {place / records.SCHEDULE} has {done.all_workers} workers, its "
-                    f"summary {summary['workers']}; remove both, and the same command trains that "
-                    "run again"
+                    f"report: {path} has {done.all_workers} workers, its summary {workers}; remove "
+                    "both, and the same command trains that run again"
                 )
             if done.updates and arm.name not in looks:
-                looks[arm.name] = figures.look(done, summary["workers"])
+                looks[arm.name] = figures.look(done, workers)
             if done.updates and writes:
-                path, name = place / timeline.TIMELINE, _named(arm, summary)
-                timeline.write(done, path, name, summary["clock"], metrics)
+                name = _named(arm, summary)
+                timeline.write(done, place / timeline.TIMELINE, name, summary["clock"], metrics)
     return looks
 
 
@@ -309,21 +307,21 @@ def _named(arm: Arm, summary: Mapping) -> str:
 
 
 def strips_of(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> list[figures.Strip]:
-    """Return the strips of all arms that have one: of the first arm at the target, of its baseline,
-    of the first arm under every other waiting rule, and then the rest."""
-    known = {
-        arm.name: arm for arm in arms if arm.name in looks and looks[arm.name].first.worker.size
-    }
+    """Return the strips of all arms that have one.
+
+    First the first arm at the target, its baseline, and the first arm under every other rule.
+    """
+    known = [arm for arm in arms if arm.name in looks and looks[arm.name].first.worker.size]
     if not known:
         return []
-    names = _ordered([*known.values()])
-    baselines = [known[names[0]].summary["baseline"], *(arm.summary["baseline"] for arm in arms)]
-    rules = {known[name].summary["wait"]: name for name in reversed(names)}
+    names, summaries = _ordered(known), {arm.name: arm.summary for arm in known}
+    baselines = [summaries[names[0]]["baseline"], *(arm.summary["baseline"] for arm in arms)]
+    rules = {summaries[name]["wait"]: name for name in reversed(names)}
     order = [names[0], *baselines, *sorted(rules.values(), key=names.index), *names]
     return [
-        figures.Strip(name, looks[name].first, known[name].summary["workers"], looks[name].events)
+        figures.Strip(name, looks[name].first, summaries[name]["workers"], looks[name].events)
         for name in dict.fromkeys(order)
-        if name in known
+        if name in summaries
     ]
 
 
@@ -333,11 +331,9 @@ def _results(arms: Sequence[Arm]) -> Iterator[str]:
         return
     shown = tables.of_arms([arm.summary for arm in arms])
     bodies: list[list] = [[]]
-    cells = zip(*(column.cells for column in shown.columns), strict=True)
-    for row, values in zip(shown.rows, cells, strict=True):
+    for row, *values in zip(shown.rows, *(column.cells for column in shown.columns), strict=True):
         bodies[-1].append(values)
-        if row.end_section:
-            bodies.append([])
+        bodies += [[]] if row.end_section else []
     yield "<h2>Results</h2>"
     yield table("numbers", [str(column.header) for column in shown.columns], bodies, shown.caption)
     for arm, summary in ((one, summary) for one in arms for summary in one.summaries):
@@ -370,7 +366,8 @@ def _figures(
         colour = "#808080" if colour == "#000000" else colour  # seen on light and dark pages
         dashes = [] if dash == "-" else [2 * length for length in dash[1]]
         line = {"color": colour, "dash": ",".join(f"{px:g}px" for px in dashes) or "solid"}
-        traces.append(go.Scatter(name=html.escape(name), meta=name, line=line).to_plotly_json())
+        trace = go.Scatter(name=html.escape(name, quote=False), meta=name, line=line)
+        traces.append(trace.to_plotly_json())
         entries.append(
             f'<li><label><input type="checkbox" data-arm="{place}"><svg width="36" height="8" '
             f'aria-hidden="true"><path d="M0 4H36" stroke="{colour}" stroke-width="2.4" '
@@ -427,12 +424,13 @@ def _layout(plot: figures.Plot) -> dict[str, Any]:
     up = {"title": {"text": plot.y}, "type": "log" if plot.logarithmic else "linear"}
     if plot.top is not None:
         up["autorangeoptions"] = {"clipmax": plot.top}
-    at = {"x0": 0, "x1": 1, "xref": "paper", "y0": plot.target, "y1": plot.target}
     label = {"text": f"target loss {plot.target or 0:.3g}", "textposition": "end"}
-    line = {"width": 1, "dash": "dash", "color": "#808080"}
-    target = [] if plot.target is None else [{"type": "line", "line": line, "label": label, **at}]
+    target = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": plot.target,
+              "y1": plot.target, "label": label,
+              "line": {"width": 1, "dash": "dash", "color": "#808080"}}  # fmt: skip
     across = {"title": {"text": plot.x}, "rangemode": "tozero"}
-    return go.Layout(xaxis=across, yaxis=up, shapes=target).to_plotly_json()
+    shapes = [] if plot.target is None else [target]
+    return go.Layout(xaxis=across, yaxis=up, shapes=shapes).to_plotly_json()
 
 
 def _template(ink: str, rule: str) -> dict[str, Any]:
@@ -485,7 +483,7 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
     )
     return {
         "name": strip.name,
-        "title": html.escape(strip.name),
+        "title": html.escape(strip.name, quote=False),
         "traces": [bars, marks.to_plotly_json()],
         "lanes": lanes.tolist(),
         "until": figures.window([strip]),  # s, shown at first
@@ -534,10 +532,8 @@ def _settings(arms: Sequence[Arm]) -> Iterator[str]:
                 columns[key if own == "name" else f"{key}.{own}"] = [v.get(own) for v in values]
         else:
             columns[key] = values
-    written = {
-        key: [tables.NONE if value is None else registry.text(value) for value in values]
-        for key, values in columns.items()
-    }
+    written = {key: [tables.NONE if value is None else registry.text(value) for value in values]
+               for key, values in columns.items()}  # fmt: skip
     differing = [key for key, cells in written.items() if len(set(cells)) > 1]
     yield "<h2>Settings</h2>"
     if differing:
@@ -545,9 +541,8 @@ def _settings(arms: Sequence[Arm]) -> Iterator[str]:
         caption = "the entries of the configs in which arms differ"
         yield table("settings", ("arm", *differing), [list(rows)], caption)
     common = [(key, cells[0]) for key, cells in written.items() if key not in differing]
-    yield f"<details><summary>{len(common)} common settings</summary>"
-    yield table("words", ("entry", "value"), [common])
-    yield "</details>"
+    rows = table("words", ("entry", "value"), [common])
+    yield f"<details><summary>{len(common)} common settings</summary>{rows}</details>"
 
 
 def page(
@@ -604,23 +599,18 @@ def table(
     kind: str, headings: Sequence[str], bodies: Sequence[Sequence], caption: str | None = None
 ) -> str:
     """Return a table in a box of its own to scroll in; the first cell of a row is its heading."""
+
+    def row(first: Any, *rest: Any) -> str:
+        cells = "".join(f"<td>{text(cell)}</td>" for cell in rest)
+        return f'<tr><th scope="row">{text(first)}</th>{cells}</tr>\n'
+
     below = f'<p class="quiet">{text(caption)}</p>' if caption else ""
     head = "".join(f'<th scope="col">{text(heading)}</th>' for heading in headings)
-    rows = [
-        "<tbody>"
-        + "".join(
-            f'<tr><th scope="row">{text(first)}</th>'
-            + "".join(f"<td>{text(cell)}</td>" for cell in rest)
-            + "</tr>\n"
-            for first, *rest in body
-        )
-        + "</tbody>"
-        for body in bodies
-        if body
-    ]
+    groups = ["".join(row(*cells) for cells in body) for body in bodies if body]
+    rows = "".join(f"<tbody>{group}</tbody>" for group in groups)
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr>'
-        f"</thead>\n{''.join(rows)}</table></div>{below}"
+        f"</thead>\n{rows}</table></div>{below}"
     )
 
 
@@ -631,11 +621,6 @@ def image(kind: str, png: bytes, caption: str) -> str:
         f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{words}">'
         f"<figcaption>{words}</figcaption></figure>"
     )
-
-
-def figure_of(made: Figure) -> str:
-    """Return a figure of matplotlib as one of a page; its label is the caption."""
-    return image("still", figures.png(made), made.get_label())
 
 
 def text(raw: str) -> str:

@@ -100,14 +100,10 @@ def side(claim: Claim, arms: Sequence[Arm], names: str | Sequence[str]) -> Arm:
     """Return the arm that stands for one side of a claim."""
     several = [names] if isinstance(names, str) else names
     quantity = claim.chosen_by or claim.quantity
-    if claim.tuned:
-        found = [
-            tuned(arms, name, quantity, claim.edges)
-            for name in several
-            if len(several) == 1 or has(arms, name, quantity)
-        ]
-    else:
-        found = named(arms, *several)
+    found = named(arms, *several) if not claim.tuned else [
+        tuned(arms, name, quantity, claim.edges) for name in several
+        if len(several) == 1 or has(arms, name, quantity)
+    ]  # fmt: skip
     return best(found, quantity) if len(found) != 1 else found[0]
 
 
@@ -190,15 +186,9 @@ def settings(name: str) -> dict[str, float]:
 
 def group(arms: Iterable[Arm], name: str) -> list[Arm]:
     """Return the arm of this name, or the arms of its grid, whose names go on with settings."""
-    found = [
-        arm
-        for arm in arms
-        if arm["name"] == name
-        or (
-            arm["name"].startswith(f"{name}/")
-            and all("=" in piece for piece in arm["name"].removeprefix(f"{name}/").split("/"))
-        )
-    ]
+    found = [arm for arm in arms if arm["name"] == name or (
+        arm["name"].startswith(f"{name}/")
+        and all("=" in piece for piece in arm["name"][len(name) + 1 :].split("/")))]  # fmt: skip
     if not found:
         raise Inconclusive(f"there is no arm {name}")
     return found
@@ -215,10 +205,9 @@ def _without_rates(name: str) -> str:
 
 def has(arms: Iterable[Arm], name: str, quantity: str) -> bool:
     """Return whether some arm of a group has the quantity in every seed."""
-    try:
+    with contextlib.suppress(Inconclusive):
         return bool(best(group(arms, name), quantity))
-    except Inconclusive:
-        return False
+    return False
 
 
 def best(members: Sequence[Arm], quantity: str) -> Arm:
@@ -237,13 +226,12 @@ def _sign(quantity: str) -> int:
 
 
 def _complete(arm: Arm, quantity: str) -> bool:
-    try:
+    with contextlib.suppress(Inconclusive):
         finite(quantity, arm)
         if "_to_target" in quantity:
             reached(arm)
-    except Inconclusive:
-        return False
-    return True
+        return True
+    return False
 
 
 def ends(arm: Arm, members: Sequence[Arm], edges: Mapping[str, float] | None = None) -> list[str]:
@@ -369,28 +357,26 @@ def paired(differences: Sequence[float]) -> tuple[float, float]:
 
     Differences that are all the same leave no noise, so that p is 0: at the bound it is met.
     """
-    from scipy import stats
-
-    values = np.asarray(differences, float)
-    if _alike(values):
-        return float(values[0]), 0.0
-    return float(values.mean()), float(stats.ttest_1samp(values, 0.0).pvalue)
+    test = _student(differences)
+    return float(np.mean(differences)), 0.0 if test is None else float(test.pvalue)
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return the interval that holds the expected difference with a probability of 1 - LEVEL."""
+    test = _student(differences)
+    if test is None:
+        return float(differences[0]), float(differences[0])
+    return tuple(map(float, test.confidence_interval(1 - LEVEL)))
+
+
+def _student(differences: Sequence[float]):
+    """Return the test of a mean of 0; None where values differ by rounding at most."""
     from scipy import stats
 
     values = np.asarray(differences, float)
-    if _alike(values):
-        return float(values[0]), float(values[0])
-    found = stats.ttest_1samp(values, 0.0).confidence_interval(1 - LEVEL)
-    return float(found.low), float(found.high)
-
-
-def _alike(values: np.ndarray) -> bool:
-    """Return whether values differ by rounding at most, so that no test can be made of them."""
-    return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
+    if np.ptp(values) <= 1e-12 * np.abs(values).max():
+        return None
+    return stats.ttest_1samp(values, 0.0)
 
 
 def false_discoveries(p_values: Sequence[float]) -> int:
@@ -477,10 +463,9 @@ def at_best(*quantities: str) -> Callable[[Sequence[Arm]], Iterator[Numbers]]:
             except Inconclusive:
                 rows.append((name, "never", *[""] * len(quantities)))
                 continue
-            chosen = settings(found["name"])
             marks = ends(found, members)
             setting = ", ".join(f"{key}={value:g}{'*' * (key in marks)}"
-                                for key, value in chosen.items())  # fmt: skip
+                                for key, value in settings(found["name"]).items())  # fmt: skip
             values = [shown(found, q) if _complete(found, q) else "–" for q in quantities]
             rows.append((name, setting, *values))
         title = f"best {words(quantities[0])} of every grid, * at its end"

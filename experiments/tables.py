@@ -1,7 +1,7 @@
 """Tables of a terminal and of a page: speeds of arms, and the claims below them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from rich import box
@@ -70,16 +70,18 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     return result
 
 
-def print_table(console: Console, shown: Table) -> None:
-    """Print a table, 120 columns wide where there is no terminal whose width it must fit."""
+def print_table(console: Console, *shown: Table | Numbers | str) -> None:
+    """Print tables and lines, 120 columns wide where no terminal has a width that they must fit."""
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
-    console.print(shown, markup=False)  # [s] is a unit here, no style
+    for one in shown:
+        one = as_table(one) if isinstance(one, Numbers) else one
+        console.print(one, highlight=False, markup=False)  # [s] is a unit here, no style
 
 
 def as_table(numbers: Numbers) -> Table:
     """Return a table of texts as it is printed."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=escape(numbers.title))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=escape(numbers.title) or None)
     for place, column in enumerate(numbers.columns):
         table.add_column(column, justify="right" if place else "left", overflow="fold")
     for row in numbers.rows:
@@ -88,13 +90,24 @@ def as_table(numbers: Numbers) -> Table:
 
 
 def print_claims(console: Console, claims: Iterable[tuple[str, str]]) -> None:
-    """Print what a paper claims beside what was measured."""
-    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
-    for heading in ("claim", "measured"):
-        result.add_column(heading, overflow="fold")
-    for claim in claims:
-        result.add_row(*claim)
-    print_table(console, result)
+    """Print claims of papers beside what was measured."""
+    table = as_table(Numbers("", ("claim", "measured"), list(claims)))
+    table.show_lines, table.columns[1].justify = True, "left"
+    print_table(console, table)
+
+
+def pivot(
+    title: str,
+    points: Sequence[Mapping],
+    row: Callable[[Mapping], str],
+    column: Callable[[Mapping], str],
+    cell: Callable[[Mapping], str],
+) -> Numbers:
+    """Return a table of points, each of which says its row, its column and its cell."""
+    cells = {(row(point), column(point)): cell(point) for point in points}
+    rows, columns = (dict.fromkeys(key[place] for key in cells) for place in (0, 1))
+    shown = [(name, *(cells.get((name, place), NONE) for place in columns)) for name in rows]
+    return Numbers(title, ("", *columns), shown)
 
 
 def _number(value, spec: str, scale: float = 1.0) -> str:

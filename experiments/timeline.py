@@ -12,7 +12,7 @@ Source: Trace Event Format (Google, 2016), JSON object format.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -43,12 +43,11 @@ class Stretches(NamedTuple):
 
 
 def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
-    """The first `most` stretches of a schedule, or all of them."""
+    """Return the first `most` stretches of a schedule, or all of them."""
     lasting = schedule.finish > schedule.start
     if most is not None and lasting.sum() > most:
         # A stretch never begins before its contribution, and every contribution has at least one.
-        latest = np.partition(schedule.start[lasting], most - 1)[most - 1]
-        lasting &= schedule.start <= latest
+        lasting &= schedule.start <= np.partition(schedule.start[lasting], most - 1)[most - 1]
     row, position = np.nonzero(lasting)
 
     def of(column: np.ndarray) -> np.ndarray:
@@ -60,7 +59,10 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
     computed = np.minimum(start + of(schedule.busy), finish)
     sent = np.maximum(finish - of(schedule.communication), computed)
     # An update over cheaper links may restart a worker before an earlier one has landed there.
-    end = np.minimum(finish, _next_start(worker, start))
+    order, following = np.lexsort((start, worker)), np.full(start.size, np.inf)
+    same = np.diff(worker[order]) == 0
+    following[order[:-1][same]] = start[order[1:][same]]
+    end = np.minimum(finish, following)
     nanoseconds = np.rint(NANOSECONDS * np.stack([start, computed, sent, end]))
     edges = np.clip(nanoseconds, -LATEST, LATEST).astype(np.int64)
 
@@ -73,15 +75,6 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
     return Stretches(columns[0], kind, begin[order], end[order], *columns[1:])
 
 
-def _next_start(worker: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Return the time at which each contribution's worker starts its next one, or infinity."""
-    following = np.full(start.size, np.inf)
-    order = np.lexsort((start, worker))
-    same = np.diff(worker[order]) == 0
-    following[order[:-1][same]] = start[order[1:][same]]
-    return following
-
-
 def trace(
     schedule: Schedule,
     name: str,
@@ -89,7 +82,7 @@ def trace(
     most: int = MOST_STRETCHES,
     metrics: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """A run as a process with a thread per worker, in the JSON object format of trace events.
+    """Return a run as a process with a thread per worker, in the JSON format of trace events.
 
     name: of the run; clock: what its seconds are, "virtual" or "wall". Only the first `most`
     stretches are drawn, and `otherData` says so. metrics: its records, for the lane of the input.
@@ -104,14 +97,11 @@ def trace(
             "schedule.npz has all"
         )
     instants = [event for event in schedule.events if event.time <= until]
+    metrics = [record for record in metrics if record["seconds"] <= until]
     workers = sorted({*drawn.worker.tolist(), *(event.worker for event in instants)})
+    events = _events(drawn, workers, instants, metrics, {"name": name}, {"labels": contents})
     return {
-        "traceEvents": [
-            *_names(workers, name, contents),
-            *_events(drawn),
-            *_instants(instants),
-            *_waits(record for record in metrics if record["seconds"] <= until),
-        ],
+        "traceEvents": list(events),
         "displayTimeUnit": "ms",
         "otherData": {"run": name, "clock": clock, "contents": contents},
     }
@@ -130,64 +120,37 @@ def write(
     files.write(path, text, durable=False)
 
 
-def _names(workers: Iterable[int], name: str, contents: str) -> Iterator[dict]:
-    """Metadata: what processes and threads are called, and that worker 10 comes after 9."""
+def _events(
+    drawn: Stretches,
+    workers: Sequence[int],
+    instants: Sequence[Event],
+    metrics: Sequence[Mapping[str, Any]],
+    name: dict[str, str],
+    labels: dict[str, str],
+) -> Iterator[dict]:
+    """Yield events in microseconds; thread 0 is special to viewers, workers begin at 1."""
 
-    def about(event: str, thread: int, value: dict) -> dict:
-        return {"name": event, "ph": "M", "pid": 1, "tid": thread, "args": value}
+    def made(event: str, phase: str, thread: int, arguments: dict, **own) -> dict:
+        return {"name": event, "ph": phase, "pid": 1, "tid": thread, "args": arguments} | own
 
-    yield about("process_name", 0, {"name": name})
-    yield about("process_labels", 0, {"labels": contents})
-    for worker in workers:
-        yield about("thread_name", worker + 1, {"name": f"worker {worker}"})
-        yield about("thread_sort_index", worker + 1, {"sort_index": worker})
-
-
-def _events(drawn: Stretches) -> Iterator[dict]:
-    """Complete events, in microseconds; thread 0 is special to viewers, workers begin at 1."""
-    for worker, kind, begin, end, update, mini_batches, staleness, partner in zip(
-        *(column.tolist() for column in drawn), strict=True
-    ):
-        told_of = {"update": update, "mini_batches": mini_batches, "staleness": staleness}
-        if partner != worker:
-            told_of["partner"] = partner
-        yield {
-            "name": KINDS[kind],
-            "cat": "worker",
-            "ph": "X",
-            "pid": 1,
-            "tid": worker + 1,
-            "ts": begin / 1000,
-            "dur": (end - begin) / 1000,
-            "args": told_of,
-        }
-
-
-def _instants(events: Iterable[Event]) -> Iterator[dict]:
-    """Yield events of workers, on their threads, in microseconds."""
-    for event in events:
-        yield {
-            "name": event.kind,
-            "cat": "event",
-            "ph": "i",
-            "s": "t",  # of a thread
-            "pid": 1,
-            "tid": event.worker + 1,
-            "ts": np.rint(NANOSECONDS * event.time) / 1000,
-            "args": {} if event.source < 0 else {"source": event.source},
-        }
-
-
-def _waits(metrics: Iterable[Mapping[str, Any]]) -> Iterator[dict]:
-    """Seconds on the wall that devices waited for their input, from one record to the next."""
+    yield made("process_name", "M", 0, name)
+    yield made("process_labels", "M", 0, labels)
+    for worker in workers:  # worker 10 comes after 9
+        yield made("thread_name", "M", worker + 1, {"name": f"worker {worker}"})
+        yield made("thread_sort_index", "M", worker + 1, {"sort_index": worker})
+    rows = zip(*(column.tolist() for column in drawn), strict=True)
+    for worker, kind, begin, end, update, mini_batches, staleness, partner in rows:
+        about = {"update": update, "mini_batches": mini_batches, "staleness": staleness}
+        about |= {"partner": partner} if partner != worker else {}
+        times = {"ts": begin / 1000, "dur": (end - begin) / 1000}
+        yield made(KINDS[kind], "X", worker + 1, about, cat="worker", **times)
+    for event in instants:  # on the threads of their workers
+        source = {} if event.source < 0 else {"source": event.source}
+        at = np.rint(NANOSECONDS * event.time) / 1000
+        yield made(event.kind, "i", event.worker + 1, source, cat="event", s="t", ts=at)
+    # Seconds on the wall that devices waited for their input, from one record to the next.
     streamed = (record for record in metrics if "input_wait_seconds" in record)
     for before, after in pairwise(streamed):
-        yield {
-            "name": "input wait",
-            "cat": "input",
-            "ph": "C",  # a counter, which has a lane of its own
-            "pid": 1,
-            "tid": 0,
-            "ts": np.rint(NANOSECONDS * before["seconds"]) / 1000,
-            "args": {"seconds": after["input_wait_seconds"] - before["input_wait_seconds"]},
-        }
+        waited = {"seconds": after["input_wait_seconds"] - before["input_wait_seconds"]}
+        at = np.rint(NANOSECONDS * before["seconds"]) / 1000
+        yield made("input wait", "C", 0, waited, cat="input", ts=at)

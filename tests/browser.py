@@ -22,7 +22,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
 )  # fmt: skip
-PATIENCE = 60.0  # s for an answer
+PATIENCE = 300.0  # s for an answer, on a machine that does much else
 # The browser reads commands from descriptor 3 and writes answers to 4.
 STARTER = (
     "import os, sys; r, w = (os.dup(os.dup(os.dup(int(fd)))) for fd in sys.argv[1:3]);"
@@ -35,29 +35,23 @@ class Page:
 
     def __init__(self, commands, answers):
         self._commands, self._answers, self._rest = commands, answers, b""
-        self._numbers = itertools.count(1)
-        self._session = None
-        self.complaints = []
-        self._events = []
+        self._numbers, self._session = itertools.count(1), {}
+        self.complaints, self._events = [], []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
+        self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
     def call(self, method, **parameters):
-        """A command's result."""
+        """Return the result of a command."""
         number = next(self._numbers)
-        command = {"id": number, "method": method, "params": parameters}
-        if self._session is not None:
-            command["sessionId"] = self._session
+        command = {"id": number, "method": method, "params": parameters, **self._session}
         os.write(self._commands, json.dumps(command).encode() + b"\0")
-        while True:
-            answer = self._read()
-            if answer.get("id") == number:
-                assert "error" not in answer, answer["error"]
-                return answer["result"]
-            self._noted(answer)
+        while (answer := self._read()).get("id") != number:
+            pass
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
 
     def _read(self):
         until = time.monotonic() + PATIENCE
@@ -65,11 +59,9 @@ class Page:
             ready, _, _ = select.select([self._answers], [], [], until - time.monotonic())
             assert ready, "the browser does not answer"
             self._rest += os.read(self._answers, 1 << 20)
-        answer, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(answer)
-
-    def _noted(self, event):
-        method, about = event.get("method"), event.get("params", {})
+        text, _, self._rest = self._rest.partition(b"\0")
+        answer = json.loads(text)
+        method, about = answer.get("method"), answer.get("params", {})
         self._events.append(method)
         if method == "Runtime.exceptionThrown":
             self.complaints.append(about["exceptionDetails"])
@@ -77,6 +69,7 @@ class Page:
             self.complaints.append(about["args"])
         if method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
             self.complaints.append(about["entry"])
+        return answer
 
     def open(self, address, width):
         """Load a page into a window of this width, in pixels, and wait until it is there."""
@@ -85,13 +78,12 @@ class Page:
         self._events.clear()
         self.call("Page.navigate", url=address)
         while "Page.loadEventFired" not in self._events:
-            self._noted(self._read())
+            self._read()
 
     def value(self, expression):
         """Return the value of a JavaScript expression, after its promise."""
-        result = self.call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
-        )
+        options = {"awaitPromise": True, "returnByValue": True}
+        result = self.call("Runtime.evaluate", expression=expression, **options)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
@@ -108,25 +100,22 @@ class Page:
             self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - step, y=y - step)
 
     def picture(self, path):
-        """The whole page as a PNG."""
+        """Write the whole page as a PNG."""
         data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
         path.write_bytes(base64.b64decode(data))
 
 
 @contextlib.contextmanager
 def browser(profile):
-    """A `Page` of a browser that keeps what it keeps in `profile`."""
+    """Give a `Page` of a browser whose files are in `profile`."""
     theirs_in, commands = os.pipe()
     answers, theirs_out = os.pipe()
     arguments = [PROGRAM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(theirs_in), str(theirs_out), *arguments],
-        pass_fds=(theirs_in, theirs_out),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(theirs_in)
-    os.close(theirs_out)
+    starter = [sys.executable, "-c", STARTER, str(theirs_in), str(theirs_out), *arguments]
+    quiet, theirs = subprocess.DEVNULL, (theirs_in, theirs_out)
+    process = subprocess.Popen(starter, pass_fds=theirs, stdout=quiet, stderr=quiet)
+    for descriptor in theirs:
+        os.close(descriptor)
     try:
         yield Page(commands, answers)
     finally:

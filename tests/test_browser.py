@@ -38,19 +38,6 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["wide", "phone"])
-def opened(tab, root, request):
-    """The page in a window of this width, with nothing to complain about afterwards."""
-    width, mode = request.param
-    tab.complaints.clear()
-    shown = [{"name": "prefers-color-scheme", "value": mode}]
-    tab.call("Emulation.setEmulatedMedia", features=shown)
-    tab.open((root / report.REPORT).as_uri(), width)
-    tab.wait("document.querySelectorAll('#strips .bars path').length > 0")
-    yield tab
-    assert tab.complaints == [] and tab.value("window.caught") is None
-
-
 def choose(tab, name, value):
     """Choose an option as a reader does."""
     tab.value(
@@ -59,48 +46,8 @@ def choose(tab, name, value):
     )
 
 
-def test_the_page_fits_its_window_and_suits_its_colours(opened, request):
-    width, mode = request.node.callspec.params["opened"]
-    assert opened.value("document.documentElement.scrollWidth") <= width
-    assert 0.8 * width < opened.value(f"{CURVES}.getBoundingClientRect().width") <= width
-    assert opened.value("getComputedStyle(document.getElementById('stills')).display") == "none"
-    ink = opened.value(f"{CURVES}._fullLayout.font.color")
-    assert ink == {"light": "#1b1d21", "dark": "#e6e8ea"}[mode]
-    assert opened.value(f"{CURVES}._fullLayout.plot_bgcolor") == "rgba(0,0,0,0)"
-    heights = opened.value(
-        "[...document.querySelectorAll('label, button, select, summary')].filter((part) => "
-        "part.offsetParent).map((part) => part.getBoundingClientRect().height)"
-    )
-    assert len(heights) > 15 and min(heights) >= 24
-    words = opened.value("document.body.innerText")
-    assert words.count(CLAIM) == 4 and SCRIPT in words and MARKUP in words
-    assert opened.value("document.querySelectorAll('main img[src=x], main b').length") == 0
-
-
-def test_axes_and_arms_are_switched(opened):
-    layout = f"{CURVES}.layout"
-    choose(opened, "across", "samples seen by all workers")
-    assert opened.value(f"{layout}.xaxis.title.text") == "samples seen by all workers"
-    assert opened.value(f"{layout}.yaxis.type") == "log"
-    choose(opened, "up", "test accuracy [%]")
-    assert opened.value(f"{layout}.yaxis.title.text") == "test accuracy [%]"
-    assert opened.value(f"{layout}.yaxis.type") == "linear"
-    opened.value("document.getElementById('logarithmic').click()")
-    assert opened.value(f"{layout}.yaxis.type") == "log"
-    choose(opened, "up", "idle [%]")
-    assert opened.value(f"{layout}.xaxis.title.text") == "worker"
-    choose(opened, "up", "training loss")
-    assert len(opened.value(DRAWN)) == 8
-    opened.value("document.getElementById('none').click()")
-    assert opened.value(DRAWN) == []
-    opened.value(f"{BOXES}[9].click()")
-    assert opened.value(DRAWN) == ["swarm/7"]
-    opened.value("document.getElementById('all').click()")
-    assert len(opened.value(DRAWN)) == 10
-
-
 def pointed(tab, plot, at):
-    """The text that appears where the mouse is; at: x and y of a point, in JavaScript."""
+    """Return the text that appears at a point; at: its x and y, in JavaScript."""
     place = tab.value(
         f"(() => {{ const plot = {plot}; plot.scrollIntoView(); const full = plot._fullLayout,"
         f"at = plot.getBoundingClientRect(), point = {at};"
@@ -112,23 +59,57 @@ def pointed(tab, plot, at):
     return tab.value(f"{plot}.querySelector('.hoverlayer').textContent")
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["script", "markup"])
-def test_hovering_shows_an_arm_and_its_values_with_units(opened, place):
-    opened.value("document.getElementById('none').click()")
-    opened.value(f"{BOXES}[{place}].click()")
-    shown = pointed(opened, CURVES, "[plot.data[0].x[1], plot.data[0].y[1]]")
-    assert (SCRIPT, MARKUP)[place] in shown
-    assert "training loss: 0.3679" in shown and "virtual time [s]: 1" in shown
+@pytest.mark.parametrize(("width", "mode"), [(1280, "light"), (390, "dark")])
+def test_a_page_fits_its_window_and_its_arms_axes_and_strips_are_switched(tab, root, width, mode):
+    tab.complaints.clear()
+    shown = [{"name": "prefers-color-scheme", "value": mode}]
+    tab.call("Emulation.setEmulatedMedia", features=shown)
+    tab.open((root / report.REPORT).as_uri(), width)
+    tab.wait("document.querySelectorAll('#strips .bars path').length > 0")
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    assert 0.8 * width < tab.value(f"{CURVES}.getBoundingClientRect().width") <= width
+    assert tab.value("getComputedStyle(document.getElementById('stills')).display") == "none"
+    ink = tab.value(f"{CURVES}._fullLayout.font.color")
+    assert ink == {"light": "#1b1d21", "dark": "#e6e8ea"}[mode]
+    assert tab.value(f"{CURVES}._fullLayout.plot_bgcolor") == "rgba(0,0,0,0)"
+    heights = tab.value(
+        "[...document.querySelectorAll('label, button, select, summary')].filter((part) => "
+        "part.offsetParent).map((part) => part.getBoundingClientRect().height)"
+    )
+    assert len(heights) > 15 and min(heights) >= 24
+    words = tab.value("document.body.innerText")
+    assert words.count(CLAIM) == 4 and SCRIPT in words and MARKUP in words
+    assert tab.value("document.querySelectorAll('main img[src=x], main b').length") == 0
 
+    layout = f"{CURVES}.layout"
+    choose(tab, "across", "samples seen by all workers")
+    assert tab.value(f"{layout}.xaxis.title.text") == "samples seen by all workers"
+    choose(tab, "up", "test accuracy [%]")
+    assert tab.value(f"{layout}.yaxis.type") == "linear"
+    tab.value("document.getElementById('logarithmic').click()")
+    assert tab.value(f"{layout}.yaxis.type") == "log"
+    choose(tab, "up", "training loss")
+    choose(tab, "across", "virtual time [s]")
+    assert len(tab.value(DRAWN)) == 8
+    for place, name in enumerate((SCRIPT, MARKUP)):
+        tab.value("document.getElementById('none').click()")
+        assert tab.value(DRAWN) == []
+        tab.value(f"{BOXES}[{place}].click()")
+        assert tab.value(DRAWN) == [name]
+        shown = pointed(tab, CURVES, "[plot.data[0].x[1], plot.data[0].y[1]]")
+        assert name in shown
+        assert "training loss: 0.3679" in shown and "virtual time [s]: 1" in shown
+    tab.value("document.getElementById('all').click()")
+    assert len(tab.value(DRAWN)) == 10
 
-def test_two_strips_are_zoomed_together_and_tell_what_a_bar_is(opened):
-    assert opened.value(f"{STRIPS}.data.map((trace) => trace.yaxis)") == ["y", "y", "y2", "y2"]
-    shown = pointed(opened, STRIPS, "[0.02, 0]")
+    assert tab.value(f"{STRIPS}.data.map((trace) => trace.yaxis)") == ["y", "y", "y2", "y2"]
+    shown = pointed(tab, STRIPS, "[0.02, 0]")
     assert "worker 0: compute" in shown and "for update 0" in shown
     zoom = f"Plotly.relayout({STRIPS}, {{'xaxis.range': [0, 0.1]}})"
-    assert opened.value(f"{zoom}.then(() => {STRIPS}._fullLayout.xaxis.range)") == [0, 0.1]
-    choose(opened, "lower", "–")
-    assert opened.value(f"{STRIPS}.data.map((trace) => trace.yaxis)") == ["y", "y"]
+    assert tab.value(f"{zoom}.then(() => {STRIPS}._fullLayout.xaxis.range)") == [0, 0.1]
+    choose(tab, "lower", "–")
+    assert tab.value(f"{STRIPS}.data.map((trace) => trace.yaxis)") == ["y", "y"]
+    assert tab.complaints == [] and tab.value("window.caught") is None
 
 
 def test_without_scripts_pictures_show_the_same(tab, root):

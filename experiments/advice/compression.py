@@ -21,9 +21,10 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
 from experiments import codec_times, optimizers, prepare, records, registry
-from experiments.analysis import Analysis, pivot
+from experiments.analysis import Analysis
 from experiments.config_files import override
 from experiments.stats import Numbers
+from experiments.tables import NONE, pivot
 
 GIGABITS = (1.0, 10.0, 100.0)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -79,14 +80,12 @@ def explain(config: ConfigDict) -> Analysis:
             loss = losses.get(spec["name"])
             rows.append(_row(line, reference, gradient, bandwidths) | {"loss": loss})
     rows.sort(key=lambda row: min(one["seconds"] for one in row["networks"]))
-    dense_seconds = [(name, reference.seconds(bandwidth)) for name, bandwidth in bandwidths.items()]
     summary = {
-        "model_bytes": cost.payload_bytes(own.shapes),
-        "workers": workers,
-        "gradient_seconds": gradient,
-        "dense": [{"network": name, "seconds": seconds} for name, seconds in dense_seconds],
-        "methods": rows,
-    }
+        "model_bytes": cost.payload_bytes(own.shapes), "workers": workers,
+        "gradient_seconds": gradient, "methods": rows,
+        "dense": [{"network": name, "seconds": reference.seconds(bandwidth)}
+                  for name, bandwidth in bandwidths.items()],
+    }  # fmt: skip
     left_out = [f"not weighed: {', '.join(refused)}"] if refused else []
     return Analysis(summary, [*_tables(summary), *_sentences(summary), *left_out])
 
@@ -129,23 +128,15 @@ def _row(
     found = []
     for name, bandwidth in bandwidths.items():
         alone, sent = dense.seconds(bandwidth), line.seconds(bandwidth)
-        found.append(
-            {
-                "network": name,
-                "seconds": line.codec + sent,
-                "gain": alone / (line.codec + sent),
-                "gain_of_overlapped_update": max(gradient, alone)
-                / (line.codec + max(gradient, sent)),
-            }
-        )
+        overlapped = max(gradient, alone) / (line.codec + max(gradient, sent))
+        found.append({"network": name, "seconds": line.codec + sent,
+                      "gain": alone / (line.codec + sent),
+                      "gain_of_overlapped_update": overlapped})  # fmt: skip
     return {
-        "method": line.method,
-        "bytes": line.sent,
-        "codec_seconds": line.codec,
+        "method": line.method, "bytes": line.sent, "codec_seconds": line.codec,
         "break_even": break_even(line, dense),
-        "break_even_overlapped": break_even(line, dense, gradient),
-        "networks": found,
-    }
+        "break_even_overlapped": break_even(line, dense, gradient), "networks": found,
+    }  # fmt: skip
 
 
 def in_records() -> dict[str, tuple[float, str]]:
@@ -171,16 +162,11 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
         return known.get(bandwidth) or f"{8e-9 * bandwidth:.3g}"
 
     rows = [
-        (
-            row["method"],
-            f"{1e-6 * row['bytes']:.3g}",
-            f"{1e3 * row['codec_seconds']:.3g}",
-            gigabits(row["break_even"]),
-            gigabits(row["break_even_overlapped"]),
-            "{:.3f}x ({})".format(*row["loss"]) if row["loss"] else "–",
-        )
+        (row["method"], f"{1e-6 * row['bytes']:.3g}", f"{1e3 * row['codec_seconds']:.3g}",
+         gigabits(row["break_even"]), gigabits(row["break_even_overlapped"]),
+         "{:.3f}x ({})".format(*row["loss"]) if row["loss"] else NONE)
         for row in summary["methods"]
-    ]
+    ]  # fmt: skip
     headings = ("MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]", "loss")
     title = "breaks even: the bandwidth below which it is faster than all-reduce"
     yield Numbers(title, ("method", *headings), rows)
@@ -208,12 +194,9 @@ def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
         method = max(methods, key=lambda name: methods[name]["gain"])
         hidden = max(methods, key=lambda name: methods[name]["gain_of_overlapped_update"])
         alone, update = methods[method]["gain"], methods[hidden]["gain_of_overlapped_update"]
-        verdict, overlapped = "no, all-reduce is the fastest exchange", "nothing gains"
-        if alone > 1:
-            verdict = f"yes, {method} makes the exchange {alone:.2f} times as fast"
-        if update > 1:
-            overlapped = f"{hidden} makes an update {update:.2f} times as fast"
-        yield (
-            f"verdict at {entry['network']}: {verdict}; where it overlaps with the gradient "
-            f"{overlapped}"
-        )
+        verdict = (f"yes, {method} makes the exchange {alone:.2f} times as fast" if alone > 1
+                   else "no, all-reduce is the fastest exchange")  # fmt: skip
+        overlapped = (f"{hidden} makes an update {update:.2f} times as fast" if update > 1
+                      else "nothing gains")  # fmt: skip
+        yield (f"verdict at {entry['network']}: {verdict}; where it overlaps with the gradient "
+               f"{overlapped}")  # fmt: skip

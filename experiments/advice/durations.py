@@ -179,17 +179,15 @@ def budget(source: Source) -> float:
 
 def checked(measured: Measured) -> Measured:
     """Return the same; ValueError where there is too little to play rules over."""
-    count = sum(map(len, measured.seconds))
+    count, reason = sum(map(len, measured.seconds)), None
     if measured.workers < 2:
-        raise ValueError(
-            f"{measured.source}: has the durations of one worker, and a waiting rule is about "
-            "several; record a run of at least 2 workers"
-        )
-    if count < LEAST:
-        raise ValueError(
-            f"{measured.source}: has {count} durations, and fewer than {LEAST} say little about "
-            "stragglers; record a longer run"
-        )
+        reason = ("has the durations of one worker, and a waiting rule is about several; record a "
+                  "run of at least 2 workers")  # fmt: skip
+    elif count < LEAST:
+        reason = (f"has {count} durations, and fewer than {LEAST} say little about stragglers; "
+                  "record a longer run")  # fmt: skip
+    if reason:
+        raise ValueError(f"{measured.source}: {reason}")
     return measured
 
 
@@ -215,17 +213,14 @@ def of_schedule(
     """
     workers = schedule.all_workers
     _refuse_lost_work(schedule, source, trigger)
-    full, cuts = (
-        schedule.batches.max(initial=1),
-        ((schedule.busy > 0) & (schedule.batches == 0)).any(),
-    )
+    full = schedule.batches.max(initial=1)
+    cuts = ((schedule.busy > 0) & (schedule.batches == 0)).any()
     if trigger is not None:
         full = trigger.mini_batches if trigger.whole is None else trigger.whole
         cuts = trigger.cuts
     full = np.broadcast_to(full, workers)
     seen: list[list[tuple[float, float, int, bool]]] = [[] for _ in range(workers)]
-    for at in np.argwhere((schedule.busy > 0) & (schedule.workers < workers)):
-        at = tuple(at)
+    for at in map(tuple, np.argwhere((schedule.busy > 0) & (schedule.workers < workers))):
         i, batches = schedule.workers[at], int(schedule.batches[at])
         cut = cuts and batches < full[i]
         if batches or cut:
@@ -278,35 +273,33 @@ def _completed(
     """Return the durations with censored ones completed; ValueError where too many are."""
     everything = np.concatenate(observed)
     share = 1 - everything.mean()
-    if not everything.any():
-        raise ValueError(
-            f"{source}: not one mini-batch was finished before its rule cut it; {AGAIN}"
-        )
-    if share > MOST_CENSORED:
-        raise ValueError(
-            f"{source}: its rule cut {share:.0%} of the durations, and more than "
-            f"{MOST_CENSORED:.0%} leave the stragglers unknown; {AGAIN}"
-        )
     whole = [seconds[known] for seconds, known in zip(values, observed, strict=True)]
     never = [i for i, seconds in enumerate(whole) if not seconds.size]
-    if never:
-        raise ValueError(
-            f"{source}: worker {never[0]} never finished a mini-batch, so that nobody knows how "
-            f"slow it is; {AGAIN}"
-        )
+    reason = None
+    if not everything.any():
+        reason = "not one mini-batch was finished before its rule cut it"
+    elif share > MOST_CENSORED:
+        reason = (f"its rule cut {share:.0%} of the durations, and more than {MOST_CENSORED:.0%} "
+                  "leave the stragglers unknown")  # fmt: skip
+    elif never:
+        reason = (f"worker {never[0]} never finished a mini-batch, so that nobody knows how slow "
+                  "it is")  # fmt: skip
+    if reason:
+        raise ValueError(f"{source}: {reason}; {AGAIN}")
     checked(Measured(tuple(whole), source))
     medians = [np.median(seconds) for seconds in whole]
-    scaled = [seconds / median for seconds, median in zip(values, medians, strict=True)]
+    scaled = np.concatenate([each / median for each, median in zip(values, medians, strict=True)])
     completed = []
     for i, (seconds, known) in enumerate(zip(values, observed, strict=True)):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(i,)))
         bounds = seconds[~known]
         u = rng.random(bounds.size)  # one for each, whichever estimate it goes to
-        pooled = medians[i] * beyond(bounds / medians[i], u, np.concatenate(scaled), everything)
         drawn = beyond(bounds, u, seconds, known)
-        drawn = np.where(np.isnan(drawn), pooled, drawn)
+        pooled = medians[i] * beyond(bounds / medians[i], u, scaled, everything)
+        for other in (pooled, bounds):
+            drawn = np.where(np.isnan(drawn), other, drawn)
         completed.append(seconds.copy())
-        completed[-1][~known] = np.where(np.isnan(drawn), bounds, drawn)
+        completed[-1][~known] = drawn
     return Measured(tuple(completed), source, float(share))
 
 

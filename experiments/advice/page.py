@@ -26,13 +26,9 @@ from experiments import (
 from experiments.advice import durations, play
 from experiments.advice.play import Advice, Candidate
 from experiments.stats import Numbers
-from experiments.tables import as_table
+from experiments.tables import NONE, as_table
 
-ADVICE, PAGE, CONFIG, RANKED, WAITS = (
-    "advice.json", "advice.html", "config.py", "ranked.png", "waits.png",
-)  # fmt: skip
-NOTHING = "–"
-UNBOUNDED = 10_000  # columns of what is no terminal, so that no name is cut
+ADVICE, PAGE, CONFIG, WAITS = "advice.json", "advice.html", "config.py", "waits.png"
 MOST_SHOWN = 40  # workers in a picture
 HEADINGS = (
     "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "updates\nper s",
@@ -120,35 +116,26 @@ def as_json(advice: Advice) -> dict[str, Any]:
     rules = []
     for one in advice.order:
         result = advice.results.get(one.name)
-        rules.append(
-            {
-                "wait": one.name,
-                "predicted": one.predicted(advice.ratio) / unit,
-                "predicted_range": _range(one, advice),
-                "trained_seconds": result and list(result.seconds),
-                "learning_rate": result and result.rate,
-                "rate_at_edge": result and result.edge,
-                "updates_per_second": one.updates,
-                "samples_per_second": one.samples,
-                "idle": one.schedule.idle_fraction,
-                **one.found._asdict(),
-            }
-        )
+        rules.append({
+            "wait": one.name,
+            "predicted": one.predicted(advice.ratio) / unit,
+            "predicted_range": _range(one, advice),
+            "trained_seconds": result and list(result.seconds),
+            "learning_rate": result and result.rate,
+            "rate_at_edge": result and result.edge,
+            "updates_per_second": one.updates,
+            "samples_per_second": one.samples,
+            "idle": one.schedule.idle_fraction,
+            **one.found._asdict(),
+        })  # fmt: skip
     return {
-        "source": measured.source,
-        "digest": measured.digest,
-        "durations": sum(map(len, measured.seconds)),
-        "censored": measured.censored,
-        "ratio": advice.ratio,
-        "sure": advice.verdict.sure,
-        "verdict": advice.verdict.reason,
-        "reference": advice.reference.name,
-        "seconds": dict(advice.seconds),
-        "rules": rules,
+        "source": measured.source, "digest": measured.digest,
+        "durations": sum(map(len, measured.seconds)), "censored": measured.censored,
+        "ratio": advice.ratio, "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
+        "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rules,
         "values": [[one.name, one.predicted(advice.ratio) / unit] for one in advice.found],
-        "changes": advice.changes,
-        "refused": advice.refused,
-    }
+        "changes": advice.changes, "refused": advice.refused,
+    }  # fmt: skip
 
 
 def _range(one: Candidate, advice: Advice) -> list[float]:
@@ -180,13 +167,16 @@ def command(advice: Advice, root: Path) -> list[str]:
         changes["draw"] = first.arm.draw
     if first.name in advice.results:
         changes["optimizer.learning_rate"] = f"{advice.results[first.name].rate:g}"
-    given = any(one.startswith("--config=") for one in source.command)
     base = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
     places = itertools.chain([base], (f"{base}-{count}" for count in itertools.count(2)))
     place = next(place for place in places if not Path(place).exists())
+    own = [] if _is_given(source) else [f"--config={root / CONFIG}"]
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
-    own = [] if given else [f"--config={root / CONFIG}"]
     return [*source.command, *own, *flags, f"--workdir={place}"]
+
+
+def _is_given(source: durations.Source) -> bool:
+    return any(one.startswith("--config=") for one in source.command)
 
 
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
@@ -194,30 +184,27 @@ def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
     unit, rows = advice.reference.predicted(advice.ratio), []
     for one in advice.verdict.order:
         result, found = advice.results.get(one.name), one.found
-        low, high = _range(one, advice)
         slowest = int(found.limits.argmax())
         share = found.limits[slowest]
-        trained, rate = NOTHING, NOTHING
+        trained, rate = NONE, NONE
         if result is not None:
             arrived = np.isfinite(result.mean)
             trained = f"{result.mean:.4g} ± {result.spread:.2g}" if arrived else "never"
             rate = f"{result.rate:g}{'*' * result.edge}"
-        rows.append(
-            (
-                one.name,
-                f"{one.predicted(advice.ratio) / unit:.2f}",
-                f"{low:.2f}–{high:.2f}",
-                trained,
-                rate,
-                f"{one.updates:.3g}",
-                f"{one.samples:.4g}",
-                f"{found.staleness:.2f}",
-                f"{found.tree_distance}",
-                f"{100 * one.schedule.idle_fraction:.0f}",
-                f"{advice.source.measured.name(slowest)} ({share:.0%})" if share else NOTHING,
-            )
-        )
-    kept = [n for n in range(len(HEADINGS)) if any(row[n] != NOTHING for row in rows)]
+        rows.append((
+            one.name,
+            f"{one.predicted(advice.ratio) / unit:.2f}",
+            "{:.2f}–{:.2f}".format(*_range(one, advice)),
+            trained,
+            rate,
+            f"{one.updates:.3g}",
+            f"{one.samples:.4g}",
+            f"{found.staleness:.2f}",
+            f"{found.tree_distance}",
+            f"{100 * one.schedule.idle_fraction:.0f}",
+            f"{advice.source.measured.name(slowest)} ({share:.0%})" if share else NONE,
+        ))  # fmt: skip
+    kept = [n for n in range(len(HEADINGS)) if any(row[n] != NONE for row in rows)]
     return [HEADINGS[n] for n in kept], [[row[n] for n in kept] for row in rows]
 
 
@@ -227,7 +214,7 @@ def _show(advice: Advice, root: Path) -> None:
         print(f"durations: {advice.source.measured.read}")
     console = Console()
     if not console.is_terminal:
-        console = Console(file=console.file, width=UNBOUNDED)
+        console = Console(file=console.file, width=10_000)  # so that no name is cut
     headings, rows = columns(advice)
     rows = [[*map(escape, row)] for row in rows]
     shown = as_table(Numbers(f"yours: {advice.reference.name}", headings, rows))
@@ -238,8 +225,8 @@ def _show(advice: Advice, root: Path) -> None:
 
 
 def write(advice: Advice, root: Path, launched: str = "") -> None:
-    """Write advice.html with its pictures into `root`; launched: the command that did so."""
-    if not any(one.startswith("--config=") for one in advice.source.command):
+    """Write advice.html with its picture into `root`; launched: the command that did so."""
+    if not _is_given(advice.source):
         text = DATA.replace("{}", pprint.pformat(advice.source.config.to_dict()))
         files.write(root / CONFIG, text, durable=False)
     title = f"{root.resolve().name}: which waiting rule"
@@ -267,26 +254,19 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
     ) * bool(advice.results)
     yield _said(
         f"Every rule at its best parameter; yours: {own.name}; rules with fewer samples per second "
-        f"than yours come last until they are trained; waits most for: the last to be ready in the "
-        f"most updates{trained}.",
-        "quiet",
-    )
-    words = "Time to the target. Bar: predicted range; diamond: trained; tick: other parameters."
-    figures.save(_ranked(advice), root / RANKED)
-    yield report.image("picture", files.read(root / RANKED), words)
-    yield _said(
-        "Predicted without training, from the schedule of each rule and a gradient's variance of "
-        f"{advice.ratio:.3g} squared means per mini-batch; the range is over resampled durations "
-        f"and {play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. Momentum, codecs and "
-        "local steps are not in it.",
+        "than yours come last until they are trained; waits most for: the last to be ready in the "
+        f"most updates{trained}. Predicted without training, from the schedule of each rule and a "
+        f"gradient's variance of {advice.ratio:.3g} squared means per mini-batch; the range is of "
+        f"resampled durations and {play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. "
+        "Momentum, codecs and local steps are not in it.",
         "quiet",
     )
     yield "<h2>What would change the verdict</h2>"
     yield report.table("words", ("if", "predicted to be first"), [advice.changes])
     yield "<h2>Who waits for whom</h2>"
-    words = "Share of a worker's time in which it waits for another one, under each rule."
-    figures.save(_waits(advice), root / WAITS)
-    yield report.image("picture", files.read(root / WAITS), words)
+    picture = _waits(advice)
+    figures.save(picture, root / WAITS)
+    yield report.image("picture", files.read(root / WAITS), picture.get_label())
     yield "<h2>Durations</h2><details><summary>seconds of a mini-batch, by worker</summary>"
     rows = [
         (measured.name(i), f"{len(each)}", f"{np.median(each):.4g}", f"{max(each):.4g}")
@@ -308,49 +288,21 @@ def _said(text: str, kind: str = "") -> str:
     return f"<pre>{text}</pre>" if kind == "pre" else f'<p class="{kind}">{text}</p>'
 
 
-def _ranked(advice: Advice) -> Figure:
-    """Draw every rule's predicted time with its range, at other parameters, and trained."""
-    shown, own = advice.verdict.order, advice.results.get(advice.reference.name)
-    unit = advice.reference.predicted(advice.ratio)
-    canvas = Figure(figsize=(8, 0.8 + 0.26 * len(shown)), dpi=150, layout="constrained")
-    axes = canvas.subplots()
-    for place, one in enumerate(shown):
-        others = [
-            other.predicted(advice.ratio) / unit
-            for other in advice.found
-            if other.arm.wait.name == one.arm.wait.name
-        ]
-        axes.plot(others, [place] * len(others), "|", color="0.5", markersize=7)
-        line = {"color": figures.COLOURS[0], "linewidth": 5, "alpha": 0.5}
-        axes.plot(_range(one, advice), [place] * 2, **line)
-        result = advice.results.get(one.name)
-        if result and own and np.isfinite(result.mean):
-            axes.plot(result.mean / own.mean, place, "D", color=figures.COLOURS[1], markersize=5)
-    axes.set_yticks(range(len(shown)), [figures.literal(one.name) for one in shown])
-    axes.invert_yaxis()
-    axes.axvline(1.0, color="0.35", linewidth=0.8, linestyle="--")
-    axes.set_xscale("log")
-    figures.mark(axes.xaxis)
-    figures.plain(axes)
-    axes.set_xlabel("time to target, yours = 1", fontsize=9)
-    return canvas
-
-
 def _waits(advice: Advice) -> Figure:
     """Draw who waits for whom under the advised rule and under yours."""
     first, own = advice.verdict.close[0], advice.reference
     shown = {"advised": first, "yours": own} if first.name != own.name else {"advised, yours": own}
     workers = min(own.arm.workers, MOST_SHOWN)
     canvas = Figure(figsize=(8, 1.5 + 0.16 * workers), dpi=150, layout="constrained")
+    canvas.set_label("Share of a worker's time in which it waits for another one, by rule.")
     panels = canvas.subplots(1, len(shown), squeeze=False)[0]
-    shares = [
-        100 * one.found.waits[:workers, :workers] / one.schedule.time[-1] for one in shown.values()
-    ]
+    shares = [100 * one.found.waits[:workers, :workers] / one.schedule.time[-1]
+              for one in shown.values()]  # fmt: skip
     for axes, share, (words, one) in zip(panels, shares, shown.items(), strict=True):
         image = axes.imshow(share, "Oranges", vmin=0, vmax=max(1, np.max(shares)), aspect="auto")
         axes.set_title(figures.literal(f"{one.name} ({words})"), fontsize=9)
         axes.set(xlabel="is waited for by the others", ylabel="worker that waits")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
     canvas.colorbar(image, ax=panels, label="of its time [%]")
     return canvas

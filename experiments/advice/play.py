@@ -200,11 +200,9 @@ def variants(wait: registry.Part, grids: Mapping[str, list]) -> list[dict[str, A
     """
     spec = registry.spec(wait)
     known = prepare.RULE.parameters(spec["name"])
-    required = {
-        name
-        for name, one in known.items()
-        if one.default is one.empty and one.kind is one.KEYWORD_ONLY
-    } - {*prepare.RULE.offered}
+    needed = {name for name, one in known.items()
+              if one.default is one.empty and one.kind is one.KEYWORD_ONLY}  # fmt: skip
+    required = needed - {*prepare.RULE.offered}
     names = [name for name in known if name in grids and (name in required or name in OPTIONAL)]
     missing = required - spec.keys()
     if missing - {*names}:
@@ -351,13 +349,12 @@ def predicted_verdict(order: Sequence[Candidate], ratio: float, reference: Candi
     """Return the verdict without training; the candidates that may be first were resampled."""
     first = order[0]
     slower = first.cases(ratio) * (1 + MARGIN)
-    close = [
-        one
-        for one in order[1:]
-        if len(one.costs) == len(first.costs) > 1
-        and not _uses_fewer(one, reference)
-        and np.mean(slower < one.cases(ratio)) < SURE
-    ]
+
+    def is_close(one: Candidate) -> bool:
+        resampled = len(one.costs) == len(first.costs) > 1 and not _uses_fewer(one, reference)
+        return resampled and np.mean(slower < one.cases(ratio)) < SURE
+
+    close = [one for one in order[1:] if is_close(one)]
     reason = f"{first.name}, which is yours, is predicted to be first"
     if close:
         reason = (

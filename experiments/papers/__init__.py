@@ -1,7 +1,8 @@
 """The evidence, a file per paper or family: its sweeps, its claims and its figure."""
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 PAPERS = (
@@ -24,39 +25,27 @@ def claims(paper: str, record: str) -> Callable[..., Iterator[tuple[str, str]]]:
 
     The paper's file, which draws as well, and the tests are loaded when a sweep has ended.
     """
-
-    def judged(arms: Sequence[Any]) -> Iterator[tuple[str, str]]:
-        rows = importlib.import_module(f"experiments.papers.{paper}").CLAIMS
-        yield from importlib.import_module("experiments.stats").printed(rows, record)(arms)
-
-    return judged
+    return lambda arms: _stats().printed(_paper(paper).CLAIMS, record)(arms)
 
 
 def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:
     """Return the function `analyse(config)` of a config, which is one of a paper's file."""
+    return lambda config: getattr(_paper(paper), function)(config)
 
-    def found(config: Any) -> Any:
-        return getattr(importlib.import_module(f"experiments.papers.{paper}"), function)(config)
 
-    return found
+def numbers(paper: str) -> Callable[..., Iterator[Any]]:
+    """Return the function `numbers(arms)` of a config, which is a paper's and gives its tables."""
+    return analyse(paper, "numbers")
 
 
 def at_best(*quantities: str) -> Callable[..., Iterator[Any]]:
     """Return the function `numbers(arms)` of a config, see `stats.at_best`."""
-
-    def found(arms: Sequence[Any]) -> Iterator[Any]:
-        yield from importlib.import_module("experiments.stats").at_best(*quantities)(arms)
-
-    return found
+    return lambda arms: _stats().at_best(*quantities)(arms)
 
 
-def numbers(paper: str) -> Callable[..., Iterator[Any]]:
-    """Return the function `numbers(arms)` of a config, which is that of a paper's file.
+def _paper(name: str) -> ModuleType:
+    return importlib.import_module(f"experiments.papers.{name}")
 
-    It yields `stats.Numbers`.
-    """
 
-    def found(arms: Sequence[Any]) -> Iterator[Any]:
-        yield from importlib.import_module(f"experiments.papers.{paper}").numbers(arms)
-
-    return found
+def _stats() -> ModuleType:
+    return importlib.import_module("experiments.stats")

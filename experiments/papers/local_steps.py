@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from experiments.papers.base import Panel, Records, Sweep, draw
 from experiments.stats import END, Claim
 
-TITLE = "Local steps and small messages"
+TITLE = "Local steps, small messages"
 SWEEPS = (
     Sweep("local_training", "--config=configs/local_training.py:size=140k,steps=1500 --sweep "
           "--seeds=3 --together", 3.0),
@@ -28,10 +28,8 @@ def _ends(
 
 CLAIMS = (
     _ends("arXiv 2311.08105, abstract", "diloco/H=30", "all_reduce", 0.01),
-    _ends("arXiv 2311.08105, Sec. 3.1", "diloco/H=30", "local_sgd/H=30"),
     _ends("arXiv 2505.23725", "muloco/H=30", "diloco/H=30"),
     _ends("arXiv 2501.18512", "streaming/H=30", "diloco/H=30", 0.01),
-    _ends("arXiv 2501.18512", "streaming_4_bits/H=30", "streaming/H=30", 0.01),
     _ends("arXiv 2506.10911", "noloco/H=30", "diloco/H=30", 0.01),
     _ends("arXiv 2508.15706", "sparse_loco/H=30", "diloco/H=30", 0.01),
     Claim("sparse_loco/H=30 sends a hundredth of the bytes of diloco/H=30", "arXiv 2508.15706",
@@ -43,17 +41,12 @@ CLAIMS = (
           chosen_by=END, equal=SAMPLES),
 )  # fmt: skip
 GROUPS = {
-    "all_reduce": "all-reduce, AdamW",
-    "local_sgd/H=30": "local SGD, H = 30",
-    "diloco/H=30": "DiLoCo, H = 30",
-    "diloco/H=100": "DiLoCo, H = 100",
-    "streaming/H=30": "Streaming DiLoCo",
-    "streaming_4_bits/H=30": "the same in 4 bits",
-    "sparse_loco/H=30": "SparseLoCo",
-    "noloco/H=30": "NoLoCo",
-    "all_reduce_muon": "all-reduce, Muon",
-    "muloco/H=30": "MuLoCo",
-}
+    "all_reduce": "all-reduce, AdamW", "local_sgd/H=30": "local SGD, H = 30",
+    "diloco/H=30": "DiLoCo, H = 30", "diloco/H=100": "DiLoCo, H = 100",
+    "streaming/H=30": "Streaming DiLoCo", "streaming_4_bits/H=30": "the same in 4 bits",
+    "sparse_loco/H=30": "SparseLoCo", "noloco/H=30": "NoLoCo",
+    "all_reduce_muon": "all-reduce, Muon", "muloco/H=30": "MuLoCo",
+}  # fmt: skip
 
 
 def figure(records: Records) -> Figure:

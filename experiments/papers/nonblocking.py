@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from experiments import analysis, prepare, registry, stats
+from experiments import analysis, prepare, registry, stats, tables
 from experiments.papers.base import Lines, Panel, Records, Sweep, draw
 from experiments.stats import END, Answer, Claim
 from stragglers import delays, processes
@@ -54,10 +54,9 @@ def follows_theory(table: str, most: float) -> stats.Judge:
 
 CLAIMS = (
     *(
-        Claim(f"{mixer}, one worker 4x slower, each side at its best rounds and rate: less time",
-              ABSTRACT, "nonblocking_tuned", f"{mixer}/nonblocking", f"{mixer}/blocking",
-              tuned=True)
-        for mixer in MIXERS
+        Claim(f"{mixer}, one worker 4x slower, each side at its best: less time", ABSTRACT,
+              "nonblocking_tuned", f"{mixer}/nonblocking", f"{mixer}/blocking", tuned=True)
+        for mixer in MIXERS[:2]
     ),
     Claim("dpsgd, one worker 4x slower: less time to the same loss than blocking rounds", ABSTRACT,
           "nonblocking_slow4", "dpsgd/nonblocking", "dpsgd/blocking",
@@ -70,12 +69,9 @@ CLAIMS = (
               edges={"M": 1.0})
         for task, words in (("images", "ResNet-18"), ("text", "a small GPT"))
     ),
-    *(
-        Claim(f"{mixer}, uneven data: ends below blocking rounds after the same time", ABSTRACT,
-              "nonblocking_weightings", f"{mixer}/{weights}", f"{mixer}/blocking", END, tuned=True,
-              equal=("seconds",))
-        for mixer, weights in zip(MIXERS, ("proportional", "equal", "equal"), strict=True)
-    ),
+    Claim("dpsgd, uneven data: ends below blocking rounds after the same time", ABSTRACT,
+          "nonblocking_weightings", "dpsgd/equal", "dpsgd/blocking", END, tuned=True,
+          equal=("seconds",)),
     Claim("the run-time model is within 5 % of the gain in simulated rounds",
           "arXiv 2211.00889, run-time analysis", "nonblocking_analysis",
           judge=follows_theory("by_workers", 0.05)),
@@ -148,10 +144,10 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         "by_communication": [_gain(config, name, delay, config.at_workers, seconds)._asdict()
                              for name, delay in built.items() for seconds in config.communication],
     }  # fmt: skip
-    tables, panels = [], []
+    shown, panels = [], []
     for field, label in (("workers", "workers"), ("communication", "communication per round [s]")):
         points = summary[f"by_{field}"]
-        tables.append(analysis.pivot(
+        shown.append(tables.pivot(
             f"throughput gain by {field}, in brackets the simulation's error; * estimated from "
             "another simulation",
             points,
@@ -161,7 +157,7 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         ))  # fmt: skip
         labels = label, "throughput: non-blocking / blocking"
         panels.append(Lines("", points, field, "simulated", "delay", labels, ("expected",) * 2))
-    return analysis.Analysis(summary, tables, draw(panels), CLAIMS)
+    return analysis.Analysis(summary, shown, draw(panels), CLAIMS)
 
 
 def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:

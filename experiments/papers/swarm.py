@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
-from experiments import analysis, prepare, registry, stats
+from experiments import analysis, prepare, registry, stats, tables
 from experiments.papers.base import Lines, Panel, Records, Sweep, draw
 from experiments.stats import ACCURACY, Answer, Arm, Claim
 from stragglers import serial_links, wavefront
@@ -54,9 +54,7 @@ def does_not_grow(_, record: Mapping[str, Any]) -> Answer:
     return Answer(stats.of_all(len(good), len(grown)), measured, reason)
 
 
-def hosts(
-    ours: str, theirs: str, quantity: str, bound: float, **point: Any
-) -> stats.Judge:
+def hosts(ours: str, theirs: str, quantity: str, bound: float, **point: Any) -> stats.Judge:
     """Return the judge of two forms of a benchmark on hosts; point: the fields of its points."""
 
     def judged(_, record: Mapping[str, Any]) -> Answer:
@@ -102,15 +100,11 @@ CLAIMS = (
           judge=hosts("8 bits", "float32", "meeting", 0.9, nodes=4, rate="100mbit")),
 )  # fmt: skip
 GROUPS = {
-    LARGE: "all-reduce",
-    "dpsgd/ring": "D-PSGD, overlaps",
-    "dpsgd/ring/serial": "D-PSGD, exchange after gradient",
-    "sgp/overlap": "SGP, overlaps",
-    "ad_psgd": "AD-PSGD",
-    EXACT: "Swarm, H = 2",
-    COARSE: "Swarm, H = 2, 8 bits",
+    LARGE: "all-reduce", "dpsgd/ring": "D-PSGD, overlaps",
+    "dpsgd/ring/serial": "D-PSGD, exchange after gradient", "sgp/overlap": "SGP, overlaps",
+    "ad_psgd": "AD-PSGD", EXACT: "Swarm, H = 2", COARSE: "Swarm, H = 2, 8 bits",
     "swarm/H=4/8 bits": "Swarm, H = 4, 8 bits",
-}
+}  # fmt: skip
 
 
 def figure(records: Records) -> Figure:
@@ -252,7 +246,7 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
                 "of_compute": float(spent.sum() / computing),  # s communicating per s computing
                 "bytes": float(sent),  # that a node sends for an update of its own
             })  # fmt: skip
-    table = analysis.pivot(
+    table = tables.pivot(
         "ms of communication per node and update by number of nodes, mean / 99 %",
         points,
         lambda point: point["method"],

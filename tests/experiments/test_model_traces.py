@@ -1,3 +1,5 @@
+"""Layer traces against FLOPs and parameters counted by hand."""
+
 import jax
 import numpy as np
 import pytest
@@ -6,17 +8,12 @@ from flax import linen as nn
 from experiments import model_traces
 from experiments.tasks.models import mlp
 
-# --- from any model ---
 
-
-def test_a_dense_model_by_hand():
+def test_dense_layers_and_convolutions_by_hand():
     trace = model_traces.from_model(mlp(3, hidden=(5,)), (4, 2, 2, 1), 1e3)
     np.testing.assert_array_equal(trace.sizes, [4 * (4 * 5 + 5), 4 * (5 * 3 + 3)])
     np.testing.assert_allclose(trace.forward, [2 * 4 * 4 * 5 / 1e3, 2 * 4 * 5 * 3 / 1e3])
     np.testing.assert_allclose(trace.backward, 2 * trace.forward)
-
-
-def test_a_convolution_by_hand():
     model = nn.Conv(6, (3, 3), strides=2, feature_group_count=2)
     trace = model_traces.from_model(model, (2, 8, 8, 4), 1.0)
     # 4 x 4 places, 6 channels, of 9 pixels of the 2 channels of a group.
@@ -25,7 +22,7 @@ def test_a_convolution_by_hand():
 
 
 class Tied(nn.Module):
-    """Uses its first layer again at the end, and a product without parameters between."""
+    """A model with its first layer at the end, too, and a product without parameters between."""
 
     @nn.compact
     def __call__(self, x):
@@ -65,53 +62,27 @@ class Looped(nn.Module):
         return jax.lax.while_loop(lambda y: y.sum() < 1, lambda y: y + 1, nn.Dense(2)(x))
 
 
-class Idle(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        nn.Dense(2, name="idle").init(jax.random.key(0), x)
-        self.param("unused", nn.initializers.zeros, (3,))
-        return nn.Dense(2)(x)
+def test_what_has_no_trace_is_refused():
+    with pytest.raises(ValueError, match="needs flops_per_second > 0"):
+        model_traces.from_model(nn.Dense(2), (1, 2), 0.0)
+    with pytest.raises(ValueError, match="cannot count the FLOPs of while"):
+        model_traces.from_model(Looped(), (1, 2), 1.0)
+    with pytest.raises(ValueError, match="'alexnet' is unknown; choose one of googlenet, resnet50"):
+        model_traces.build("alexnet", 1, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("model", "speed", "words"),
-    [
-        (nn.Dense(2), 0.0, "needs flops_per_second > 0, got 0.0"),
-        (Looped(), 1.0, "cannot count the FLOPs of while"),
-        (Idle(), 1.0, "does not use its"),
-    ],
-)
-def test_what_has_no_trace_is_refused(model, speed, words):
-    with pytest.raises(ValueError, match=words):
-        model_traces.from_model(model, (1, 2), speed)
-
-
-# --- models of known sizes ---
-
-
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "layers", "parameters", "flops"),
     [
         ("resnet50", 107, 25_557_032, 2 * 4.09e9),
-        ("vgg16", 16, 138_357_544, 2 * 15.47e9),
         # 30,522 + 512 embeddings, a norm, and 12 layers; 64 tokens through all but the embeddings.
         ("transformer", 99, 768 * (30_522 + 512) + 1536 + 12 * 7_087_872, 14.02e9),
     ],
 )
 def test_models_have_their_known_sizes(name, layers, parameters, flops):
     trace = model_traces.build(name, batch=2, flops_per_second=2e9)
-    assert trace.name == name and len(trace.sizes) == layers
-    assert trace.sizes.sum() == 4 * parameters
+    assert len(trace.sizes) == layers and trace.sizes.sum() == 4 * parameters
     assert 1e9 * trace.forward.sum() == pytest.approx(flops, rel=2e-3)
-    _, ready = trace.backward_order()
-    assert np.all(np.diff(ready) >= 0) and ready[-1] == pytest.approx(2 * trace.forward.sum())
     scaled = model_traces.at_compute(trace, 0.25)
     assert scaled.compute == pytest.approx(0.25)
     np.testing.assert_allclose(scaled.backward * trace.compute, trace.backward / 4)
-
-
-def test_the_measured_trace_needs_no_speed():
-    assert len(model_traces.build("googlenet", 1, 1.0).sizes) == 64
-    with pytest.raises(ValueError, match="'alexnet' is unknown; choose one of googlenet, resnet50"):
-        model_traces.build("alexnet", 1, 1.0)

@@ -1,6 +1,5 @@
 """Records of finished sweeps, their state beside the configs of today, and tables of pages."""
 
-import json
 import shlex
 
 import pytest
@@ -17,7 +16,7 @@ FLAGS = (
 
 @pytest.fixture
 def swept(tmp_path, monkeypatch, capsys):
-    """A finished sweep of two arms and two seeds in tmp_path / "tiny"."""
+    """Return a finished sweep of two arms and two seeds."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(
         "from configs import nonblocking\nfrom experiments.registry import part\n"
@@ -54,18 +53,14 @@ def test_a_finished_sweep_becomes_a_record_that_can_be_asked(swept, tmp_path, mo
     assert publish.state(changed, tmp_path / "records") == "drifted: the command"
     path.write_text("{")
     assert publish.state(sweep, tmp_path / "records") == "damaged"
-
-
-def test_only_what_has_finished_is_taken(tmp_path):
-    for name in ("summary.json", provenance.NOTE):
-        with pytest.raises(ValueError, match=f"holds no {name}; give the --workdir of a finished"):
-            publish.take(tmp_path, tmp_path / "records")
-        (tmp_path / name).write_text("{}")
+    (swept / provenance.NOTE).unlink()
+    with pytest.raises(ValueError, match=f"holds no {provenance.NOTE}; give the --workdir of a"):
+        publish.take(swept, tmp_path / "records")
 
 
 @pytest.mark.slow
 def test_no_record_has_drifted_from_its_config():
-    """But for two whose arms are refused today, which their remarks say."""
+    """Except two whose arms are refused today, which their remarks say."""
     drifted = {
         sweep.name: state
         for paper in publish.papers()
@@ -80,12 +75,11 @@ def test_evidence_runs_what_is_named_and_goes_on_after_a_failure(tmp_path, monke
 
     def launch(sweep, workdir):
         ran.append(sweep.name)
-        return 1 if sweep.name == "matcha" else 0
+        return int(sweep.name == "matcha")
 
     monkeypatch.setattr(publish, "take", lambda workdir, folder: workdir.name)
-    wrong = publish.evidence(
-        ["matcha", "swarm"], folder=tmp_path, launch=launch, finish=lambda: finished.append(1)
-    )
+    calls = {"folder": tmp_path, "launch": launch, "finish": lambda: finished.append(1)}
+    wrong = publish.evidence(["matcha", "swarm"], **calls)
     assert ran == ["matcha", "swarm"] and finished == [1]
     assert wrong == ["matcha: launch.py ended with exit code 1"]
     assert "matcha: missing" in capsys.readouterr().out
@@ -94,23 +88,27 @@ def test_evidence_runs_what_is_named_and_goes_on_after_a_failure(tmp_path, monke
 
 
 def test_pages_have_the_tables_of_their_records():
-    marked = 0
     for path in publish.pages():
         text = path.read_text()
-        marked += text.count("<!-- table: ")
         assert text.count("<!-- table: ") == text.count("<!-- end -->"), path.name
         assert publish.filled(text) == text, f"{path.name}: run python -m experiments.publish"
-    assert marked > len(publish.papers())
+    headlines = [line for line in publish.of_headlines() if line.startswith("| [")]
+    assert len(headlines) == len(publish.papers())
+    assert max(len(cell.strip()) for line in headlines for cell in line.split("|")) <= 80
 
 
-def test_a_table_of_points_is_chosen_by_its_words(tmp_path, monkeypatch):
+def test_tables_of_points_and_of_arms_are_chosen_by_their_words(tmp_path, monkeypatch):
     points = [{"form": form, "rate": rate, "hosts": hosts, "ms": ms} for form, rate, hosts, ms in (
         ("dense", "1gbit", 2, 4.0), ("dense", "10gbit", 2, 2.0), ("few", "1gbit", 2, 1.0),
         ("few", "1gbit", 4, 9.0))]  # fmt: skip
+    rows = [[f"{name}/rate={rate}", [0, 1], "2/2", seconds, [seconds - 1, seconds + 1]]
+            for name, rate, seconds in (("a", 0.1, 9.0), ("a", 0.2, 4.0), ("a", 0.4, 7.0),
+                                        ("b", 0.1, 8.0), ("b", 0.2, 9.0))]  # fmt: skip
+    columns = ["name", "seeds", "reached", "seconds_to_target", "seconds_to_target_by_seed"]
     note = {"command": "python -m b", "versions": {}, "date": "2026-01-01T00:00:00+00:00",
-            "claims": [], "summary": {"points": points}}  # fmt: skip
-    (tmp_path / "b.json").write_text(json.dumps(note))
-    monkeypatch.setattr(publish, "FOLDER", tmp_path)
+            "claims": [], "summary": {"points": points},
+            "arms": {"columns": columns, "rows": rows}}  # fmt: skip
+    monkeypatch.setattr(publish, "record", lambda name: note)
     words = "points b rows=form columns=rate value=ms hosts=2 over=dense"
     lines = publish.filled(f"<!-- table: {words} -->\n<!-- end -->").split("\n")
     assert lines[1:5] == ["| form | 1gbit | 10gbit |", "| --- | --- | --- |",
@@ -118,17 +116,6 @@ def test_a_table_of_points_is_chosen_by_its_words(tmp_path, monkeypatch):
     assert publish.filled("\n".join(lines)) == "\n".join(lines)
     with pytest.raises(ValueError, match="unknown table 'swarms'; known tables: nonblocking, "):
         publish.filled("<!-- table: swarms -->\n<!-- end -->")
-
-
-def test_tables_of_arms_are_at_their_best_settings(tmp_path, monkeypatch):
-    rows = [[f"{name}/rate={rate}", [0, 1], "2/2", seconds, [seconds - 1, seconds + 1]]
-            for name, rate, seconds in (("a", 0.1, 9.0), ("a", 0.2, 4.0), ("a", 0.4, 7.0),
-                                        ("b", 0.1, 8.0), ("b", 0.2, 9.0))]  # fmt: skip
-    columns = ["name", "seeds", "reached", "seconds_to_target", "seconds_to_target_by_seed"]
-    note = {"command": "python launch.py", "versions": {}, "claims": [],
-            "date": "2026-01-01T00:00:00+00:00",
-            "arms": {"columns": columns, "rows": rows}}  # fmt: skip
-    monkeypatch.setattr(publish, "record", lambda name: note)
     best = list(publish.of_arms("c", "seconds_to_target"))
     assert best[2:4] == ["| a | rate=0.2 | 4 ± 1.4 s |", "| b | rate=0.1* | 8 ± 1.4 s |"]
     ratio = list(publish.of_ratios("seconds_to_target", "c", "b : a", "b : none"))

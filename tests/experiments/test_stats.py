@@ -9,7 +9,7 @@ from experiments.stats import FAILS, HOLDS, INCONCLUSIVE, WHERE, Claim, judge
 
 
 def arm(name="ours", values=(1.0, 1.1, 1.2), **changes):
-    """An arm whose losses and seconds are these, a number per seed."""
+    """Return an arm whose losses and seconds are these, a number per seed."""
     made = {"name": name, "seeds": list(range(len(values))), "samples": 1000.0, "workers": 8,
             "reached": f"{len(values)}/{len(values)}", "bytes_per_worker": 1e6}  # fmt: skip
     for quantity in (stats.SECONDS, stats.END, "train_loss"):
@@ -45,31 +45,34 @@ def test_seeds_are_paired_where_both_arms_have_them_and_welchs_test_takes_the_re
         beyond, p = stats.difference(OURS, unpaired, "train_loss", bound=0.6, margin=0.1)
         expected = scipy_stats.ttest_ind(np.array(a) - 0.1, 0.6 * np.array(b), equal_var=False)
         assert p == pytest.approx(expected.pvalue) and beyond == pytest.approx(1.1 - 1.26 - 0.1)
+    assert stats.false_discoveries([0.001, 0.02, 0.04, 0.5]) == 2  # .04 > 3/4 * .05
+    assert stats.false_discoveries([]) == 0
     assert stats.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-3)
 
 
-def test_equal_seeds_meet_a_bound_that_they_lie_on():
+def test_equal_seeds_meet_a_bound_that_they_lie_on_and_bytes_need_none():
     assert verdict(OURS, OURS | {"name": "theirs"}, quantity="train_loss") == HOLDS
     assert verdict(OURS, OURS | {"name": "theirs"}, quantity="train_loss", bound=0.9) == FAILS
+    one = arm(values=(1.0,), bytes_per_worker=5e5)
+    assert verdict(one, arm("theirs"), quantity="bytes_per_worker", bound=0.5) == HOLDS
+    assert verdict(one, arm("theirs"), quantity="bytes_per_worker", bound=0.4) == FAILS
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "how", "words"),
-    [
+def test_a_condition_that_is_not_met_is_the_reason():
+    lost = OURS | {"train_loss_by_seed": [1.0, None, 1.0]}
+    for ours, theirs, how, words in (
         (OURS, THEIRS | {"reached": "2/3"}, {}, "2/3 seeds of theirs came there"),
         (OURS | {stats.SECONDS: None}, THEIRS, {}, "seeds of ours came there"),
-        (OURS | {"train_loss_by_seed": [1.0, None, 1.0]}, THEIRS, {"quantity": "train_loss"},
+        (lost, THEIRS, {"quantity": "train_loss"},
          "not every seed of ours has a finite train loss"),
         (OURS | {"samples": 900.0}, THEIRS, {"equal": ("samples",)},
          "the samples of the arms differ: 900 and 1,000"),
         (arm(values=(1.0,)), arm("theirs", (2.0,)), {}, "one seed leaves no deviation"),
         (OURS, THEIRS | {"name": "else"}, {}, "there is no arm theirs"),
         (OURS, THEIRS, {"tuned": True}, "ours was run at one setting"),
-    ],
-)  # fmt: skip
-def test_a_condition_that_is_not_met_is_the_reason(ours, theirs, how, words):
-    found = judge(Claim("", "", "", "ours", "theirs", **how), [ours, theirs])
-    assert found.verdict == INCONCLUSIVE and words in found.reason
+    ):  # fmt: skip
+        found = judge(Claim("", "", "", "ours", "theirs", **how), [ours, theirs])
+        assert found.verdict == INCONCLUSIVE and words in found.reason
 
 
 GRID = [arm(f"ours/rate={rate}", (v, v + 0.1, v + 0.2))
@@ -121,23 +124,10 @@ def test_accuracies_are_higher_is_better_and_no_finer_than_their_test_samples():
     assert stats.shown(ours, stats.ACCURACY) == "90.1 ± 0.1 %"
 
 
-def test_bytes_follow_from_shapes_and_need_no_seeds():
-    one = arm(values=(1.0,), bytes_per_worker=5e5)
-    assert verdict(one, arm("theirs"), quantity="bytes_per_worker", bound=0.5) == HOLDS
-    assert verdict(one, arm("theirs"), quantity="bytes_per_worker", bound=0.4) == FAILS
-
-
-def test_false_discoveries_are_limited_among_all_tests():
-    assert stats.false_discoveries([0.001, 0.02, 0.04, 0.5]) == 2  # .04 > 3/4 * .05
-    assert stats.false_discoveries([]) == 0
-
-
 def test_a_sweep_prints_the_rows_of_a_record_and_a_table_of_its_best_settings():
-    rows = [Claim("sooner", "arXiv 1", "here", "ours", "theirs", tuned=True),
-            Claim("elsewhere", "", "there", "ours", "theirs")]  # fmt: skip
-    ((words, found),) = stats.printed(rows, "here")(GRID + RIVAL)
-    assert words == "sooner (arXiv 1)" and found.startswith("inconclusive: rate of theirs")
+    rows = [Claim("sooner", "arXiv 1", record, "ours", "theirs") for record in ("here", "there")]
+    ((words, found),) = stats.printed(rows, "here")([OURS, THEIRS])
+    assert words == "sooner (arXiv 1)" and found.startswith("holds: 1.1 ± 0.1 s against 2.1")
     (table,) = stats.at_best(stats.SECONDS)(GRID + RIVAL)
-    assert table.rows == [
-        ("ours", "rate=0.2", "1.1 ± 0.1 s"), ("theirs", "rate=0.4*", "2.1 ± 0.1 s")
-    ]  # fmt: skip
+    assert table.rows == [("ours", "rate=0.2", "1.1 ± 0.1 s"),
+                          ("theirs", "rate=0.4*", "2.1 ± 0.1 s")]  # fmt: skip

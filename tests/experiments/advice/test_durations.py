@@ -1,14 +1,11 @@
 """Durations from schedules, traces and distributions: drawn ones are kept, cut ones completed."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from experiments.advice import durations
 from stragglers import delays
-from stragglers.processes import as_process, persistent, trace
-from stragglers.schedule import Event
+from stragglers.processes import as_process, persistent
 from tests import planned
 
 LAW = delays.shifted_exponential(1.0, 1.0)
@@ -25,15 +22,13 @@ def schedule_of(name, workers=4, updates=60, mini_batches=1, delay=LAW, **own):
     return planned.plan(name, delay, workers, updates, mini_batches, **own), "run", rule.trigger
 
 
-@pytest.mark.parametrize(("name", "own"), [("barrier", {}), ("k_async", {"k": 2})])
-def test_a_schedule_gives_back_what_was_drawn(name, own):
-    measured = durations.of_schedule(*schedule_of(name, updates=80, delay=UNEQUAL, **own))
-    assert measured.censored == 0
-    for i, seconds in enumerate(measured.seconds):
-        np.testing.assert_allclose(seconds, drawn(UNEQUAL, i, seconds.size), rtol=1e-9)
-
-
-def test_mini_batches_of_a_row_are_as_long_as_each_other():
+def test_a_schedule_gives_back_what_was_drawn():
+    for name, own in (("barrier", {}), ("k_async", {"k": 2})):
+        measured = durations.of_schedule(*schedule_of(name, updates=80, delay=UNEQUAL, **own))
+        assert measured.censored == 0
+        for i, seconds in enumerate(measured.seconds):
+            np.testing.assert_allclose(seconds, drawn(UNEQUAL, i, seconds.size), rtol=1e-9)
+    # Mini-batches of a row are as long as each other.
     measured = durations.of_schedule(*schedule_of("barrier", 3, 30, 4))
     for i, seconds in enumerate(measured.seconds):
         rounds = seconds.reshape(30, 4)
@@ -41,37 +36,25 @@ def test_mini_batches_of_a_row_are_as_long_as_each_other():
         assert (np.ptp(rounds, axis=1) < 1e-12).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "own", "mini_batches"),
-    [
-        ("deadline", {"seconds": 2.2, "in_flight": "cut"}, 1),
-        ("deadline", {"seconds": 6.0, "in_flight": "cut"}, 3),
-        ("k_sync", {"k": 4}, 1),
-    ],
-)
-def test_what_was_cut_is_completed(name, own, mini_batches):
+def test_what_was_cut_is_completed():
     """The mean of finished durations is too low; with the completed ones it is right."""
-    schedule, *rest = schedule_of(name, 6, 1500, mini_batches, **own)
-    measured = durations.of_schedule(schedule, *rest)
+    cut = schedule_of("deadline", 6, 500, 3, seconds=6.0, in_flight="cut")
+    measured = durations.of_schedule(*cut)
     assert 0.15 < measured.censored < 0.5
-    everything = np.concatenate(measured.seconds)
-    if mini_batches == 1:
-        # Nothing was seen beyond the cut, so that the completed ones end there.
-        finished = schedule.busy[schedule.batches > 0].mean()
-        assert finished < everything.mean() <= LAW.mean() * 1.02
-    else:
-        assert everything.mean() == pytest.approx(LAW.mean(), rel=0.1)
+    assert np.concatenate(measured.seconds).mean() == pytest.approx(LAW.mean(), rel=0.1)
+    schedule, *rest = schedule_of("k_sync", 6, 500, k=4)
+    everything = np.concatenate(durations.of_schedule(schedule, *rest).seconds)
+    # Nothing was seen beyond the cut, so that the completed ones end there.
+    finished = schedule.busy[schedule.batches > 0].mean()
+    assert finished < everything.mean() <= LAW.mean() * 1.02
 
 
-def test_draws_beyond_a_bound_by_hand():
-    """1, 2+, 3, 4+ (+: censored): the estimate has 1/4 at 1, 3/8 at 3, and 3/8 beyond 4."""
+def test_draws_beyond_a_bound_by_hand_and_without_memory():
+    """Of 1, 2+, 3, 4+ (+: censored) the estimate has 1/4 at 1, 3/8 at 3, and 3/8 beyond 4."""
     seconds, observed = np.array([3.0, 1.0, 4.0, 2.0]), np.array([True, True, False, False])
     bounds, u = np.array([0.5, 0.5, 2.0, 4.0]), np.array([0.39, 0.41, 0.0, 0.5])
     found = durations.beyond(bounds, u, seconds, observed)  # 1 takes 2/5 of what is known
     np.testing.assert_array_equal(found, [1.0, 3.0, 3.0, np.nan])
-
-
-def test_draws_of_censored_exponentials_have_no_memory():
     rng = np.random.default_rng(0)
     lasting, cut = rng.exponential(1.0, 20_000), rng.exponential(1.5, 20_000)
     seconds, observed = np.minimum(lasting, cut), lasting <= cut
@@ -79,19 +62,7 @@ def test_draws_of_censored_exponentials_have_no_memory():
     assert found.min() > 0.5 and found.mean() == pytest.approx(1.5, abs=0.05)
 
 
-def test_a_trace_and_a_distribution_are_read(tmp_path):
-    path = tmp_path / "t.csv"
-    measured = durations.of_delay(LAW, 3, 7, "law")
-    assert [len(values) for values in measured.seconds] == [durations.DRAWN] * 3
-    np.testing.assert_array_equal(measured.seconds[1], drawn(LAW, 1, durations.DRAWN, seed=7))
-    durations.write(measured, path)
-    again = durations.of_delay(trace(str(path)), 9, 0, "trace")
-    np.testing.assert_array_equal(np.array(again.seconds), np.array(measured.seconds))
-    assert again.read.startswith(f"{path}: {3 * durations.DRAWN} durations of 3 workers")
-
-
 def test_resamples_are_blocks_at_the_same_places():
-    """Workers that are slow at the same time stay so, and a repeat is a pure function."""
     one = np.random.default_rng(0).uniform(1, 2, 400)
     measured = durations.Measured((one, 10 * one), "t")
     first, second = (measured.process(repeat).records for repeat in (1, 1))
@@ -103,39 +74,18 @@ def test_resamples_are_blocks_at_the_same_places():
     assert np.mean((moves == 1) | (moves == 1 - one.size)) > 0.9
 
 
-def emptied():
-    schedule, *rest = schedule_of("deadline", seconds=1.5, in_flight="cut")
-    return replace(schedule, batches=schedule.batches * 0), *rest
-
-
 SLOW = persistent(delays.uniform(0.9, 1.1), [1.0, 1.0, 1.0, 5.0])
 
 
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (lambda: schedule_of("barrier", updates=10), "has 40 durations, and fewer than 50"),
-        (lambda: schedule_of("barrier", workers=1), "durations of one worker"),
-        (lambda: schedule_of("k_sync", k=1), "cut 75% of the durations, and more than 50%"),
-        (lambda: schedule_of("k_batch_sync", k=2), "does not say when it pushed"),
-        (lambda: schedule_of("ringmaster", limit=2, updates=400), "ignored or interrupted"),
-        (
-            lambda: schedule_of("deadline", delay=SLOW, seconds=1.2, in_flight="cut"),
-            "worker 3 never finished a mini-batch",
-        ),
-        (emptied, "not one mini-batch was finished"),
-    ],
-)
-def test_too_little_is_refused(made, words):
-    with pytest.raises(ValueError, match=words):
-        durations.of_schedule(*made())
-
-
-def test_a_worker_that_was_lost_may_have_gaps():
-    schedule, *_ = schedule_of("k_async", k=1, updates=200)
-    moved = 50.0 * ((schedule.workers == 2) & (schedule.start > 20))
-    later = replace(schedule, start=schedule.start + moved, finish=schedule.finish + moved)
-    with pytest.raises(ValueError, match="of the time of worker 2"):
-        durations.of_schedule(later, "run")
-    lost = (Event(20.0, 2, "lost"), Event(70.0, 2, "restored"))
-    assert durations.of_schedule(replace(later, events=lost), "run").workers == 4
+def test_too_little_is_refused():
+    short = {"delay": SLOW, "seconds": 1.2, "in_flight": "cut"}
+    for made, words in (
+        (schedule_of("barrier", updates=10), "has 40 durations, and fewer than 50"),
+        (schedule_of("barrier", workers=1), "durations of one worker"),
+        (schedule_of("k_sync", k=1), "cut 75% of the durations, and more than 50%"),
+        (schedule_of("k_batch_sync", k=2), "does not say when it pushed"),
+        (schedule_of("ringmaster", limit=2, updates=400), "ignored or interrupted"),
+        (schedule_of("deadline", **short), "worker 3 never finished a mini-batch"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            durations.of_schedule(*made)

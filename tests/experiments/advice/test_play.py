@@ -16,17 +16,17 @@ from stragglers.rules import RULES, quorum
 
 
 def half(setting):
-    """A rule that is brought along."""
+    """Return a rule that is brought along."""
     return quorum(setting, k=max(1, setting.workers * setting.mini_batches // 2))
 
 
 def some(setting, *, share: float):
-    """A rule with a parameter that has a grid."""
+    """Return a rule with a parameter that has a grid."""
     return quorum(setting, k=max(1, round(share * setting.workers * setting.mini_batches)))
 
 
 def unknown(setting, *, colour: str):
-    """A rule with a parameter that has no grid."""
+    """Return a rule with a parameter that has no grid."""
     return half(setting)
 
 
@@ -54,39 +54,34 @@ def test_every_rule_of_the_registry_is_played_or_has_a_reason():
     assert [arm.wait.share for arm, _ in arms if arm.wait.name == own[1]] == [0.25, 0.5, 0.75]
     # More than there are workers are refused.
     assert [arm.wait.k for arm, _ in arms if arm.wait.name == "k_sync"] == [1, 2, 3, 4]
-
-
-def test_a_parameter_without_a_grid_has_to_be_given():
     with pytest.raises(ValueError, match="nothing says which colour to weigh"):
         play.variants(f"{__name__}:unknown", GRIDS)
     given = {"name": f"{__name__}:unknown", "colour": "red"}
     assert play.variants(f"{__name__}:unknown(colour=red)", GRIDS) == [given]
 
 
-@pytest.mark.parametrize(
-    ("wait", "updates", "idle"),
-    [("barrier", 1 / 4, 1 - 8 / 16), ("k_async(k=1)", 2.75, 0.0), ("k_sync(k=2)", 1.0, None)],
-)
-def test_rates_are_those_of_known_durations(wait, updates, idle):
+def test_rates_are_those_of_known_durations():
     """Workers of 1, 1, 2 and 4 s: a barrier has 1/4 updates per second, Async-SGD 2.75."""
     source = measured(persistent(delays.deterministic(1.0), [1.0, 1.0, 2.0, 4.0]))
-    arm = config(mini_batches=1, seconds=400.0, wait=wait)
-    one = play.play(arm, prepare.prepare(arm), source)
-    batches = one.schedule.batches.sum() / one.schedule.updates
-    assert one.updates == pytest.approx(updates, rel=0.02)
-    assert one.samples == pytest.approx(updates * batches * arm.batch_size, rel=0.02)
-    assert idle is None or one.schedule.idle_fraction == pytest.approx(idle, abs=0.01)
+    for wait, updates, idle in (
+        ("barrier", 1 / 4, 1 - 8 / 16), ("k_async(k=1)", 2.75, 0.0), ("k_sync(k=2)", 1.0, None),
+    ):  # fmt: skip
+        arm = config(mini_batches=1, seconds=400.0, wait=wait)
+        one = play.play(arm, prepare.prepare(arm), source)
+        batches = one.schedule.batches.sum() / one.schedule.updates
+        assert one.updates == pytest.approx(updates, rel=0.02)
+        assert one.samples == pytest.approx(updates * batches * arm.batch_size, rel=0.02)
+        assert idle is None or one.schedule.idle_fraction == pytest.approx(idle, abs=0.01)
 
 
 def test_costs_of_equal_workers_follow_from_the_definitions():
     """Four workers of 1 s: a barrier makes an update of 4 a second, and none is stale."""
-    source, (plain, stale) = measured(delays.deterministic(1.0)), (
-        config(mini_batches=1, seconds=100.0, wait=wait)
-        for wait in ("barrier", "k_batch_async(k=4)")
-    )  # fmt: skip
-    assert play.play(plain, prepare.prepare(plain), source).costs[0] == pytest.approx((1, 1 / 4))
-    steps, noise = play.play(stale, prepare.prepare(stale), source).costs[0]
-    assert steps > 1.0 and noise == pytest.approx(1 / 4)
+    source, costs = measured(delays.deterministic(1.0)), []
+    for wait in ("barrier", "k_batch_async(k=4)"):
+        arm = config(mini_batches=1, seconds=100.0, wait=wait)
+        costs.append(play.play(arm, prepare.prepare(arm), source).costs[0])
+    assert costs[0] == pytest.approx((1, 1 / 4))
+    assert costs[1][0] > 1.0 and costs[1][1] == pytest.approx(1 / 4)
 
 
 def candidate(name, steps, noise=0.0, samples=1.0, repeats=1):
@@ -104,34 +99,27 @@ def test_a_candidate_that_is_beaten_in_both_costs_is_dominated():
 
 
 def test_fewer_samples_are_never_first():
-    own, small, better = (
-        candidate("own", 4, samples=10, repeats=2),
-        candidate("small", 1, samples=8, repeats=2),
-        candidate("b", 3, samples=12, repeats=2),
-    )
+    own, small, better, near = (
+        candidate(name, steps, samples=samples, repeats=2) for name, steps, samples in (
+            ("own", 4, 10), ("small", 1, 8), ("b", 3, 12), ("near", 3.01, 12))
+    )  # fmt: skip
     order = play.ranked([small, own, better], 1.0, own)
     assert [one.name for one in order] == ["b", "own", "small"]
     verdict = play.predicted_verdict(order, 1.0, own)
-    assert verdict.sure and [one.name for one in verdict.close] == ["b"]
-    assert "1.20 times as many samples per second as own" in verdict.reason
-    assert "own, which is yours" in play.predicted_verdict(order[1:], 1.0, own).reason
-    near = candidate("near", 3.01, samples=12, repeats=2)
+    assert verdict.sure and "1.20 times as many samples per second as own" in verdict.reason
     assert not play.predicted_verdict([better, near, own], 1.0, own).sure
 
 
-@pytest.mark.parametrize(
-    ("seconds", "order", "close", "reason"),
-    [
+def test_verdicts_of_training():
+    rules = [candidate(name, 1.0) for name in "abc"]
+    for seconds, order, close, reason in (
         ([(10, 12), (11, 12), (20, 21)], "abc", "ab", "not sure: a (11 s) and b (11.5 s)"),
         ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "after 11 s against 20.5 s with c"),
         ([(np.inf, 12), (50, 51)], "bac", "b", "b is at the target after 50.5 s"),
         ([(np.inf, 12), (np.inf, np.inf)], "abc", "abc", "not sure: nothing that was trained"),
-    ],
-)
-def test_verdicts_of_training(seconds, order, close, reason):
-    rules = [candidate(name, 1.0) for name in "abc"]
-    results = {name: Trained(0.1, times) for name, times in zip("abc", seconds, strict=False)}
-    verdict = play.trained_verdict(rules, results, rules[2])
-    assert "".join(one.name for one in verdict.order) == order and reason in verdict.reason
-    assert "".join(one.name for one in verdict.close) == close
-    assert verdict.sure != reason.startswith("not sure")
+    ):
+        results = {name: Trained(0.1, times) for name, times in zip("abc", seconds, strict=False)}
+        verdict = play.trained_verdict(rules, results, rules[2])
+        assert "".join(one.name for one in verdict.order) == order and reason in verdict.reason
+        assert "".join(one.name for one in verdict.close) == close
+        assert verdict.sure != reason.startswith("not sure")
