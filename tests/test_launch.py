@@ -1,8 +1,8 @@
+"""Launches from the command line: records, sweeps, executors and what is refused."""
+
 import functools
 import json
-import os
 import shlex
-import subprocess
 import sys
 from unittest.mock import ANY
 
@@ -102,21 +102,21 @@ def test_the_same_command_again_finds_its_work_done(call, here):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("actors")
-@pytest.mark.parametrize("how", [("--jobs=2",), ("--executor=ray", "--ray=cpus=1")])
-def test_arms_run_elsewhere(here, how):
+def test_arms_run_elsewhere(call, here):
     """With the same records as here, and those that are done are not run again."""
-    flags = ("--config=config.py", "--sweep", "--config.seconds=0.5")
-    assert start(here, *flags, "--workdir=one").returncode == 0
-    there = (*flags, "--workdir=two", "--checkpoint_seconds=0", *how, "--loggers=tensorboard")
-    done = start(here, *there)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "[2/2] dpsgd/nonblocking seed 0: started" in done.stdout
-    for arm in ("all_reduce/blocking", "dpsgd/nonblocking"):
-        assert metrics(here / "one" / arm) == metrics(here / "two" / arm)
-        assert (here / "two" / arm / "tensorboard").is_dir()
-    before = files(here / "two" / "all_reduce")
-    again = start(here, *there)
-    assert again.returncode == 0 and files(here / "two" / "all_reduce") == before, again.stderr
+    flags = ("--config=config.py", "--sweep", "--config.seconds=0.5", "--checkpoint_seconds=0")
+    assert call(*flags, "--workdir=here")[0] == 0
+    for name, how in {"jobs": ("--jobs=2",), "ray": ("--executor=ray", "--ray=cpus=1")}.items():
+        there = (*flags, f"--workdir={name}", *how, "--loggers=tensorboard")
+        done = start(here, *there)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "[2/2] dpsgd/nonblocking seed 0: started" in done.stdout
+        for arm in ("all_reduce/blocking", "dpsgd/nonblocking"):
+            assert metrics(here / "here" / arm) == metrics(here / name / arm)
+            assert (here / name / arm / "tensorboard").is_dir()
+    before = files(here / "jobs" / "all_reduce")
+    again = start(here, *flags, "--workdir=jobs", "--jobs=2")
+    assert again.returncode == 0 and files(here / "jobs" / "all_reduce") == before, again.stderr
 
 
 def test_commands_of_arms_are_printed_and_nothing_is_written(call, here):
@@ -199,11 +199,10 @@ def test_ctrl_c_is_answered_in_a_sentence(call, here, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_mesh_gets_its_devices_and_the_simulator_replays_what_happened(call, here):
+def test_the_simulator_replays_what_happened_on_a_mesh(call, here):
     budget = ("--config.updates=12", "--config.seconds=60")
     mesh = ("--config=config.py:pace=0.005", "--config.runtime=mesh", "--workdir=mesh")
-    ended = start(here, *mesh, *budget)
-    assert ended.returncode == 0, ended.stderr
+    assert call(*mesh, *budget)[0] == 0
     happened = summary(here / "mesh")
     assert (happened["clock"], happened["runtime"], happened["updates"]) == ("wall", "mesh", 12)
     replay = "--config.wait=replay(path='mesh/schedule.npz')"
@@ -215,29 +214,6 @@ def test_a_mesh_gets_its_devices_and_the_simulator_replays_what_happened(call, h
         assert replayed[exact] == happened[exact]
     for rounded in ("train_loss", "test_loss", "test_accuracy"):
         assert replayed[rounded] == pytest.approx(happened[rounded], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_an_arm_loads_nothing_that_it_does_not_use(here):
-    flags = ("--sweep", "--arm=all_reduce/blocking", "--config.updates=2")
-    ended = subprocess.run(
-        [sys.executable, "-X", "importtime", "launch.py", "--config=configs/demo.py", *flags,
-         f"--workdir={here}"],
-        cwd=launcher.ROOT,
-        env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
-    assert {"jax", "experiments.train", "flax.linen"} <= loaded  # what is looked for is seen
-    # SciPy 1.18 itself loads scipy.linalg with scipy.special, in which the delays of this arm are.
-    slow = {
-        "grain", "matplotlib", "numba", "orbax", "pandas", "ray", "scipy.optimize", "scipy.sparse",
-        "scipy.stats", "sklearn", "tensorflow_datasets",
-    }  # fmt: skip
-    assert not loaded & slow
 
 
 ANALYSIS = "--config=configs/runtime_analysis.py"
@@ -261,27 +237,26 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch, name):
+def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch):
     (here / "configs").symlink_to(launcher.ROOT / "configs")
     known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
-             "pool": pool, "executors": executors, "analysis": analysis,
-             "grid": config_files}  # fmt: skip
-    room, *inner, function = name.split(".")
-    owner = functools.reduce(getattr, inner, known[room])
+             "pool": pool, "executors": executors, "analysis": analysis}  # fmt: skip
 
     def no(*_, **__):
         raise ValueError("it is refused; give another")
 
-    if name != "slurm.check":
-        monkeypatch.setattr(slurm, "check", lambda *_: None)  # as if there were a Slurm
-    for module, runs in ((slurm, "run"), (executors, "on_ray")):  # of a launch that does not ask
-        monkeypatch.setattr(module, runs, lambda *_, **__: {})
-    monkeypatch.setattr(owner, function, no)
     before = files(here)
-    code, _, err = call(*ASKED[name])
-    assert (code, err) == (2, "error: it is refused; give another\n")
-    assert files(here) == before and not (here / "out").exists()
+    for name, flags in ASKED.items():
+        room, *inner, function = name.split(".")
+        with monkeypatch.context() as patch:
+            if name != "slurm.check":
+                patch.setattr(slurm, "check", lambda *_: None)  # as if there were a Slurm
+            for module, runs in ((slurm, "run"), (executors, "on_ray")):
+                patch.setattr(module, runs, lambda *_, **__: {})  # of a launch that does not ask
+            patch.setattr(functools.reduce(getattr, inner, known[room]), function, no)
+            code, _, err = call(*flags)
+        assert (code, err) == (2, "error: it is refused; give another\n"), name
+        assert files(here) == before and not (here / "out").exists()
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def pages():
 
 
 def wordy(name, text):
-    """The phrases of one file that a reader trips over."""
+    """Yield the phrases of one file that a reader trips over."""
     for rule, pattern in WORDS.items():
         for found in pattern.finditer(text):
             yield f"{name}: {rule}: {found[0]!r}"

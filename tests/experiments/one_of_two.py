@@ -40,14 +40,14 @@ def losses(params, examples):
 
 
 def model():
-    """Parameters that a store can hardly compress."""
+    """Return parameters that a store can hardly compress."""
     generator = np.random.default_rng(0)
     shapes = {"in": (6, WIDTH), "out": (WIDTH,)}
     return {name: generator.normal(size=shape).astype("f4") for name, shape in shapes.items()}
 
 
 def begun(*, devices_per_worker=4, rounds=4):
-    """A runtime with a divided model, and its run after some rounds of Adam."""
+    """Return a runtime with a divided model, and its run after some rounds of Adam."""
     method = dpsgd(optax.adam(1e-3), topology.ring(2))
     runtime = mesh.Mesh(
         method, losses, DATA, _OfFour(), workers=2, mini_batches=1,
@@ -60,19 +60,19 @@ def begun(*, devices_per_worker=4, rounds=4):
 
 
 def text_of(index) -> str:
-    """The part of an array as a text, of which `index_of` makes the part."""
+    """Return the part of an array as a text, of which `index_of` makes the part."""
     return ",".join(f"{part.start or 0}:{'' if part.stop is None else part.stop}" for part in index)
 
 
 def index_of(text: str) -> tuple[slice, ...]:
-    """See `text_of`."""
+    """Return the part of an array that `text_of` has written."""
     ends = (part.split(":") for part in text.split(","))
     return tuple(slice(int(start), int(stop) if stop else None) for start, stop in ends)
 
 
 @contextlib.contextmanager
 def started(folder):
-    """Both processes, with four devices each, and what they print in RANK.txt."""
+    """Start both processes, with four devices each, which print into RANK.txt."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
     command = [sys.executable, "-m", "tests.experiments.one_of_two", f"127.0.0.1:{free_port()}"]
     both = []

@@ -77,14 +77,13 @@ def test_what_a_record_names_is_imported_when_it_is_trusted(tmp_path, monkeypatc
     del sys.modules["brought_task"]
 
 
-@pytest.mark.parametrize("flag", ["workdir", "report", "watch", "advise"])
-def test_a_remote_place_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys, flag):
+def test_a_remote_place_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
     here = launcher.directory(tmp_path, monkeypatch)
     call = launcher.caller(monkeypatch, capsys)
     before = launcher.files(here)
-    given = ["--config=config.py", "--restarts=1"] if flag == "workdir" else []
-    code, _, err = call(f"--{flag}=gs://bucket/x", *given)
-    assert code == 2 and "gs://bucket/x is on a remote store" in err and err.count("\n") == 1
+    for flag, more in {"workdir": ["--config=config.py", "--restarts=1"], "advise": []}.items():
+        code, _, err = call(f"--{flag}=gs://bucket/x", *more)
+        assert code == 2 and "gs://bucket/x is on a remote store" in err and err.count("\n") == 1
     assert launcher.files(here) == before
     with pytest.raises(ValueError, match="remote store"):
         train.run(configured(), "s3://bucket/x")

@@ -18,7 +18,7 @@ from experiments.slurm import Seen
 
 @pytest.fixture
 def squeue(tmp_path, monkeypatch):
-    """Sets what a `squeue` prints and its exit code; it notes with what it was called."""
+    """Set what a `squeue` prints and its exit code; it notes with what it was called."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "squeue"
