@@ -339,13 +339,11 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     sweep.check(arms, place, FLAGS.overwrite, here=not FLAGS.jobset)
     if FLAGS.print_commands or FLAGS.jobset:
         grouped = sweep.groups(arms, FLAGS.together)
-        commands = {group[0].path: executors.command(sys.argv, group) for group in grouped}
-        if FLAGS.print_commands:
-            print("\n".join(map(shlex.join, commands.values())))
-            return None
-        from experiments import jobset
-
-        return jobset.write(FLAGS.jobset, commands, FLAGS.pods)
+        command = functools.partial(executors.command, sys.argv)
+        if FLAGS.jobset:
+            return executors.write_jobsets(FLAGS.jobset, grouped, command, FLAGS.pods)
+        print("\n".join(shlex.join(command(group)) for group in grouped))
+        return None
     how = {"together": FLAGS.together, "execute": executor()}
     if FLAGS.arm:
         return lambda: 1 if sweep.run(arms, place, FLAGS.overwrite, **how) else 0
