@@ -110,6 +110,7 @@ BAD = [
     (config("wait=barrier)"), "cannot read the part 'barrier)'"),
     (config("wait=deadline(seconds=" + 100_000 * "-"), "cannot read the part"),
     (config("wait=" + 100_000 * "a"), "wait: unknown name"),
+    (config("delay=builtins:max(seconds=1)"), "has no parameters that can be read"),
     (config("delay=trace(path='none.csv')"), "trace: cannot read none.csv"),
     (config("delay=trace(path='trace.csv')"), "trace.csv has no column 'batch_time'"),
     (config("wait=replay(path='none.npz')"), "none.npz has no updates; give the schedule"),

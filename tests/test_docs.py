@@ -270,18 +270,6 @@ def test_the_table_of_methods_is_complete():
     assert rules.RULES.keys() | algorithms.ALGORITHMS.keys() <= spans
 
 
-def test_the_front_page_is_read_at_once():
-    """At most 170 lines, and sentences of at most 18 words on average."""
-    text = PAGES[0].read_text()
-    assert len(text.splitlines()) <= 170
-    prose = re.sub(r"^(\||#|!|- ).*$", "", BLOCK.sub("", text), flags=re.MULTILINE)
-    prose = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", prose)
-    paragraphs = [" ".join(lines.split()) for lines in prose.split("\n\n")]
-    sentences = [s for p in paragraphs for s in re.split(r"(?<=[.?!:])\s+(?=[A-Z`])", p) if s]
-    words = [len(sentence.split()) for sentence in sentences]
-    assert len(sentences) > 20 and np.mean(words) <= 18, max(sentences, key=len)
-
-
 # Runs cells in one namespace, and shows what the last expression of each shows in a notebook.
 PLAYER = """
 import ast, json, sys

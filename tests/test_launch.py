@@ -52,9 +52,15 @@ def test_without_flags_it_shows_five_commands_that_make_sense(call, here):
 
 
 def test_a_run_leaves_its_records(here):
-    ended = start(here, "--config=config.py:workers=3", "--config.seed=4", "--workdir=a/run")
+    """In a locale and a terminal without UTF-8."""
+    name = "all_reduce/\u00b5\u4e2d"
+    text = launcher.CONFIG.replace('"all_reduce/nonblocking"', f"{name!a}")
+    (here / "config.py").write_text(text, encoding="utf-8")
+    flags = ("--config=config.py:workers=3", "--config.seed=4", "--workdir=a/run")
+    ended = start(here, *flags, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert ended.returncode == 0, ended.stderr
-    assert "all_reduce/nonblocking seed 4: started" in ended.stdout
+    assert r"all_reduce/\xb5\u4e2d seed 4: started" in ended.stdout
+    assert name in (here / "a" / "run" / "report.html").read_text(encoding="utf-8")
     assert "speed-up" in ended.stdout and "records: a/run" in ended.stdout
     run = here / "a" / "run"
     assert {path.name for path in run.iterdir()} == {

@@ -116,9 +116,3 @@ def test_arrays_of_a_record_are_data(hostile, call):
         code, _, err = call("--config=config.py:workers=3", "--workdir=w", *more)
         assert code == 2 and "bad.npz" in err
     assert not touched(hostile)
-
-
-def test_a_factory_with_hidden_parameters_is_refused(hostile, call):
-    flags = ["--config=config.py", "--workdir=w", "--config.delay=builtins:max(seconds=1)"]
-    code, _, err = call(*flags)
-    assert code == 2 and "has no parameters that can be read" in err and "wrap it in" in err

@@ -40,13 +40,17 @@ def test_metrics_are_a_table_of_pandas_or_a_sentence(finished, monkeypatch):
         _ = experiments.load(finished).metrics
 
 
-def test_an_unfinished_run_has_its_records_and_no_model_yet(tmp_path):
+def test_an_unfinished_run_has_its_records_and_no_model_yet(finished, tmp_path):
     killed(configured(**CONFIGS["sync"]), tmp_path / "run", 3)
     run = experiments.load(tmp_path / "run")
     assert len(run.records) == 3 and run.summary is None and run.schedule is None
     assert run.task.name
     with pytest.raises(ValueError, match="has not finished"):
         _ = run.params
+    shutil.copytree(finished, tmp_path / "bare")
+    (tmp_path / "bare" / records.PARAMETERS).unlink()
+    with pytest.raises(ValueError, match=r"has no parameters\.npz"):
+        _ = experiments.load(tmp_path / "bare").params
 
 
 def test_an_arm_of_a_sweep_is_named_where_the_sweep_is_given(tmp_path):
@@ -89,10 +93,3 @@ def test_a_remote_place_is_refused_before_anything_is_written(tmp_path, monkeypa
         train.run(configured(), "s3://bucket/x")
     with pytest.raises(ValueError, match="remote store"):
         experiments.load("s3://bucket/x")
-
-
-def test_a_run_that_has_lost_its_model_says_so(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    (tmp_path / "run" / records.PARAMETERS).unlink()
-    with pytest.raises(ValueError, match=r"has no parameters\.npz"):
-        _ = experiments.load(tmp_path / "run").params

@@ -57,36 +57,6 @@ def own_handlers():
         signal.signal(number, handler)
 
 
-class Call:
-    """A roll call that ends with these members, or with nobody."""
-
-    def __init__(self, *members):
-        self.members, self.left = (0, 1, 2), members
-
-    def call(self, stopped):
-        assert not stopped()
-        if not self.left:
-            raise restarts.Gone("process 0 has not come back")
-        self.members = self.left
-
-    def flags(self):
-        return ["--num_processes=1"]
-
-    def close(self):
-        self.members = ()
-
-
-def test_another_start_has_the_command_that_the_roll_call_gives(monkeypatch, own_handlers, capfd):
-    monkeypatch.setattr(restarts, "PAUSE", 0.0)
-    code = "import sys; sys.exit(3 if '--num_processes=3' in sys.argv else len(sys.argv) - 2)"
-    argv = ["-c", code, "--coordinator_address", "h:1", "--num_processes=3", "--process_id=0"]
-    call = Call(0, 2)
-    assert restarts.run(argv, 2, call) == 0 and not call.members
-    assert "process 1 has not come back; the run goes on with 2 of 3" in capfd.readouterr().err
-    assert restarts.run(argv, 2, Call()) == 3
-    assert capfd.readouterr().err.endswith("error: process 0 has not come back\n")
-
-
 def test_a_signal_goes_to_the_command_and_nothing_starts_again():
     child = "import time; print('begun', flush=True); time.sleep(60)"
     parent = (

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from experiments import executors, records, registry, sweep, tasks
+from experiments import executors, prepare, records, registry, sweep, tasks
 
 # --- overrides ---
 
@@ -189,15 +189,11 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     ]
 
 
-@pytest.mark.slow
-def test_a_launch_says_once_what_it_has_read_of_a_trace(config, sweep_file, tmp_path, capsys):
+def test_a_launch_says_once_what_it_has_read_of_a_trace(config, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("worker,time,batch_time_ms\n" + "".join(f"n{i},0,{4 + i}\n" for i in range(9)))
-    delay = f"trace(path='{path}')"
-    body = f"for n in (4, 10): yield f'w{{n}}', {{'workers': n, 'delay': {delay!r}}}"
-    arms = sweep.expand(config, sweep_file(body), {}, seeds=2)
-    sweep.launch(arms, str(tmp_path / "out"), overwrite=False)
-    read = [line for line in capsys.readouterr().out.splitlines() if line.startswith("delay: ")]
+    changes = [{"workers": n, "delay": f"trace(path='{path}')"} for n in (4, 4, 10)]
+    read = [*prepare.traces(sweep.override(config, change) for change in changes)]
     assert len(read) == 2 and all("9 durations of 9 workers, 1 each" in line for line in read)
     assert read[0].endswith("; n4, n5, n6, n7, n8 take no part among 4 workers")
     assert read[1].endswith("column batch_time_ms in ms")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,21 +62,6 @@ def test_together_is_alone_side_by_side(tmp_path, make):
         rows = [records.read_metrics(tmp_path / f"{name}{n}") for name in "ab"]
         assert len(rows[0]) == len(rows[1])
         np.testing.assert_allclose(*([r["test_loss"] for r in row] for row in rows), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_task_is_built_once_for_arms_that_share_it(tmp_path, monkeypatch):
-    built, build = [], prepare.tasks.TASK.build
-    counting = SimpleNamespace(build=lambda spec: built.append(spec) or build(spec))
-    monkeypatch.setattr(prepare.tasks, "TASK", counting)
-    base = gossip()[0]
-    base.updates = 1
-    seeds = [sweep.Arm(f"arm{seed}", sweep.override(base, {"seed": seed})) for seed in range(3)]
-    other = sweep.Arm("mlp", sweep.override(base, {"task": "digits(model=mlp)"}))
-    sweep.check([*seeds, other], str(tmp_path / "sweep"), overwrite=False)
-    assert len(built) == 2
-    train.run_together([arm.config for arm in seeds], [tmp_path / arm.path for arm in seeds])
-    assert len(built) == 3
 
 
 @pytest.mark.slow
