@@ -325,7 +325,8 @@ class _Described:
         made = dict(self.own)
         for name, value in self.own.items():
             names_a_mask = name.endswith(("mask", "labels")) and is_part(value)
-            if names_a_mask or (name != "name" and ":" not in self.name and _is_brought(value)):
+            is_brought = isinstance(value, str) and registry.is_brought(value)
+            if names_a_mask or (is_brought and name != "name" and ":" not in self.name):
                 made[name] = MASK._replace(name=name).build(value)
         for at, one in self.inner.items():
             if isinstance(at, tuple):  # of several transforms by their labels
@@ -340,10 +341,6 @@ class _Described:
             return True
         self.make(1.0)  # refuses what it cannot use, by the entry of the config
         return found_to_scale(text(self.own), self.is_steady)
-
-
-def _is_brought(value: Any) -> bool:
-    return isinstance(value, str) and registry.is_brought(value)
 
 
 @functools.cache

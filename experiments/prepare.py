@@ -121,9 +121,20 @@ def _fitted(
     shapes: Any,
     delay: delays.Law | processes.Process | None,
 ) -> tuple[Cost, Rule]:
-    """Return what an exchange takes, and the rule, of a method that fits into memory."""
+    """Return what an exchange takes, and the rule, of a method whose models fit into memory.
+
+    So do one worker's mini-batches.
+    """
     exchange = _exchange(config, algorithm, shapes)
-    _check_memory(config, algorithm, shapes)
+    models, whose = 1, "of all"
+    if algorithm.own_models:
+        models, whose = config.workers, f"of {config.workers} workers with one each"
+    held = models * cost.payload_bytes(shapes)
+    check_memory(held, f"the model {whose}", "choose a smaller one, or fewer workers")
+    # The indices of its samples, before the samples themselves are looked up.
+    most = int(np.max(config.mini_batches))
+    what = f"a round of a worker, with batch_size={config.batch_size} and mini_batches={most},"
+    check_memory(4.0 * config.batch_size * most, what, "lower one of them")
     return exchange, fitting_rule(config, algorithm, shapes, exchange, delay)
 
 
@@ -536,21 +547,6 @@ def check_memory(estimate: float, what: str, way_out: str) -> None:
             f"{what} takes at least {size(estimate)} of memory, and {size(free)} are free; "
             f"{way_out}"
         )
-
-
-def _check_memory(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None:
-    """Raise ValueError where models, or one worker's mini-batches, cannot fit into memory."""
-    models, whose = 1, "of all"
-    if algorithm.own_models:
-        models, whose = config.workers, f"of {config.workers} workers with one each"
-    held = models * cost.payload_bytes(shapes)
-    check_memory(held, f"the model {whose}", "choose a smaller one, or fewer workers")
-    # The indices of its samples, before the samples themselves are looked up.
-    most = int(np.max(config.mini_batches))
-    whose = f"with batch_size={config.batch_size} and mini_batches={most},"
-    check_memory(
-        4.0 * config.batch_size * most, f"a round of a worker, {whose}", "lower one of them"
-    )
 
 
 def size(number: float) -> str:

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -59,7 +58,8 @@ def run(
                 if arm.budget() is not None:
                     saver.save([arm])
             summary = saver.end(arm)
-        _end_if_asked()
+        if (number := distributed.asked_to_end()) is not None:
+            endings.end(number)
         return summary
 
 
@@ -94,22 +94,17 @@ def run_together(
             for r, checkpoint in zip(going, found, strict=True)
         }
         if arms:
+            # An arm that has finished before keeps its place by a run of no updates: how many runs
+            # a program has changes how it rounds.
             states = [
-                arms[r].state if r in arms else _start(configs[r], prepared)
-                for r, prepared in enumerate(made)
+                arms[r].state
+                if r in arms
+                else one.runtime.start(one.task.init(jax.random.key(one.config.seed)))
+                for r, one in enumerate(made)
             ]
             together = Batched([prepared.runtime for prepared in made])
             _train(arms, together, states, checkpoint_seconds)
         return [recorder.summary for recorder in recorders]
-
-
-def _start(config: ConfigDict, prepared: Prepared) -> Any:
-    """Return a run of no updates, in the place of an arm that has finished before.
-
-    It trains nothing: how many runs a program has changes how it rounds, so that what goes on from
-    a checkpoint needs as many as there were.
-    """
-    return prepared.runtime.start(prepared.task.init(jax.random.key(config.seed)))
 
 
 def _train(
@@ -159,12 +154,6 @@ def _begun(
     if checkpoint is not None:
         on_note(f"goes on at update {arm.state.update}")
     return arm
-
-
-def _end_if_asked() -> None:
-    number = distributed.asked_to_end()
-    if number is not None:
-        endings.end(number)
 
 
 # --- checkpoints on the way ---

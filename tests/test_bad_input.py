@@ -62,6 +62,8 @@ BAD = [
     (config("optimizer.learning_rate=x"), "learning_rate must be a number, got 'x'"),
     ((*OK, "--executor=cloud"), "--executor=cloud: value should be one of <local|slurm|ray>"),
     ((*OK, "--executor=slurm"), "finds no sbatch; start it where jobs are submitted, or use"),
+    ((*OK, "--executor=ray", "--ray=cpus=x"), "cannot read 'cpus=x' in --ray; write cpus=NUMBER"),
+    ((*OK, "--grid=workers"), "--grid='workers' is no list of values; write it as"),
     ((*OK, "--slurm=partition=gpu"), "--slurm has settings for --executor=slurm; give both"),
     ((*OK, "--executor=slurm", "--slurm=partition=gpu\ntouch x"), "has a line break or another"),
     ((*OK, "--loggers=neptune"), "unknown logger 'neptune'; known loggers: tensorboard, wandb"),
@@ -99,6 +101,7 @@ BAD = [
     (("--config=config.py", "--workdir=sweep_of_others"), "such as a sweep's"),
     (("--config=config.py", "--workdir=other", "--sweep", "--overwrite"), "holds a single run"),
     (("--config=config.py", "--workdir=closed/out"), "closed is not writable; choose another"),
+    (of("configs/runtime_analysis.py", "--seeds=2"), "is an analysis, without arms"),
     # sweeps
     ((*OK, "--sweep", "--arm=all_reduce"), "there is no arm 'all_reduce'; known arms: all_reduce/"),
     (of("no_sweep.py", "--sweep"), "no_sweep.py has no sweep()"),

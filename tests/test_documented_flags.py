@@ -10,7 +10,7 @@ from experiments.registry import Kind
 from tests import launcher
 from tests.launcher import ROOT
 
-# One of each runtime, at the size of tests; all have the same entries, see configs/test_base.py.
+# One of each runtime, at the size of tests; all have the same entries.
 CONFIGS = [
     str(ROOT / "configs" / name)
     for name in ("nonblocking.py", "mg_wfbp.py", "slow_and_stale.py:real", "language_model.py:tiny")

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from experiments import agreement, distributed, endings, watchdog
+from experiments import distributed, endings, sweep, watchdog
 from tests import launcher, two_processes
 from tests.launcher import ROOT, metrics, summary
 from tests.two_processes import ENDLESS, said, wait_for
@@ -169,7 +169,7 @@ def test_differences_of_commands_are_named(here, monkeypatch, capsys):
     def entries(*flags):
         with monkeypatch.context() as patch, pytest.raises(Said) as raised:
             patch.setattr(distributed, "processes", lambda: 2)
-            patch.setattr(agreement, "check", check)
+            patch.setattr(sweep, "check_same", check)
             patch.setattr(watchdog, "watching", lambda seconds: contextlib.nullcontext())
             call(*ENDLESS, "--workdir=out", *flags)
         return raised.value.args[0]
@@ -177,11 +177,11 @@ def test_differences_of_commands_are_named(here, monkeypatch, capsys):
     mine = entries()
     for entry, value in {"config.task.dimension": 9, "config.workers": 8, "seeds": 2}.items():
         its = entries(f"--{entry}={value}")
-        sentence = agreement.difference(mine, its, 1)
+        sentence = sweep.difference(mine, its, 1)
         assert entry in sentence and f"{value}" in sentence
         if entry != "seeds":  # which makes other arms
             assert sum(mine.get(name) != its.get(name) for name in {**mine, **its}) == 1
-    assert agreement.difference(mine, mine, 1) is None
+    assert sweep.difference(mine, mine, 1) is None
 
 
 @pytest.mark.slow

@@ -1,18 +1,14 @@
 """Launches from the command line: records, sweeps, executors and what is refused."""
 
-import functools
 import json
 import shlex
-import sys
 from unittest.mock import ANY
 
-import jax
 import pytest
 
 import launch
-from experiments import analysis, config_files, executors, loggers, slurm, sweep
+from experiments import executors
 from experiments import files as disk
-from runtimes.asynchronous import pool
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
 
@@ -125,14 +121,6 @@ def test_arms_run_elsewhere(call, here):
     assert again.returncode == 0 and files(here / "jobs" / "all_reduce") == before, again.stderr
 
 
-def test_commands_of_arms_are_printed_and_nothing_is_written(call, here):
-    before, flags = files(here), ("--config=config.py", "--sweep", "--workdir=three")
-    code, shown, _ = call(*flags, "--jobs=2", "--print_commands")
-    program = [sys.executable, str(launcher.ROOT / "launch.py")]
-    wanted = shlex.join([*program, *flags, "--arm=dpsgd/nonblocking"])
-    assert code == 0 and shown.splitlines()[1] == wanted and files(here) == before
-
-
 def test_a_failing_arm_is_an_exit_code_and_in_the_report(call, here, monkeypatch):
     run = executors.train.run
 
@@ -149,17 +137,6 @@ def test_a_failing_arm_is_an_exit_code_and_in_the_report(call, here, monkeypatch
     assert "no memory left" in report.read_text()
     report.unlink()
     assert call("--report=out")[0] == 0 and report.exists()
-
-
-def test_compiled_programs_are_kept_for_later_runs(call, here, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(here))
-    before = jax.config.jax_compilation_cache_dir
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        assert call(*OK, "--print_commands")[0] == 0
-        assert jax.config.jax_compilation_cache_dir == str(here / "gossax")
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.mark.slow
@@ -220,49 +197,6 @@ def test_the_simulator_replays_what_happened_on_a_mesh(call, here):
         assert replayed[exact] == happened[exact]
     for rounded in ("train_loss", "test_loss", "test_accuracy"):
         assert replayed[rounded] == pytest.approx(happened[rounded], rel=1e-4)
-
-
-ANALYSIS = "--config=configs/runtime_analysis.py"
-# Functions that refuse, and a command that has to ask each of them before anything is written.
-ASKED = {
-    "config_files.read": OK,
-    "loggers.check": OK,
-    "sweep.expand": OK,
-    "sweep.choose": (*OK, "--sweep", "--arm=dpsgd/nonblocking"),
-    "sweep.provide_cpu_devices": OK,
-    "sweep.to_the_end": OK,
-    "config_files.read_grids": OK,
-    "sweep.check": OK,
-    "sweep.alone": OK,
-    "pool.SESSION.join": (*OK, "--executor=ray", "--cluster=auto"),
-    "slurm.check": (*OK, "--executor=slurm"),
-    "slurm.refuse_to_overwrite": (*OK, "--executor=slurm", "--overwrite"),
-    "slurm.under_way": (*OK, "--executor=slurm"),
-    "executors.ray_resources": (*OK, "--executor=ray"),
-    "analysis.check": (ANALYSIS, "--workdir=out"),
-}
-
-
-def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch):
-    (here / "configs").symlink_to(launcher.ROOT / "configs")
-    known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
-             "pool": pool, "executors": executors, "analysis": analysis}  # fmt: skip
-
-    def no(*_, **__):
-        raise ValueError("it is refused; give another")
-
-    before = files(here)
-    for name, flags in ASKED.items():
-        room, *inner, function = name.split(".")
-        with monkeypatch.context() as patch:
-            if name != "slurm.check":
-                patch.setattr(slurm, "check", lambda *_: None)  # as if there were a Slurm
-            for module, runs in ((slurm, "run"), (executors, "on_ray")):
-                patch.setattr(module, runs, lambda *_, **__: {})  # of a launch that does not ask
-            patch.setattr(functools.reduce(getattr, inner, known[room]), function, no)
-            code, _, err = call(*flags)
-        assert (code, err) == (2, "error: it is refused; give another\n"), name
-        assert files(here) == before and not (here / "out").exists()
 
 
 @pytest.mark.slow

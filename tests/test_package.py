@@ -160,21 +160,6 @@ def test_requirements_and_the_version_are_one(capsys):
     assert capsys.readouterr().out.startswith(f"gossax {gossax.__version__}, Python 3.")
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="make is missing")
-def test_make_takes_the_newest_python_that_runs(tmp_path):
-    outer = {  # without what a make that runs this test was given
-        name: os.environ[name] for name in os.environ.keys() - {"MAKEFLAGS", "MAKELEVEL", "PYTHON"}
-    }
-    environment = outer | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    for name, line in (("3.13", "exit 127"), ("3.12", f'exec {sys.executable} "$@"')):
-        (tmp_path / f"python{name}").write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / f"python{name}").chmod(0o755)
-    words = ["make", "--eval", "taken:;@echo $(PYTHON)", "taken"]
-    for given, taken in (([], "python3.12"), (["PYTHON=python3.11"], "python3.11")):
-        shown = subprocess.check_output([*words, *given], cwd=ROOT, env=environment, text=True)
-        assert shown.strip() == taken
-
-
 @pytest.mark.slow
 def test_the_installed_library_alone(tmp_path, project):
     """Its dependencies suffice for a loop and for the examples of the docs."""

@@ -67,18 +67,16 @@ def test_a_record_names_no_code_to_the_advice(hostile, call):
     assert not touched(hostile)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
+def test_code_that_the_command_names_runs(hostile, call):
+    record(hostile / "run", delay={"name": "hostile:law", "path": "called"})
+    for more in (
         ["--trust=other,hostile"],
         ["--config=config.py:workers=3", "--config.delay=hostile:law(path=called)"],
         ["--rule=hostile:rule"],
-    ],
-)
-def test_code_that_the_command_names_runs(hostile, call, more):
-    record(hostile / "run", delay={"name": "hostile:law", "path": "called"})
-    assert "gives NoneType; let it return" in call("--advise=run", "--no_training", *more)[2]
-    assert (hostile / "called").exists()
+    ):
+        (hostile / "called").unlink(missing_ok=True)
+        assert "gives NoneType; let it return" in call("--advise=run", "--no_training", *more)[2]
+        assert (hostile / "called").exists()
 
 
 @pytest.mark.slow

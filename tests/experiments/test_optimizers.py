@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from ml_collections import ConfigDict
 
 from experiments import optimizers
 
@@ -62,33 +61,9 @@ def test_learning_rates_follow_the_mini_batches_of_an_update(power, factors):
     np.testing.assert_allclose([step for step, _ in steps], -0.5 * np.asarray(factors))
 
 
-def test_a_config_says_the_same_as_a_call():
-    config = ConfigDict(
-        {
-            "name": "sgd",
-            "learning_rate": 0.8,
-            "warmup_samples": 2,
-            "schedule": {"name": "cosine", "samples": 300},
-        }
-    )
-    call = "sgd(learning_rate=0.8, warmup_samples=2, schedule=cosine(samples=300))"
-    samples = (0, 1, 70, 300)
-    assert rates(config, samples) == rates(call, samples)
-    assert config.learning_rate == 0.8  # left as it was
-
-
 def by_axes():
     """Return labels of arrays, as a factory that is brought along gives them."""
     return lambda params: jax.tree.map(lambda x: "many" if jnp.ndim(x) > 1 else "few", params)
-
-
-def test_a_mask_says_what_is_frozen():
-    part = "selective_transform(optimizer=sgd(learning_rate=0.5), freeze_mask=matrices)"
-    optimizer = optimizers.build(part)
-    params = {"matrix": jnp.ones((2, 2)), "vector": jnp.ones(2)}
-    update, _ = optimizer.update(params, optimizer.init(params), params, samples=jnp.float32(0))
-    np.testing.assert_allclose(update["matrix"], 0)
-    np.testing.assert_allclose(update["vector"], -0.5)
 
 
 def test_a_bad_step_is_skipped_and_the_rate_inside_follows_the_samples():

@@ -52,7 +52,7 @@ def method(written):
 
 @pytest.fixture(autouse=True, scope="module")
 def each_part_once():
-    """Decide a pair in no time: its rule is built, and its method traced, once."""
+    """A pair is decided in no time where its rule is built, and its method traced, once."""
     with pytest.MonkeyPatch.context() as patch:
         for name, factory in RULES.items():
             patch.setitem(RULES, name, once(factory))
@@ -63,7 +63,7 @@ def each_part_once():
 
 
 def once(function):
-    """Return the function, called once for the same objects."""
+    """The function, called once for the same objects."""
     found, kept = {}, []
 
     @functools.wraps(function)
@@ -90,7 +90,7 @@ def identity(part):
 
 @functools.cache
 def decision(written, wait, runtime):
-    """Return the sentence of a refusal, or None."""
+    """The sentence of a refusal, or None."""
     config = ConfigDict(
         {
             "algorithm": {"name": registry.spec(written)["name"]},

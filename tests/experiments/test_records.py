@@ -280,15 +280,6 @@ def test_a_lock_that_its_holder_removes_meanwhile_is_made_again(tmp_path, monkey
     assert len(tries) == 3
 
 
-def test_without_locks_of_the_file_system_nobody_is_refused(tmp_path, monkeypatch):
-    def unknown(file, kind):
-        raise OSError("Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", unknown)
-    with disk.held(tmp_path / "lock"), disk.held(tmp_path / "lock"):
-        disk.check_lock(tmp_path / "lock")
-
-
 # --- the commit ---
 
 

@@ -43,12 +43,6 @@ def test_a_call_and_a_mapping_say_the_same():
         assert registry.text(registry.as_part(written)) == written
 
 
-def test_a_spec_is_a_copy():
-    written = {"name": "f", "a": 1}
-    registry.spec(written).pop("a")
-    assert written == {"name": "f", "a": 1}
-
-
 UNREADABLE = [
     "", "f(", "f(**{})", "f(*a)", "f(name=g)", "f(a=b.c)", "a.f()", "3", "[1]", "[]", "{'a': 1}",
     "f(a=1) + 2", "f(true)", "f([g])", "f(g, *h)", "f(a={x: 1})", "f g", "f\0", None, "my:f:g",
@@ -256,13 +250,6 @@ def test_a_missing_entry_is_named():
         del config[name]
         with pytest.raises(ValueError, match=f"^config.{name} is missing; set it to a"):
             registry.check_arm(config)
-
-
-def test_no_target_and_no_baseline_are_fine():
-    config = nonblocking.get_config()
-    with config.ignore_type():
-        config.target_loss = config.baseline = None
-    registry.check_arm(config)
 
 
 def test_entries_are_checked_from_a_table_entries_of_entries_too():
