@@ -129,7 +129,7 @@ def test_a_process_that_loses_a_peer_says_so_without_a_traceback(here, victim, n
     with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
         wait_for(here / "out" / "metrics.jsonl", 2)
         both[victim].send_signal(number)
-        assert both[1 - victim].wait(100) == code, said(here, 1 - victim)
+        assert both[1 - victim].wait(300) == code, said(here, 1 - victim)
     text = said(here, 1 - victim)
     assert "Traceback" not in text and "the same command" in text
     assert not (here / "out" / "error.txt").exists()
@@ -148,7 +148,7 @@ def test_processes_that_disagree_are_all_refused(here, flags, words):
     before = {path for path in here.rglob("*") if path.suffix != ".txt"}
     given = () if "--workdir" in flags[0] else ("--workdir=out",)
     with two_processes.started(here, *ENDLESS, *given, own=[(flag,) for flag in flags]) as both:
-        assert [process.wait(120) for process in both] == [2, 2], said(here, 0) + said(here, 1)
+        assert [process.wait(300) for process in both] == [2, 2], said(here, 0) + said(here, 1)
     for process in (0, 1):
         (sentence,) = re.findall("^error: .*", said(here, process), re.MULTILINE)
         assert words in sentence and "Traceback" not in said(here, process)
@@ -189,7 +189,7 @@ def test_a_process_that_is_refused_alone_tells_the_others(here):
     """A refusal of which no config says anything."""
     (here / "out").write_text("mine")  # refused by all, and whoever is first tells the others
     with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
-        codes = {process.wait(120) for process in both}
+        codes = {process.wait(300) for process in both}
     assert codes <= {2, 3} and 2 in codes
     text = said(here, 0) + said(here, 1)
     assert "out is not a directory" in text and "Traceback" not in text
@@ -247,7 +247,7 @@ def test_garbage_at_the_coordinators_port_changes_nothing(here):
             seen = len((here / "out" / "metrics.jsonl").read_text().splitlines())
             wait_for(here / "out" / "metrics.jsonl", seen + 3)
         both[1].send_signal(signal.SIGTERM)
-        assert [process.wait(120) for process in both] == [143, 143], said(here, 0) + said(here, 1)
+        assert [process.wait(300) for process in both] == [143, 143], said(here, 0) + said(here, 1)
     for process in (0, 1):
         assert "ended by SIGTERM" in said(here, process)
         assert "Traceback" not in said(here, process)

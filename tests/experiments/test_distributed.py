@@ -20,7 +20,7 @@ from tests.two_processes import free_port
 @pytest.mark.slow
 def test_a_process_whose_peer_falls_silent_says_so_and_ends(tmp_path):
     with one_of_several.started(tmp_path, "1", "SIGSTOP") as (both, _):
-        assert both[0].wait(100) == distributed.DEAD, (tmp_path / "0.txt").read_text()[-2000:]
+        assert both[0].wait(300) == distributed.DEAD, (tmp_path / "0.txt").read_text()[-2000:]
     sentence = (tmp_path / "0.txt").read_text().splitlines()[-1]
     assert sentence.startswith("error: process") and "same command" in sentence
 

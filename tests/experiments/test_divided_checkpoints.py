@@ -221,7 +221,7 @@ def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch):
                 for process in both:
                     process.kill()
             else:
-                codes = [process.wait(120) for process in both]
+                codes = [process.wait(300) for process in both]
                 assert codes == [0, 0], said(here, 0) + said(here, 1)
     assert left(here / "out") == left(here / "whole")
     (folder,) = (here / "out" / "checkpoint").iterdir()  # each has written its own half

@@ -66,6 +66,15 @@ def by_axes():
     return lambda params: jax.tree.map(lambda x: "many" if jnp.ndim(x) > 1 else "few", params)
 
 
+def test_a_mask_says_what_is_frozen():
+    part = "selective_transform(optimizer=sgd(learning_rate=0.5), freeze_mask=matrices)"
+    optimizer = optimizers.build(part)
+    params = {"matrix": jnp.ones((2, 2)), "vector": jnp.ones(2)}
+    update, _ = optimizer.update(params, optimizer.init(params), params, samples=jnp.float32(0))
+    np.testing.assert_allclose(update["matrix"], 0)
+    np.testing.assert_allclose(update["vector"], -0.5)
+
+
 def test_a_bad_step_is_skipped_and_the_rate_inside_follows_the_samples():
     """A step with a gradient that is not finite changes nothing, as docs/faq.md advises."""
     optimizer = optimizers.build(
@@ -97,6 +106,7 @@ SGD, ADAM, LION = optax.sgd(0.1), optax.adam(0.1), optax.lion(0.1)
 IF_FINITE = "apply_if_finite(inner={}, max_consecutive_errors=3{})"
 BY_AXES = "param_labels=tests.experiments.test_optimizers:by_axes"
 DIRECTIONS = [
+    ("momentum(learning_rate=0.1, decay=0.8)", optax.sgd(0.1, 0.8)),
     ("momentum(learning_rate=0.1, nesterov=true)", optax.sgd(0.1, 0.9, nesterov=True)),
     (IF_FINITE.format("adam(learning_rate=0.1, b1=0.5)", ""), optax.adam(0.1, b1=0.5)),
     ("adamw(learning_rate=0.1, weight_decay=0.3)", optax.adamw(0.1, weight_decay=0.3)),

@@ -66,6 +66,7 @@ BAD = [
     ({"wait": "deadline"}, "wait 'deadline': parameter 'seconds' is missing; write deadline(sec"),
     ({"wait": "deadline(seconds=0)"}, "deadline: needs seconds > 0, got 0"),
     ({"wait": CUT, "delay": "deterministic(value=1)"}, "cuts every mini-batch, the quickest takes"),
+    ({"wait": "quorum(k=0)"}, "quorum: needs 1 <= k <= 8 (workers x mini-batches), got k=0"),
     ({"wait": "quorum(k=9)"}, "quorum: needs 1 <= k <= 8 (workers x mini-batches), got k=9"),
     ({"wait": "barrier(leftovers=keep)"}, "unknown leftovers='keep'; choose one of carry, drop"),
     ({"wait": "barrier(in_flight=stop)"}, "unknown in_flight='stop'; choose one of finish, cut"),
