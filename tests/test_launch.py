@@ -121,24 +121,6 @@ def test_arms_run_elsewhere(call, here):
     assert again.returncode == 0 and files(here / "jobs" / "all_reduce") == before, again.stderr
 
 
-def test_a_failing_arm_is_an_exit_code_and_in_the_report(call, here, monkeypatch):
-    run = executors.train.run
-
-    def failing(config, place, **how):
-        if config.name == "dpsgd/nonblocking":
-            raise RuntimeError("no memory left")
-        return run(config, place, **how)
-
-    monkeypatch.setattr(executors.train, "run", failing)
-    code, shown, err = call("--config=config.py", "--sweep", "--workdir=out")
-    assert code == 1 and err == ""
-    assert "failed: dpsgd/nonblocking: RuntimeError: no memory left; see out/dpsgd/" in shown
-    report = here / "out" / "report.html"
-    assert "no memory left" in report.read_text()
-    report.unlink()
-    assert call("--report=out")[0] == 0 and report.exists()
-
-
 @pytest.mark.slow
 def test_a_workdir_has_one_launch_at_a_time(call, here):
     command = (*OK, "--sweep", "--config.updates=2")
