@@ -399,7 +399,7 @@ def _dumps(value, **options) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return Python's own types for those of NumPy and JAX, None for what JSON cannot say."""
+    """Return Python's own types for NumPy's and JAX's, None for what JSON cannot say."""
     if hasattr(value, "tolist"):  # arrays and array scalars
         value = value.tolist()
     if isinstance(value, Mapping):

@@ -289,7 +289,7 @@ def check_same(said: Mapping[str, str]) -> None:
     """Raise ValueError, on all processes, for the first plan on which they do not agree.
 
     said: see `plans`. All processes call this together, before anything is compiled or written;
-    each compares its own with those of process 0.
+    each compares its plans with process 0's.
     """
     text = json.dumps(said).encode()
     if len(set(distributed.gathered(hashlib.sha256(text).hexdigest()))) == 1:
