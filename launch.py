@@ -302,15 +302,7 @@ def plan() -> Callable[[], int] | None:
 
 def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     """Check the arms of a config, see `plan`."""
-    from experiments import (
-        agreement,
-        distributed,
-        dry_run,
-        executors,
-        loggers,
-        runtime_builders,
-        sweep,
-    )
+    from experiments import distributed, dry_run, executors, loggers, runtime_builders, sweep
     from runtimes.asynchronous import pool
 
     pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
@@ -321,8 +313,8 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
         arms = sweep.choose(arms, FLAGS.arm)
     if distributed.processes() > 1:
         same = ("overwrite", "print_commands", "num_processes", *_ABOUT_ARMS)
-        agreement.check(agreement.entries(arms, {name: FLAGS[name].value for name in same}))
-        agreement.check_workdir(place)
+        sweep.check_same(sweep.plans(arms, {name: FLAGS[name].value for name in same}))
+        sweep.check_workdir(place)
     loggers.check(FLAGS.loggers)
     sweep.provide_cpu_devices(arms)
     arms = sweep.to_the_end(arms)
@@ -339,13 +331,11 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     sweep.check(arms, place, FLAGS.overwrite, here=not FLAGS.jobset)
     if FLAGS.print_commands or FLAGS.jobset:
         grouped = sweep.groups(arms, FLAGS.together)
-        commands = {group[0].path: executors.command(sys.argv, group) for group in grouped}
-        if FLAGS.print_commands:
-            print("\n".join(map(shlex.join, commands.values())))
-            return None
-        from experiments import jobset
-
-        return jobset.write(FLAGS.jobset, commands, FLAGS.pods)
+        command = functools.partial(executors.command, sys.argv)
+        if FLAGS.jobset:
+            return executors.write_jobsets(FLAGS.jobset, grouped, command, FLAGS.pods)
+        print("\n".join(shlex.join(command(group)) for group in grouped))
+        return None
     how = {"together": FLAGS.together, "execute": executor()}
     if FLAGS.arm:
         return lambda: 1 if sweep.run(arms, place, FLAGS.overwrite, **how) else 0
@@ -391,16 +381,6 @@ def run_arms(arms, about: str | None, how: dict) -> int:
     return 1 if outcome.failures else 0
 
 
-def report_again() -> None:
-    """Write the report of existing records, for a paper with its figures as files."""
-    from experiments import figures, report
-
-    path = report.write(FLAGS.report, FLAGS.paper)
-    print(f"report: {path}")
-    if FLAGS.paper:
-        print(f"figures: {path.with_name(figures.FOLDER)}")
-
-
 def watch() -> NoReturn:
     """Serve a page while records arrive; exit with 1 if nobody is left to finish the runs."""
     endings.raising()
@@ -432,11 +412,19 @@ def main(_) -> None:
         if FLAGS.list:
             from rich.console import Console
 
-            return config_files.show_names(Console())
+            config_files.show_names(Console())
+            return
         if FLAGS.report:
-            return report_again()
+            from experiments import figures, report
+
+            path = report.write(FLAGS.report, FLAGS.paper)
+            print(f"report: {path}")
+            if FLAGS.paper:
+                print(f"figures: {path.with_name(figures.FOLDER)}")
+            return
         if FLAGS.advise:
-            return advise()
+            advise()
+            return
         if FLAGS.watch:
             watch()
         with watchdog.watching(FLAGS.stuck_seconds):

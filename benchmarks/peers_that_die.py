@@ -82,7 +82,7 @@ OWN = "benchmarks.peers_that_die"
 STREAMED = (f"--config.task=images(source={OWN}:pictures, model=mlp, reading=stream)",
             "--config.batch_size=4")  # fmt: skip
 MOMENTS = {
-    "start": Moment("experiments.agreement", "check", 1),
+    "start": Moment("experiments.sweep", "check_same", 1),
     "round": Moment("stragglers.inject", "Injector._worked", 20),
     "goal": Moment("stragglers.inject", "Injector._worked", 20, wait="first_finisher"),
     "input": Moment(OWN, "Pictures.__getitem__", 3000, flags=STREAMED),

@@ -41,7 +41,7 @@ class Given:
 
 
 def read(path: str, shapes: Any) -> Any:
-    """The parameters in a file or folder, in the structure of `shapes`.
+    """Return the parameters in a file or folder, in the structure of `shapes`.
 
     Raises ValueError in a sentence for what cannot be read, and for names, shapes and types
     that differ from `shapes`.
@@ -82,7 +82,7 @@ def check(path: str) -> None:
 
 
 def digest(path: str) -> str:
-    """The SHA-256 of a file, or of the names and digests of all files of a folder."""
+    """Return the SHA-256 of a file, or of the names and digests of all files of a folder."""
     check(path)
     within = [p for p in sorted(Path(path).rglob("*")) if p.is_file()]
     stats = [(str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in within or [Path(path)]]

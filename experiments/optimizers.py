@@ -31,13 +31,13 @@ RATE = ("learning_rate", "schedule", "warmup_samples", "batch_power")
 
 
 def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
-    """Heavy-ball or Nesterov momentum; decay in [0, 1)."""
+    """Return heavy-ball or Nesterov momentum; decay in [0, 1)."""
     return optax.trace(decay, nesterov)
 
 
 @functools.wraps(contrib.muon, assigned=())
 def muon(*args, **given) -> optax.GradientTransformation:
-    """Muon on the hidden matrices of a model, AdamW on all else, as its author advises.
+    """Take Muon on the hidden matrices of a model, AdamW on all else, as its author advises.
 
     optax would orthogonalise every array of two dimensions, a table of embeddings too, and no other
     array. (K. Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024.)
@@ -49,7 +49,7 @@ def muon(*args, **given) -> optax.GradientTransformation:
 def selective_transform(
     optimizer: optax.GradientTransformation, freeze_mask: Callable | bool
 ) -> optax.GradientTransformation:
-    """An optimizer of all but what a mask freezes, a function of the parameters, as `matrices`.
+    """Train all but what a mask freezes, a function of the parameters.
 
     optax takes a tree of truth values alone, and a function for one that is true.
     """
@@ -62,7 +62,7 @@ def selective_transform(
 
 
 def hidden_matrices(params: optax.Params) -> Any:
-    """Per array the axes that Muon takes as rows and columns, None for what is no hidden matrix.
+    """Return per array the axes of rows and columns for Muon, None for no hidden matrix.
 
     Not hidden are tables whose name begins with "embed", as Flax calls them. The last axis of a
     convolution's kernel holds the columns; one of three axes, as that of attention heads, is cut
@@ -82,7 +82,7 @@ def hidden_matrices(params: optax.Params) -> Any:
 
 
 def _of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """All transforms of optax and optax.contrib by their names, with or without a rate."""
+    """Return all transforms of optax and optax.contrib by their names, with or without a rate."""
     found = {}
     for module in (contrib, optax):
         for name, function in inspect.getmembers(module, inspect.isfunction):
@@ -110,19 +110,19 @@ TRIED = 40  # updates of an optimizer that is not listed
 
 
 def step(boundaries: tuple[float, ...], factor: float = 0.1) -> optax.Schedule:
-    """The rate times `factor` at each of `boundaries` (in samples)."""
+    """Multiply the rate by `factor` at each of `boundaries` (in samples)."""
     return optax.piecewise_constant_schedule(1.0, {float(place): factor for place in boundaries})
 
 
 def cosine(samples: float, floor: float = 0.0) -> optax.Schedule:
-    """From the rate down to `floor` times the rate over `samples` samples, then flat."""
+    """Lower the rate to `floor` times itself over `samples` samples, then keep it."""
     if not samples > 0:
         raise ValueError(f"cosine: samples must be positive, got {samples}; set the run's length")
     return optax.cosine_decay_schedule(1.0, float(samples), floor)
 
 
 def constant() -> optax.Schedule:
-    """The same rate throughout."""
+    """Keep the same rate throughout."""
     return optax.constant_schedule(1.0)
 
 
@@ -135,7 +135,7 @@ SCHEDULES = {
 
 
 def matrices() -> Callable[[Any], Any]:
-    """True for arrays of two dimensions and more: what weight decay usually applies to."""
+    """Choose arrays of two dimensions and more: what weight decay usually applies to."""
     return lambda params: jax.tree.map(lambda array: jnp.ndim(array) >= 2, params)
 
 
@@ -147,8 +147,9 @@ MASK = Kind("mask", MASKS, Callable)
 
 
 def build(part: Part, entry: str = "optimizer") -> optax.GradientTransformationExtraArgs:
-    """{name, learning_rate, schedule: {name, ...}, warmup_samples, batch_power, **its own}.
+    """Return the optimizer of a part.
 
+    part: {name, learning_rate, schedule: {name, ...}, warmup_samples, batch_power, **its own}.
     learning_rate: positive. schedule: a factor of it, see SCHEDULES. warmup_samples: the rate grows
     linearly over this many samples. batch_power: see `algorithms.base.scale_by_samples`. A list of
     such parts is their chain. entry: of the config, for errors. Anything that does not fit raises
@@ -324,7 +325,8 @@ class _Described:
         made = dict(self.own)
         for name, value in self.own.items():
             names_a_mask = name.endswith(("mask", "labels")) and is_part(value)
-            if names_a_mask or (name != "name" and ":" not in self.name and _is_brought(value)):
+            is_brought = isinstance(value, str) and registry.is_brought(value)
+            if names_a_mask or (is_brought and name != "name" and ":" not in self.name):
                 made[name] = MASK._replace(name=name).build(value)
         for at, one in self.inner.items():
             if isinstance(at, tuple):  # of several transforms by their labels
@@ -339,10 +341,6 @@ class _Described:
             return True
         self.make(1.0)  # refuses what it cannot use, by the entry of the config
         return found_to_scale(text(self.own), self.is_steady)
-
-
-def _is_brought(value: Any) -> bool:
-    return isinstance(value, str) and registry.is_brought(value)
 
 
 @functools.cache

@@ -68,6 +68,7 @@ class Prepared(NamedTuple):
     shapes: Any  # of the parameters
     runtime: Runtime
     exchange: Cost  # what a round's exchange takes
+    config: ConfigDict  # with an end of every schedule of a rate
     decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
 
 
@@ -79,7 +80,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of such a
     profile have no meaning, and such a method cannot run.
     """
-    config = to_the_end(config, task)
+    config = registry.canonical(config)
     registry.check_arm(config)
     if config.runtime not in RUNTIMES:
         raise ValueError(
@@ -93,16 +94,18 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     task, shapes = _task(config, task)
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
-    algorithm = _algorithm(config, task, shapes, graph, settled)
-    decided: dict[str, Any] = {}
+    delay, decided = own_delay(config), {}
+    if is_open(config):  # by a plan that no measured profile and no gradient changes
+        drafted = _changed(config, **_ends(config, 1))
+        planned = _algorithm(drafted, task, shapes, graph, False)
+        rule = _fitted(drafted, planned, shapes, delay)[1]
+        config = _changed(config, **_ends(config, _planned_samples(config, rule)))
+    own, algorithm = config, _algorithm(config, task, shapes, graph, settled)
     if settled and algorithm.decide is not None:
         decided = algorithm.decide(first_gradient(config, task, sampler))
         config = _changed(config, algorithm=registry.spec(config.algorithm) | decided)
         algorithm = _algorithm(config, task, shapes, graph, settled)
-    exchange = _exchange(config, algorithm, shapes)
-    _check_memory(config, algorithm, shapes)
-    delay = own_delay(config)
-    rule = fitting_rule(config, algorithm, shapes, exchange, delay)
+    exchange, rule = _fitted(config, algorithm, shapes, delay)
     entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
     again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
@@ -110,7 +113,30 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
         build_delay(config.delay)  # refuses it, and names others
     if METHOD.wants(config.algorithm, "profile"):
         profiling.check(config)
-    return Prepared(task, algorithm, shapes, runtime, exchange, decided)
+    return Prepared(task, algorithm, shapes, runtime, exchange, own, decided)
+
+
+def _fitted(
+    config: ConfigDict,
+    algorithm: Algorithm,
+    shapes: Any,
+    delay: delays.Law | processes.Process | None,
+) -> tuple[Cost, Rule]:
+    """Return what an exchange takes, and the rule, of a method whose models fit into memory.
+
+    So do one worker's mini-batches.
+    """
+    exchange = _exchange(config, algorithm, shapes)
+    models, whose = 1, "of all"
+    if algorithm.own_models:
+        models, whose = config.workers, f"of {config.workers} workers with one each"
+    held = models * cost.payload_bytes(shapes)
+    check_memory(held, f"the model {whose}", "choose a smaller one, or fewer workers")
+    # The indices of its samples, before the samples themselves are looked up.
+    most = int(np.max(config.mini_batches))
+    what = f"a round of a worker, with batch_size={config.batch_size} and mini_batches={most},"
+    check_memory(4.0 * config.batch_size * most, what, "lower one of them")
+    return exchange, fitting_rule(config, algorithm, shapes, exchange, delay)
 
 
 def _runtime_again(text: str) -> Runtime:
@@ -133,10 +159,7 @@ def to_the_end(config: ConfigDict, task: Task | None = None) -> ConfigDict:
     ValueError where no plan can tell.
     """
     config = registry.canonical(config)
-    if not is_open(config):
-        return config
-    made = prepare(_changed(config, **_ends(config, 1)), task)
-    return _changed(config, **_ends(config, _planned_samples(config, made)))
+    return prepare(config, task).config if is_open(config) else config
 
 
 def is_open(config: ConfigDict) -> bool:
@@ -157,15 +180,15 @@ def _ends(config: ConfigDict, samples: int) -> dict[str, dict]:
     }
 
 
-def _planned_samples(config: ConfigDict, made: Prepared) -> int:
-    planned, seconds = rule(config, made), float(config.seconds)
+def _planned_samples(config: ConfigDict, planned: Rule) -> int:
+    seconds = float(config.seconds)
     way = "give the schedule its end, as in cosine(samples=100000)"
     if planned.observe is not None:
         raise ValueError(
             f"optimizer: {config.wait.name} follows the training loss, so that nobody knows how "
             f"many samples come until the end of the run; {way}"
         )
-    if made.runtime.clock == "wall":
+    if not RUNTIMES[config.runtime].delayed:
         if config.updates >= FARTHEST:
             raise ValueError(
                 "optimizer: on a real clock nobody knows how many samples come in config.seconds; "
@@ -202,7 +225,7 @@ def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
 
 
 def _shapes(config: ConfigDict, task: Task) -> Any:
-    """The shapes of the parameters, which no seed changes, of a task that can be trained."""
+    """Return the shapes of the parameters, which no seed changes, of a task that can be trained."""
     who = f"task {registry.text(config.task)!r}"
     checked = [id(field) for field in task]
     if _CHECKED and _CHECKED[0] == checked:
@@ -525,21 +548,6 @@ def check_memory(estimate: float, what: str, way_out: str) -> None:
             f"{what} takes at least {size(estimate)} of memory, and {size(free)} are free; "
             f"{way_out}"
         )
-
-
-def _check_memory(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None:
-    """Raise ValueError where models, or one worker's mini-batches, cannot fit into memory."""
-    models, whose = 1, "of all"
-    if algorithm.own_models:
-        models, whose = config.workers, f"of {config.workers} workers with one each"
-    held = models * cost.payload_bytes(shapes)
-    check_memory(held, f"the model {whose}", "choose a smaller one, or fewer workers")
-    # The indices of its samples, before the samples themselves are looked up.
-    most = int(np.max(config.mini_batches))
-    whose = f"with batch_size={config.batch_size} and mini_batches={most},"
-    check_memory(
-        4.0 * config.batch_size * most, f"a round of a worker, {whose}", "lower one of them"
-    )
 
 
 def size(number: float) -> str:

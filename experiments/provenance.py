@@ -50,13 +50,13 @@ def claim(
 
 
 def read(root: str | os.PathLike) -> dict:
-    """The note, {} where nothing has been noted; formats.Damaged where it cannot be read."""
+    """Return the note, {} where nothing has been noted; formats.Damaged for an unreadable one."""
     path = Path(root) / NOTE
     return formats.read(path, formats.NOTE) if path.exists() else {}
 
 
 def known(root: str | os.PathLike) -> dict:
-    """The note, {} where there is none that can be read, of which a damaged one is reported."""
+    """Return the note, {} where there is none to be read; a damaged one is reported."""
     try:
         return read(root)
     except formats.Damaged as error:
@@ -65,7 +65,7 @@ def known(root: str | os.PathLike) -> dict:
 
 
 def commit() -> str | None:
-    """The commit of this code, "-dirty" if code differs from it; None outside of a checkout.
+    """Return the commit of this code, "-dirty" if code differs from it; None outside of a checkout.
 
     A repository around an installed package is its user's.
 

@@ -256,7 +256,7 @@ def check(
 
 
 def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
-    """None if a run that has been written by this code is there, else what speaks against it."""
+    """Return None if a run of this code is there, else what speaks against it."""
     path = workdir / CONFIG
     refuse(workdir, (CONFIG,), ours=True)
     if not path.exists():
@@ -293,7 +293,7 @@ def _short(config: Mapping[str, Any], key: str) -> str:
 
 
 def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
-    """All records of a run, finished or not; a line that was cut off by a kill is left out.
+    """Return all records of a run, finished or not; a line that was cut off by a kill is left out.
 
     whole: whether they are needed for tables and figures, with all columns that these show.
     """
@@ -313,7 +313,7 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
 
 
 def digest(workdir: str | os.PathLike, count: int) -> str:
-    """The SHA-256 of the first lines of metrics; ValueError where there are fewer."""
+    """Return the SHA-256 of the first lines of metrics; ValueError where there are fewer."""
     try:
         lines = files.read(Path(workdir) / METRICS).splitlines(keepends=True)[:count]
     except (OSError, ValueError) as error:
@@ -329,7 +329,7 @@ def digest(workdir: str | os.PathLike, count: int) -> str:
 def read_summary(
     workdir: str | os.PathLike, form: formats.Format = formats.SUMMARY
 ) -> dict[str, Any] | None:
-    """The summary of a finished run, sweep or analysis; None: there is none."""
+    """Return the summary of a finished run, sweep or analysis; None: there is none."""
     path = Path(workdir) / SUMMARY
     return formats.read(path, form) if path.exists() else None
 
@@ -350,7 +350,7 @@ def read_json(path: str | os.PathLike) -> Any:
 def read_config(
     path: str | os.PathLike, form: formats.Format = formats.CONFIG
 ) -> ml_collections.ConfigDict:
-    """The config that a run has written, its parts as mappings, whichever way it has them."""
+    """Return the config that a run has written, with its parts as mappings."""
     stored = formats.read(path, form)
     try:
         values = {name: value for name, value in stored.items() if name not in BESIDE}
@@ -360,7 +360,7 @@ def read_config(
 
 
 def _with_numbers(tree: Any) -> Any:
-    """Whole numbers as keys, as in factors={0: 4.0}, which JSON only knows as texts."""
+    """Return whole numbers as keys, as in factors={0: 4.0}, which JSON only knows as texts."""
     if isinstance(tree, list):
         return [_with_numbers(value) for value in tree]
     if not isinstance(tree, dict):
@@ -375,7 +375,7 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def flat(tree, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, with dotted keys; an empty one stays a value."""
+    """Return nested dicts as one, with dotted keys; an empty one stays a value."""
     if not isinstance(tree, dict) or (prefix and not tree):
         return {prefix: tree}
     return {
@@ -399,7 +399,7 @@ def _dumps(value, **options) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Python's own types for what NumPy and JAX return, and None for what JSON cannot say."""
+    """Return Python's own types for NumPy's and JAX's, None for what JSON cannot say."""
     if hasattr(value, "tolist"):  # arrays and array scalars
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -415,7 +415,7 @@ def plain(value: Any) -> Any:
 
 
 def present(place: Path, names: Iterable[str]) -> list[str]:
-    """The names under which something lies in a directory, links that lead nowhere included."""
+    """Return the names that are there in a directory, links that lead nowhere included."""
     return [name for name in names if os.path.lexists(place / name)]
 
 

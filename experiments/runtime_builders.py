@@ -27,6 +27,7 @@ class Place(NamedTuple):
     together: bool = False  # runs that differ only in data can be one program
     cluster: bool = False  # its workers are processes, which may live on a cluster
     slices: bool = False  # a worker may be several devices
+    single: str = ""  # why its workers cannot be shared by several processes
 
 
 def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
@@ -36,6 +37,7 @@ def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
     picklable function that builds the same runtime in another process.
     """
     place = RUNTIMES[config.runtime]
+    check_processes(config, jax.process_count())
     several = devices_per_worker(config) > 1 or sharding(config) != base.REPLICATED
     if several and not place.slices:
         raise ValueError(
@@ -44,6 +46,15 @@ def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
             "runtime='mesh', or leave them out"
         )
     return place.build(config, *parts_of_arm)
+
+
+def check_processes(config: ConfigDict, count: int) -> None:
+    """Raise ValueError for a runtime that does not run on several processes."""
+    if count > 1 and (why := RUNTIMES[config.runtime].single):
+        raise ValueError(
+            f"{config.runtime}: {why}, and there are {count}; use runtime='mesh', or start a "
+            "single process"
+        )
 
 
 def devices(config: ConfigDict) -> int:
@@ -70,11 +81,6 @@ def _simulate(config, task, algorithm, sampler, rule, delay, communication, agai
     from runtimes import simulate
 
     del delay, communication, again
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"simulate: its workers live in one process, and there are {jax.process_count()}; use "
-            "runtime='mesh', or start a single process"
-        )
     return simulate.Simulator(
         algorithm,
         task.losses,
@@ -153,13 +159,11 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
     from runtimes.gossip.worker import GossipParts
 
     del communication
-    chosen, processes_there = config.get("actors"), jax.process_count()
+    chosen = config.get("actors")
     registry.check(config, () if chosen is None else ACTORS)
     chosen = chosen or {}
     registry.check(config, RESTORE if "restore" in chosen else ())
     for misfit, why in (
-        (processes_there > 1, "the launching process starts its workers by itself, and there are "
-         f"{processes_there}; start a single one"),
         (isinstance(task.train, Streamed), "its workers hold their data in memory, and the task "
          "streams it; use reading=memory, or runtime='mesh'"),
         (task.augment is not None, "its workers take their examples as they are, and the task "
@@ -207,6 +211,7 @@ RUNTIMES = {
         devices=lambda config: config.devices,
         delayed=True,
         together=True,
+        single="its workers live in one process",
     ),
     "mesh": Place(
         _mesh,
@@ -214,7 +219,13 @@ RUNTIMES = {
         devices=lambda config: config.workers * devices_per_worker(config),
         slices=True,
     ),
-    "actors": Place(_actors, _moving_freely, devices=lambda config: 1, cluster=True),
+    "actors": Place(
+        _actors,
+        _moving_freely,
+        devices=lambda config: 1,
+        cluster=True,
+        single="the launching process starts its workers by itself",
+    ),
 }
 
 

@@ -72,7 +72,7 @@ class Command:
 
     def __call__(self) -> int:
         """Run the command; return its exit code."""
-        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
         command = self.command
         if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # the job has begun before
             from submitit import JobEnvironment
@@ -107,9 +107,6 @@ class Command:
 
     def _resuming(self) -> list[str]:
         return [c for c in self.command if not re.match(r"--?overwrite(=|$)", c)]
-
-    def _note(self, number: int, _) -> None:
-        self._asked = True
 
     def _tell(self) -> None:
         """Ask the run to end, once: a second signal would end it without a checkpoint."""

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ from ml_collections import ConfigDict
 
 from experiments import checkpoints, distributed, endings, records
 from experiments.checkpoints import Checkpoint, Unreadable, Writing
-from experiments.prepare import Prepared, prepare, to_the_end
+from experiments.prepare import Prepared, prepare
 from experiments.training_loop import Arm
 from runtimes import packing, phases
 from runtimes.simulate import Batched
@@ -42,8 +41,8 @@ def run(
     workdir that belongs to another config. An arm that has finished is not run again, but trained
     longer where `seconds` or `updates` are larger than they were.
     """
-    config = to_the_end(config)
     prepared = prepare(config, settled=True)
+    config = prepared.config
     with (
         _opened(workdir, config, overwrite) as recorder,
         endings.deferred(),
@@ -59,7 +58,8 @@ def run(
                 if arm.budget() is not None:
                     saver.save([arm])
             summary = saver.end(arm)
-        _end_if_asked()
+        if (number := distributed.asked_to_end()) is not None:
+            endings.end(number)
         return summary
 
 
@@ -76,10 +76,10 @@ def run_together(
 
     See `alike` for which arms these are. Times on the wall count all of them together.
     """
-    configs = [to_the_end(config) for config in configs]
     made: list[Prepared] = []
     for config in configs:  # whose tasks are the same
         made.append(prepare(config, made[0].task if made else None, settled=True))
+    configs = [prepared.config for prepared in made]
     hooks = on_record or [lambda record: None] * len(configs)
     notes = on_note or [lambda text: None] * len(configs)
     with contextlib.ExitStack() as opened, endings.deferred():
@@ -94,22 +94,17 @@ def run_together(
             for r, checkpoint in zip(going, found, strict=True)
         }
         if arms:
+            # An arm that has finished before keeps its place by a run of no updates: how many runs
+            # a program has changes how it rounds.
             states = [
-                arms[r].state if r in arms else _start(configs[r], prepared)
-                for r, prepared in enumerate(made)
+                arms[r].state
+                if r in arms
+                else one.runtime.start(one.task.init(jax.random.key(one.config.seed)))
+                for r, one in enumerate(made)
             ]
             together = Batched([prepared.runtime for prepared in made])
             _train(arms, together, states, checkpoint_seconds)
         return [recorder.summary for recorder in recorders]
-
-
-def _start(config: ConfigDict, prepared: Prepared) -> Any:
-    """A run of no updates, in the place of an arm that has finished before.
-
-    It trains nothing: how many runs a program has changes how it rounds, so that what goes on from
-    a checkpoint needs as many as there were.
-    """
-    return prepared.runtime.start(prepared.task.init(jax.random.key(config.seed)))
 
 
 def _train(
@@ -134,7 +129,7 @@ def _train(
 
 
 def _budget_or_end(arm: Arm, saver: "Saver") -> tuple[float, int] | None:
-    """`arm.budget()`; the summary is written when there is none."""
+    """Return `arm.budget()`; the summary is written when there is none."""
     budget = arm.budget()
     if budget is None:
         saver.end(arm)
@@ -142,7 +137,7 @@ def _budget_or_end(arm: Arm, saver: "Saver") -> tuple[float, int] | None:
 
 
 def _opened(workdir, config: ConfigDict, overwrite: bool) -> records.Recorder:
-    """The records of a run, which the first process writes."""
+    """Open the records of a run, which the first process writes."""
     return records.start(workdir, config, overwrite, writes=distributed.is_writer())
 
 
@@ -154,17 +149,11 @@ def _begun(
     on_note: Callable[[str], None],
     checkpoint: Checkpoint | None,
 ) -> Arm:
-    """The arm from its checkpoint, or from its start for None."""
+    """Return the arm from its checkpoint, or from its start for None."""
     arm = Arm(config, prepared, recorder, on_record, checkpoint)
     if checkpoint is not None:
         on_note(f"goes on at update {arm.state.update}")
     return arm
-
-
-def _end_if_asked() -> None:
-    number = distributed.asked_to_end()
-    if number is not None:
-        endings.end(number)
 
 
 # --- checkpoints on the way ---
@@ -193,7 +182,7 @@ class Saver:
 
     @phases.within(phases.CHECKPOINT)
     def save(self, arms: Sequence[Arm]) -> None:
-        """A checkpoint of every arm if one is due, and only when all have theirs, no older ones.
+        """Make a checkpoint of every arm if one is due; when all have theirs, remove older ones.
 
         One of divided state is still being written then; what goes wrong with it is raised later.
         Raises `endings.Asked` after it, where a signal asks the run to end. All processes call it.
@@ -254,7 +243,7 @@ class Saver:
 def newest(
     workdirs: Sequence[str | os.PathLike], notes: Sequence[Callable[[str], None]]
 ) -> list[Checkpoint | None]:
-    """The checkpoint from which each of some runs that train together goes on; None: its start.
+    """Return the checkpoint from which each run of a group goes on; None: its start.
 
     One that cannot be read is passed over for an older one, with a sentence for the run's note.
     Raises Unreadable, with nothing removed, where a run has some and none can be read.
@@ -290,7 +279,7 @@ def newest(
 
 
 def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
-    """As `checkpoints.read`, with the lines of metrics that there were; else Unreadable."""
+    """Return a checkpoint whose lines of metrics are those that there were; else Unreadable."""
     checkpoint = checkpoints.read(workdir, evaluation)
     try:
         if checkpoint.metrics not in ("", records.digest(workdir, checkpoint.records)):

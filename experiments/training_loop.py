@@ -31,7 +31,7 @@ TO_TARGET = {
 
 @jax.jit
 def _mean_and_spread(models):
-    """(mean model, (1/n) sum_i ||x_i - mean||^2) of models with a leading worker axis."""
+    """Return (mean model, (1/n) sum_i ||x_i - mean||^2) of models with a leading worker axis."""
     mean = jax.tree.map(lambda a: a.mean(0), models)
     squares = jax.tree.map(lambda a, m: jnp.sum((a - m[None]) ** 2), models, mean)
     return mean, jax.tree.reduce(jnp.add, squares) / jax.tree.leaves(models)[0].shape[0]
@@ -84,7 +84,7 @@ class Arm:
             self._go_on(checkpoint)
 
     def budget(self) -> tuple[float, int] | None:
-        """The next evaluation's time [s] and the updates until then at most; None: all is done."""
+        """Return the next evaluation's time [s] and the updates until then; None: all is done."""
         evaluation = self._next()
         if self._ended or evaluation is None:
             return None
@@ -141,7 +141,7 @@ class Arm:
         return measured
 
     def checkpoint(self) -> checkpoints.Checkpoint:
-        """All that is needed to go on from this moment."""
+        """Return all that is needed to go on from this moment."""
         happened = None
         if self._history and not self._runtime.replays:
             happened = concatenate(self._history)
@@ -265,7 +265,7 @@ class Arm:
         self.resumed_at_end = self.budget() is None
 
     def _next(self) -> int | None:
-        """The number of the first evaluation that the clock has not run past already."""
+        """Return the number of the first evaluation that the clock has not run past already."""
         following = range(self._evaluation + 1, _evaluations(self._config) + 1)
         ahead = (e for e in following if _until(self._config, e) >= self.state.seconds)
         return next(ahead, None)
@@ -284,7 +284,7 @@ class Arm:
         return measured
 
     def _extra_seconds(self, count: float, size: float) -> float:
-        """Seconds of the messages that a worker has sent again; the clock does not know of them.
+        """Return seconds of the messages that a worker has sent again, which no clock knows.
 
         A schedule is made before anything is trained. An exchange of a fixed time takes as long
         again for as many messages as it has.
@@ -349,6 +349,6 @@ def _until(config: ConfigDict, evaluation: int) -> float:
 
 
 def _tail_mean(losses: list[float | None]) -> float | None:
-    """The mean over the last tenth of the evaluations, as a single one is noisy."""
+    """Return the mean over the last tenth of the evaluations, as a single one is noisy."""
     tail = losses[-max(1, len(losses) // 10) :]
     return None if None in tail else float(np.mean(tail))

@@ -12,7 +12,6 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -37,18 +36,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # In the background of a shell ctrl-C is ignored, which what tests start would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# What JAX says when it ends a process would be lost in what pytest captures, so one tries before.
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    tried = subprocess.run(
-        [sys.executable, "-c", "import jax; jax.devices()"], capture_output=True, text=True
-    )
-    if tried.returncode:
-        raise pytest.UsageError(
-            f"JAX does not start with XLA_FLAGS={os.environ['XLA_FLAGS'].strip()!r}, to which "
-            f"tests/conftest.py adds its own; it ends with {tried.returncode} and says: "
-            f"{tried.stderr}"
-        )
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
@@ -102,7 +89,7 @@ def bounded_memory():
 
 
 def _resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the bytes of this process in memory."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -114,7 +101,7 @@ def make_mesh(workers: int) -> jax.sharding.Mesh:
 
 @pytest.fixture
 def mesh() -> jax.sharding.Mesh:
-    """All eight devices along the axis "workers"."""
+    """Return all eight devices along the axis "workers"."""
     return make_mesh(8)
 
 
@@ -140,7 +127,7 @@ def _shard_map(body):
 
 @pytest.fixture(params=[_vmap, _shard_map], ids=["vmap", "shard_map"])
 def spmd(request):
-    """Runs `body(*args)` on every worker, args and results stacked over the leading axis.
+    """Return a function that runs `body(*args)` on every worker, stacked over the leading axis.
 
     Blocks on the result: many queued collective programmes would wait for each other for ever.
     """

@@ -55,7 +55,7 @@ def files(place):
 
 
 def metrics(place):
-    """The metrics of a run but for what the wall clock says."""
+    """Return the metrics of a run but for what the wall clock says."""
     lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "wall_seconds"} for line in lines]
 
@@ -65,7 +65,7 @@ def summary(place):
 
 
 def directory(tmp_path, monkeypatch):
-    """A directory with config.py and some broken inputs, to work in."""
+    """Return a directory with config.py and some broken inputs, to work in."""
     (tmp_path / "config.py").write_text(CONFIG)
     (tmp_path / "no_sweep.py").write_text(CONFIG.partition("def sweep")[0])
     (tmp_path / "bad_arm.py").write_text(
@@ -90,7 +90,7 @@ def directory(tmp_path, monkeypatch):
 
 
 def caller(monkeypatch, capsys):
-    """Runs the launcher in this process: flags -> (exit code, stdout, stderr)."""
+    """Return a launcher in this process: flags -> (exit code, stdout, stderr)."""
     join = distributed.initialize
 
     def initialize(*given):
@@ -114,7 +114,7 @@ def caller(monkeypatch, capsys):
 
 
 def start(here, *flags, **environment):
-    """Runs the launcher as people do, in a process of its own."""
+    """Run the launcher as people do, in a process of its own."""
     return subprocess.run(
         [sys.executable, ROOT / "launch.py", *flags],
         cwd=here,

@@ -6,10 +6,10 @@ import pytest
 
 
 def slow(*values):
-    """A row that is slow."""
+    """Return a row that is slow."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def slow_but(quick: Container, values: Iterable) -> list:
-    """Rows of one value each, of which only those in `quick` are not slow."""
+    """Return rows of one value each, of which only those in `quick` are not slow."""
     return [value if value in quick else slow(value) for value in values]

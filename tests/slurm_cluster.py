@@ -118,7 +118,7 @@ class Cluster:
 
 
 def running(*words: str) -> list[int]:
-    """The processes of this machine in whose command line all of these words stand."""
+    """Return the processes of this machine in whose command line all of these words stand."""
     found = []
     for place in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ def running(*words: str) -> list[int]:
 
 @contextlib.contextmanager
 def started(folder: pathlib.Path) -> Iterator[Cluster]:
-    """A cluster with its state below `folder`; each node has one processor, as it says."""
+    """Start a cluster with its state below `folder`; each node has one processor, as it says."""
     folder.mkdir(parents=True)
     (folder / "state").mkdir()
     (folder / "munge.key").write_bytes(secrets.token_bytes(128))
@@ -180,7 +180,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _reap(*_) -> None:
-    """Processes whose parents have ended are the first one's; Slurm would wait for dead ones."""
+    """Wait for processes whose parents have ended, which Slurm would take for alive."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,12 +1,10 @@
 """Promises of the code about its own structure."""
 
 import ast
+import functools
 import importlib
 import numbers
-import pathlib
 import re
-
-import pytest
 
 from comms.registry import Registry
 from tests.launcher import ROOT
@@ -16,8 +14,14 @@ FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p
 FILES += [ROOT / "launch.py", ROOT / "gossax.py", ROOT / "gossax_checkout.py"]
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def registries():
-    """Every module's dicts from names to what they stand for: {name: where it is a key}."""
+    """Return every module's dicts from names to objects as {name: where it is a key}."""
     found = {}
     for path in FILES:
         if path.parent in (ROOT / "benchmarks", ROOT):  # programs, which define flags
@@ -36,52 +40,37 @@ def registries():
     return found
 
 
-def constants(tree):
-    """The module's own tuples, lists and sets of strings, by name."""
-    return {
+def compared(tree):
+    """Yield (line, text) of every literal string that something is compared with.
+
+    Alone, or in a tuple, a list, a set or a constant of the module that is one of these.
+    """
+    known = {
         target.id: statement.value
         for statement in tree.body
         if isinstance(statement, ast.Assign)
         for target in statement.targets
         if isinstance(target, ast.Name)
     }
-
-
-def texts(node, known):
-    """The literal strings that are compared, alone or in a tuple, list or set."""
-    node = known.get(node.id, node) if isinstance(node, ast.Name) else node
-    nodes = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
-    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-
-
-def compared(tree):
-    """(line, text) of every literal string that something is compared with."""
-    known = constants(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            for side in (node.left, *node.comparators):
-                for text in texts(side, known):
-                    yield node.lineno, text
-        if isinstance(node, ast.MatchValue):
-            for text in texts(node.value, known):
-                yield node.lineno, text
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        sides += [node.value] if isinstance(node, ast.MatchValue) else []
+        for side in sides:
+            side = known.get(side.id, side) if isinstance(side, ast.Name) else side
+            listed = isinstance(side, ast.Tuple | ast.List | ast.Set)
+            for one in side.elts if listed else [side]:
+                if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                    yield node.lineno, one.value
 
 
-@pytest.fixture(scope="module")
-def names():
-    return registries()
-
-
-def test_registries_are_found(names):
-    assert {"k_sync", "all_reduce", "mesh", "digits", "pareto", "ring", "dirichlet"} <= set(names)
-
-
-def test_nobody_asks_for_a_name_that_is_a_key_of_a_registry(names):
+def test_nobody_asks_for_a_name_that_is_a_key_of_a_registry():
     """What a part can do stands in the part; a name is only looked up."""
+    names = registries()
+    assert {"k_sync", "all_reduce", "mesh", "digits", "pareto", "ring", "dirichlet"} <= set(names)
     asked = [
         f"{path.relative_to(ROOT)}:{line}: {text!r} is a key of {names[text]}"
         for path in FILES
-        for line, text in compared(ast.parse(path.read_text()))
+        for line, text in compared(tree_of(path))
         if text in names
     ]
     assert not asked
@@ -101,7 +90,7 @@ FLOORS = (
 
 
 def imported(tree):
-    """(line, first name of the module) of every import, wherever in a file it stands."""
+    """Yield (line, first name of the module) of every import, wherever in a file it stands."""
     for node in ast.walk(tree):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
@@ -115,11 +104,36 @@ def test_imports_point_down_only():
     upward = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
         for path in FILES
-        for line, module in imported(ast.parse(path.read_text()))
+        for line, module in imported(tree_of(path))
         for here in [path.relative_to(ROOT).with_suffix("").parts[0]]
         if module in floor and module != here and floor[module] <= floor[here]
     ]
     assert not upward
+
+
+# Of `experiments/`, from the bottom. All modules of the folder itself are its core.
+ROOMS = ("registry", "tasks", "core", "papers", "publish", "advice")
+
+
+def test_imports_between_rooms_of_experiments_point_down():
+    def floor(module):
+        name = module.split(".")[1]
+        name = "registry" if name == "parts" else name
+        return ROOMS.index(name if name in ROOMS else "core")
+
+    upward, seen = [], set()
+    for path in [path for path in FILES if path.parent != ROOT]:
+        own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if not own.startswith("experiments.") or own.endswith("experiments.__init__"):
+            continue
+        seen.add(floor(own))
+        for node in ast.walk(tree_of(path)):
+            from_room = isinstance(node, ast.ImportFrom) and node.module.startswith("experiments")
+            names = [node.module] if from_room and "." in node.module else []
+            if from_room and not names:
+                names = [f"experiments.{alias.name}" for alias in node.names]
+            upward += [f"{own}: {name}" for name in names if floor(name) > floor(own)]
+    assert not upward and len(seen) == len(ROOMS)
 
 
 def test_the_readme_lists_the_folders_in_the_order_of_imports():
@@ -150,7 +164,7 @@ WRITES_ALLOWED = {
 
 
 def calls(tree):
-    """(call, name of what is called, on what) of every call."""
+    """Yield (call, name of what is called, on what) of every call."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             function = node.func
@@ -162,7 +176,7 @@ def calls(tree):
 
 
 def faults(path, text):
-    """Return the deeds of a module that only the launcher or `experiments.files` may do."""
+    """Yield the deeds of a module that only the launcher or `experiments.files` may do."""
     tree, here = ast.parse(text), path.as_posix()
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
@@ -195,22 +209,3 @@ def test_only_one_module_writes_and_only_the_launcher_ends():
         for line, fault in faults(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
     ]
     assert not found
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "try:\n    pass\nexcept:\n    pass",
-        "sys.exit(1)",
-        "path.write_text('')",
-        "open(path, 'w')",
-        "path.open('a')",
-        "np.savez(path)",
-        "path.read_text()",
-        "os.replace(a, b)",
-        "canvas.savefig(path)",
-        "shutil.rmtree(path)",
-    ],
-)
-def test_such_faults_are_found(text):
-    assert list(faults(pathlib.PurePosixPath("experiments/x.py"), text))

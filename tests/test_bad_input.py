@@ -1,19 +1,25 @@
-"""Whatever is wrong with a command: one sentence, exit code 2, nothing written or compiled."""
+"""Bad input of any kind: one sentence, exit code 2, nothing written or compiled."""
 
 import importlib.util
 import os
 import shutil
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import jax
 import pytest
 
+from experiments import prepare, sweep
 from tests import launcher
 from tests.launcher import files, start
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "leaves.py").write_text("import sys\ndef get_config():\n    sys.exit(0)\n")
+    (tmp_path / "nameless.py").write_text(
+        "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict()\n"
+    )
     return launcher.directory(tmp_path, monkeypatch)
 
 
@@ -27,89 +33,113 @@ jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
 )
 
-
 OK = ("--config=config.py", "--workdir=out")
+
+
+def config(*changes):
+    return (*OK, *(f"--config.{change}" for change in changes))
+
+
+def of(file, *more):
+    return (f"--config={file}", "--workdir=out", *more)
+
+
+JOIN = (*OK, "--num_processes=2", "--process_id=0")
+# One row per kind of refusal.
 BAD = [
     # flags
     (("--workdir=out",), "--config is missing"),
-    (("--config=", "--workdir=out"), "--config is missing"),
-    (("--config=config.py",), "--workdir is missing"),
     (("--config=config.py", "--workdir="), "--workdir is missing"),
     ((*OK, "--sed=3"), "Unknown command line flag 'sed'"),
     ((*OK, "extra"), "unexpected argument 'extra'"),
     ((*OK, "--seeds=0"), "--seeds=0: 0 is not a positive integer"),
-    ((*OK, "--seeds=two"), "--seeds=two: "),
-    ((*OK, "--config.foo=1"), "the config has no entry 'foo'; known entries: algorithm"),
-    ((*OK, "--config.optimizer.decy=1"), "optimizer 'momentum': unknown parameter 'decy'"),
-    ((*OK, "--config.wait.x.y=barrier"), "the config has no entry 'wait.x.y'"),
-    ((*OK, "--config.workers=many"), "must be a positive whole number, got 'many'"),
-    ((*OK, "--config.workers=2.5"), "must be a positive whole number, got 2.5"),
-    ((*OK, "--config.workers"), "must be a positive whole number, got True"),
-    ((*OK, "--config.seconds=long"), "config.seconds must be a positive number, got 'long'"),
-    ((*OK, "--config.optimizer.learning_rate=x"), "learning_rate must be a number, got 'x'"),
-    ((*OK, "--jobs=0"), "--jobs=0: 0 is not a positive integer"),
+    ((*OK, "--checkpoint_seconds=nan"), "--checkpoint_seconds=nan"),
+    (config("foo=1"), "the config has no entry 'foo'; known entries: algorithm"),
+    (config("optimizer.decy=1"), "optimizer 'momentum': unknown parameter 'decy'"),
+    (config("workers=many"), "must be a positive whole number, got 'many'"),
+    (config("workers"), "must be a positive whole number, got True"),
+    (config("seconds=nan"), "config.seconds must be a positive number, got nan"),
+    (config("optimizer.learning_rate=x"), "learning_rate must be a number, got 'x'"),
     ((*OK, "--executor=cloud"), "--executor=cloud: value should be one of <local|slurm|ray>"),
     ((*OK, "--executor=slurm"), "finds no sbatch; start it where jobs are submitted, or use"),
+    ((*OK, "--executor=ray", "--ray=cpus=x"), "cannot read 'cpus=x' in --ray; write cpus=NUMBER"),
+    ((*OK, "--grid=workers"), "--grid='workers' is no list of values; write it as"),
     ((*OK, "--slurm=partition=gpu"), "--slurm has settings for --executor=slurm; give both"),
+    ((*OK, "--executor=slurm", "--slurm=partition=gpu\ntouch x"), "has a line break or another"),
     ((*OK, "--loggers=neptune"), "unknown logger 'neptune'; known loggers: tensorboard, wandb"),
     ((*OK, "--loggers=wandb"), "run pip install wandb or leave out --loggers"),
-    ((*OK, "--checkpoint_seconds=-1"), "--checkpoint_seconds=-1"),
-    ((*OK, "--num_processes=0"), "--num_processes=0: 0 is not a positive integer"),
     ((*OK, "--num_processes=2"), "give all three"),
-    ((*OK, "--num_processes=2", "--jobs=2"), "leave out --jobs and --executor"),
+    ((*JOIN, "--jobs=2"), "leave out --jobs and --executor"),
+    ((*JOIN, "--coordinator_address=h:99999"), "no host or"),
+    ((*JOIN, "--coordinator_address=192.0.2.1:7777"), "process 0 cannot listen there"),
     ((*OK, "--arm=", "--jobs=2"), "--arm runs arms in this process; leave out --jobs"),
-    (
-        ("--report=empty", "--workdir=out", "--print_commands", "--sweep"),
-        "--report only writes the report again; leave out --workdir, --print_commands, --sweep",
-    ),
-    (
-        ("--watch=other", "--workdir=out", "--seeds=2"),
-        "--watch only shows a page; leave out --workdir, --seeds",
-    ),
+    (("--report=empty", "--workdir=out", "--sweep"),
+     "--report only writes the report again; leave out --workdir, --sweep"),
     (("--watch=other", "--report=other"), "--watch only shows a page; leave out --report"),
     (("--watch=missing",), "there is no workdir missing; give the --workdir of a launch"),
     (("--watch=empty",), "empty holds no records of runs, and nobody is at work there; give"),
     (("--watch=other",), "nobody works on other any more, and 1 of its runs are not finished"),
     (("--port=80",), "--port belongs to --watch; give it, too"),
-    (("--watch=other", "--port=65536"), "--port=65536"),
     ((*OK, "--paper"), "--paper belongs to --report; give it, too"),
     (("--report=missing",), "missing holds no records of runs; give the --workdir of some"),
-    (("--report=empty",), "empty holds no records of runs"),
     # the file of the config
-    (("--config=none.py", "--workdir=out"), "no file 'none.py'; give the path of a config"),
-    (("--config=none.py", "--workdir=out", "--config.seed=1"), "no file 'none.py'"),
-    (("--config=other", "--workdir=out"), "no file 'other'"),
-    (("--config=syntax.py", "--workdir=out"), "SyntaxError: invalid syntax"),
-    (("--config=raises.py", "--workdir=out"), "KeyError: 'nothing'; correct raises.py"),
-    (("--config=empty.py", "--workdir=out"), "has no attribute 'get_config'; correct empty.py"),
-    (("--config=nothing.py", "--workdir=out"), "get_config() gave NoneType; return a ConfigDict"),
-    (("--config=trace.csv", "--workdir=out"), "trace.csv: a config is a Python file"),
-    (("--config=config.py:wrokers=3", "--workdir=out"), "known arguments: workers, pace"),
-    (("--config=config.py:workers=x", "--workdir=out"), "'workers' needs a value of type int"),
-    (("--config=config.py:pace=-1", "--workdir=out"), "needs scale > 0, got scale=-1"),
+    (of("none.py", "--config.seed=1"), "no file 'none.py'; give the path of a config"),
+    (of("other"), "no file 'other'"),
+    (of("syntax.py"), "SyntaxError: invalid syntax"),
+    (of("raises.py"), "KeyError: 'nothing'; correct raises.py"),
+    (of("empty.py"), "has no attribute 'get_config'; correct empty.py"),
+    (of("nothing.py"), "get_config() gave NoneType; return a ConfigDict"),
+    (of("trace.csv"), "trace.csv: a config is a Python file"),
+    (of("config.py:wrokers=3"), "known arguments: workers, pace"),
+    (of("config.py:workers=x"), "'workers' needs a value of type int"),
+    (of("exits.py"), "exits.py ends the program (sys.exit)"),
+    (of("leaves.py"), "get_config() of leaves.py ends the program"),
+    (of("nameless.py"), "config.name is missing"),
     # the workdir
-    (("--config=config.py", "--workdir=file"), "file is not a directory; choose another --workdir"),
-    (("--config=config.py", "--workdir=file/out"), "file is not a directory"),
+    (("--config=config.py", "--workdir=file/out"), "file is not a directory; choose another --wo"),
     (("--config=config.py", "--workdir=other"), "holds a run with another config, which differs"),
     (("--config=config.py", "--workdir=sweep_of_others"), "such as a sweep's"),
-    (("--config=config.py", "--workdir=other", "--sweep"), "holds a single run"),
-    (("--config=config.py", "--workdir=other", "--seeds=2", "--overwrite"), "holds a single run"),
+    (("--config=config.py", "--workdir=other", "--sweep", "--overwrite"), "holds a single run"),
     (("--config=config.py", "--workdir=closed/out"), "closed is not writable; choose another"),
+    (of("configs/runtime_analysis.py", "--seeds=2"), "is an analysis, without arms"),
     # sweeps
     ((*OK, "--sweep", "--arm=all_reduce"), "there is no arm 'all_reduce'; known arms: all_reduce/"),
-    (("--config=no_sweep.py", "--workdir=out", "--sweep"), "no_sweep.py has no sweep()"),
-    (("--config=bad_arm.py", "--workdir=out", "--sweep"), "local_sgd/bad: algorithm 'local_sgd'"),
-    ((*OK, "--sweep", "--config.graph=rings"), "dpsgd/nonblocking: graph: unknown name 'rings'"),
-    # parts and numbers; the sentences themselves are checked where they are made
-    ((*OK, "--config.algorithm=reduce"), "unknown name 'reduce'; did you mean 's2_reducer'? known"),
-    ((*OK, "--config.wait=barrier)"), "cannot read the part 'barrier)'"),
-    ((*OK, "--config.delay=trace(path='none.csv')"), "trace: cannot read none.csv"),
-    ((*OK, "--config.wait=replay(path='none.npz')"), "none.npz has no updates; give the schedule"),
-    ((*OK, "--config.delay=trace(path='trace.csv')"), "trace.csv has no column 'batch_time'"),
-    ((*OK, "--config.workers=0"), "config.workers must be a positive whole number, got 0"),
-    ((*OK, "--config.workers=257"), "cannot share 256 samples among workers=257"),
-    ((*OK, "--config.runtime=mesh", "--config.workers=9"), "set config.workers=8 or, on CPU, XLA_"),
-]
+    (of("no_sweep.py", "--sweep"), "no_sweep.py has no sweep()"),
+    (of("bad_arm.py", "--sweep"), "local_sgd/bad: algorithm 'local_sgd'"),
+    ((*OK, "--seeds=1000000000"), "1 arms with --seeds=1000000000 are 1000000000 runs"),
+    # parts; the sentences themselves are checked where they are made
+    (config("algorithm=reduce"), "unknown name 'reduce'; did you mean 's2_reducer'? known"),
+    (config("algorithm={'name': {'name': 'x'}}"), "algorithm: "),
+    (config("wait=barrier)"), "cannot read the part 'barrier)'"),
+    (config("wait=deadline(seconds=" + 100_000 * "-"), "cannot read the part"),
+    (config("wait=" + 100_000 * "a"), "wait: unknown name"),
+    (config("delay=builtins:max(seconds=1)"), "has no parameters that can be read"),
+    (config("delay=trace(path='none.csv')"), "trace: cannot read none.csv"),
+    (config("delay=trace(path='trace.csv')"), "trace.csv has no column 'batch_time'"),
+    (config("wait=replay(path='none.npz')"), "none.npz has no updates; give the schedule"),
+    (config("wait=deadline(seconds=nan)"), "'seconds' must be a number, got 'nan'"),
+    (config("delay=deterministic(value=-1e999)"), "'value' must be finite"),
+    (config("optimizer=adam(b1=1.5, learning_rate=0.1)"), "b1 must be 0 or more and below 1"),
+    # workers and devices that there are not
+    (config("workers=257"), "cannot share 256 samples among workers=257"),
+    (config("runtime=mesh", "workers=9"), "set config.workers=8 or, on CPU, XLA_"),
+    (config("devices=99999", "workers=99999"), "an arm asks for 99999 devices"),
+    (config("delay=persistent(law=exponential(scale=0.02), factors={99: 2})"), "names worker 99"),
+    (config("delay=spells(law=persistent(law=exponential(scale=0.02), factors=[1, 1, 4]), "
+            "mini_batches=4)"), "names worker 2, but there are 2 workers, from 0 to 1"),
+    # more memory than there is, and numbers beyond devices, clocks and sense
+    (config("mini_batches=2147483647", "batch_size=2147483647"), "takes at least 1.84e+07 TB"),
+    (config("task=synthetic_logistic(samples=256, dimension=99999999999)"), "more memory than"),
+    (config("mini_batches=99999999999"), "config.mini_batches must be below 2**31"),
+    (config("evaluate_every=1e-12"), "a number of seconds, 1e-06 or more, got 1e-12"),
+    (config("delay=deterministic(value=1e-300)"), "usually takes 1e-300 s, which a clock"),
+    (config("delay=deterministic(value=1e-8)", "seconds=1e9", "updates=2147483647",
+            "mini_batches=100000000", "batch_size=1"), "cannot tell from nothing"),
+    (config("delay=markov(law=deterministic(value=0.02), factor=4.0, mean_normal=1e-7, "
+            "mean_slow=1e-7)"), "would see more than 1000 sojourns"),
+    ((*config("seed=4294967295"), "--seeds=2"), "config.seed must be below 2**32"),
+    (config("task=synthetic_logistic(samples=256, dimension=8, seed=4294967296)"), "below 2**32"),
+]  # fmt: skip
 
 
 def is_one_sentence(stderr, words):
@@ -129,15 +159,16 @@ def without_extras(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-@pytest.mark.parametrize(("flags", "words"), BAD)
 @pytest.mark.usefixtures("without_extras")
-def test_bad_input_is_answered_in_one_sentence(call, here, flags, words):
+def test_bad_input_is_answered_in_one_sentence(call, here):
     before = files(here)
     compilations.clear()
-    code, out, err = call(*flags)
-    assert code == 2 and out == "" and is_one_sentence(err, words), err
-    assert files(here) == before and not (here / "out").exists()
-    assert not compilations
+    for flags, words in BAD:
+        code, out, err = call(*flags)
+        assert code == 2 and out == "" and is_one_sentence(err, words), (words, err)
+        assert len(err) < 6200 and max(map(len, err.split())) < 300
+        assert not (here / "out").exists() and not compilations, words
+    assert files(here) == before
 
 
 WIDE = ("--config.task=gaussians(model='mlp(hidden=(2000, 2000))', samples=64)",)
@@ -150,19 +181,13 @@ WIDE = ("--config.task=gaussians(model='mlp(hidden=(2000, 2000))', samples=64)",
         (90, WIDE, "and /dev/shm has 94 MB free; set fewer workers or a smaller model, or make"),
     ],
 )
-def test_free_workers_without_shared_memory_are_refused(
-    call, here, monkeypatch, free, model, words
-):
-    class Usage(NamedTuple):
-        free: int
-
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(free * 2**20))
-    flags = ("--config.runtime=actors", "--config.wait=k_async(k=1)", "--config.workers=9")
-    before = files(here)
-    code, out, err = call(*OK, *flags, *model)
-    assert code == 2 and out == "" and words in err, err
-    assert "docker run --shm-size=1g" in err
-    assert files(here) == before and not (here / "out").exists()
+def test_workers_without_shared_memory_are_refused(call, here, monkeypatch, free, model, words):
+    usage = SimpleNamespace(free=free * 2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    flags = config("runtime=actors", "wait=k_async(k=1)", "workers=9")
+    code, _, err = call(*flags, *model)
+    assert code == 2 and words in err and "docker run --shm-size=1g" in err, err
+    assert not (here / "out").exists()
 
 
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "here", "SLURM_PROCID": "0"}
@@ -172,15 +197,13 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "here", "SLURM_PROCID": "0"
 @pytest.mark.parametrize(
     ("flags", "words", "environment"),
     [
-        ((*OK, "--config.foo=1"), "the config has no entry 'foo'; known entries: algorithm", {}),
         (
-            (*OK, "--config.runtime=mesh", "--config.workers=8"),
+            config("runtime=mesh", "workers=8"),
             "there are 6 devices but config.workers=8; set config.workers=6",
             {"XLA_FLAGS": "--xla_force_host_platform_device_count=6"},
         ),
         (OK, "correct JAX_PLATFORMS=cuda, or unset it", {"JAX_PLATFORMS": "cuda"}),
         (OK, "SLURM_NTASKS='two' in the environment", SLURM | {"SLURM_NTASKS": "two"}),
-        (OK, "OMPI_COMM_WORLD_SIZE='x' in the environment", {"OMPI_COMM_WORLD_SIZE": "x"}),
     ],
 )
 def test_so_it_is_in_a_process_of_its_own(here, flags, words, environment):
@@ -189,3 +212,24 @@ def test_so_it_is_in_a_process_of_its_own(here, flags, words, environment):
     assert ended.returncode == 2 and ended.stdout == ""
     assert is_one_sentence(ended.stderr, words), ended.stderr
     assert files(here) == before
+
+
+def test_memory_is_counted_with_the_control_group(tmp_path, monkeypatch):
+    assert prepare.free_memory() > 2**20
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("2000000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 500000\n")
+    monkeypatch.setattr(prepare, "CGROUP", tmp_path)
+    assert prepare.free_memory() == 1_500_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert prepare.free_memory() > 2**20
+    with pytest.raises(ValueError, match=r"x takes at least 1e\+06 TB of memory, and .* are free"):
+        prepare.check_memory(1e18, "x", "lower it")
+
+
+def test_long_work_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "PATIENCE", 0.01)
+    with sweep.Patience() as patience:
+        patience.doing = "arm 3 of 4"
+        while "arm 3 of 4, 0 s so far" not in capsys.readouterr().err:
+            pass

@@ -1,13 +1,16 @@
-"""Every block of the documentation runs, and what it quotes and names is there."""
+"""Every block of the documentation and every cell of the tour runs; quotes and names are real."""
 
 import ast
 import contextlib
 import importlib
 import importlib.util
 import inspect
+import json
+import os
 import pathlib
 import re
 import shlex
+import subprocess
 import sys
 from unittest import mock
 
@@ -46,10 +49,6 @@ STARTERS = ("srun", "mpirun", "gcloud")
 first_arm = {}
 
 
-def named(pages):
-    return pytest.mark.parametrize("page", pages, ids=lambda page: page.name)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def loaded():
     """Before a test has a stderr of its own: submitit's import makes absl close any other one."""
@@ -58,7 +57,7 @@ def loaded():
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch, capsys):
-    """Runs the words of a command in an empty directory that has the configs."""
+    """Run the words of a command in an empty directory that has the configs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     rows = [f"{worker},{time},{1 + worker}" for worker in range(10) for time in range(9)]
@@ -135,7 +134,7 @@ def shell(tmp_path, monkeypatch, capsys):
 
 
 def importable(module, *arguments):
-    """The module is there; flags are its own, and what else is given to pytest exists."""
+    """Check that the module is there; flags are its own, and paths for pytest exist."""
     found = importlib.util.find_spec(module)
     assert found, module
     if module == "pytest":
@@ -148,22 +147,20 @@ def importable(module, *arguments):
 
 
 def join_nobody(address, count, number):
-    """In place of the other processes, which are not there."""
+    """Check an address in place of the other processes, which are not there."""
     if address is not None:
         assert re.fullmatch(r"[\w.]+:\d+", address) and number < count
-    else:
-        assert count is None and number is None
 
 
 def made_up_profile(task, batch_size, devices):
-    """In place of a measured one, which takes seconds."""
+    """Return what stands for a measured profile, which takes seconds."""
     layers = profiling.backward_order(task, batch_size)
     sizes, each = np.array([0, 1 << 20]), 1e-3
     return profiling.Profile(layers, each * (1 + np.arange(len(layers))), sizes, each * (1 + sizes))
 
 
 def commands(body):
-    """The words of each command; a listing of this repository has none."""
+    """Yield the words of each command; a listing of this repository has none."""
     for line in body.replace("\\\n", " ").splitlines():
         if line.strip() and not (ROOT / line.split()[0]).exists():
             yield shlex.split(line, comments=True)
@@ -180,7 +177,7 @@ def without_new_modules():
             del sys.modules[name]
 
 
-@named(slow_but(QUICK, PAGES))
+@pytest.mark.parametrize("page", slow_but(QUICK, PAGES), ids=lambda page: page.name)
 def test_every_block_runs(page, shell):
     names = {"__name__": page.stem}
     with contextlib.ExitStack() as unchanged:
@@ -199,24 +196,21 @@ def test_every_block_runs(page, shell):
 
 
 def manifest(text):
-    """A cluster of Ray for Kubernetes, of the version that is required, with a head and workers."""
+    """Check a cluster of Ray for Kubernetes: the required version, a head and workers."""
     assert (text["apiVersion"], text["kind"]) == ("ray.io/v1", "RayCluster")
     required = re.search(r"^ray>=(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     spec = text["spec"]
-    assert spec["rayVersion"].startswith(required[1])
-    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
-    for group in groups:
+    assert spec["rayVersion"].startswith(required[1]) and spec["workerGroupSpecs"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         pod = group["template"]["spec"]
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-    assert len(groups) > 1 and {
-        group["template"]["spec"]["containers"][0]["image"] for group in groups
-    } == {"registry.example/gossax:latest"}
+            assert container["image"] == "registry.example/gossax:latest"
 
 
 def literals(quoted):
-    """Texts of the program that may be quoted, as patterns with gaps where values are filled in."""
+    """Yield texts of the program that may be quoted, as patterns with gaps for values."""
     said = "\n".join(quoted)
     folders = [ROOT / name for name in FOLDERS]
     for path in [
@@ -247,8 +241,7 @@ def test_every_quoted_sentence_is_one_of_the_program():
     assert not [q for q in quoted if not any(pattern.fullmatch(q) for pattern in known)]
 
 
-def test_what_is_named_exists():
-    """Files, pages and flags; a run's files are not ours."""
+def test_named_files_pages_and_flags_exist():
     for page in PAGES:
         text = BLOCK.sub("", page.read_text())
         for target in re.findall(r"\]\(([^)#]+)", text):
@@ -261,36 +254,55 @@ def test_what_is_named_exists():
             assert not flag or flag[1] in flags.FLAGS or flag[1] == "config", (page.name, span)
 
 
-def methods_table():
-    """Of the table of methods: the files of all rows."""
-    text = (ROOT / "docs" / "methods.md").read_text()
-    (table,) = re.findall(r"^\| method \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-    return {path for span in SPAN.findall(table) for path in spread(span) if path.endswith(".py")}
-
-
-def spread(path):
-    """`a/{b,c}.py` as both."""
-    before, brace, rest = path.partition("{")
-    names, _, after = rest.partition("}")
-    return [before + name + after for name in names.split(",")] if brace else [path]
-
-
 def test_the_table_of_methods_is_complete():
     """It names the file of every method and every codec, the README all methods and rules."""
     known = (*algorithms.ALGORITHMS.values(), *algorithms.REDUCERS.values())
     files = {f"{inspect.unwrap(method).__module__.replace('.', '/')}.py" for method in known}
-    assert len(files) > 10 and files <= methods_table()
+    text = (ROOT / "docs" / "methods.md").read_text()
+    (table,) = re.findall(r"^\| method \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    listed = set()
+    for span in SPAN.findall(table):
+        before, _, rest = span.partition("{")  # `a/{b,c}.py` is both
+        names, _, after = rest.partition("}")
+        listed |= {before + name + after for name in names.split(",")}
+    assert len(files) > 10 and files <= listed
     spans = {span.partition("(")[0] for span in SPAN.findall(PAGES[0].read_text())}
     assert rules.RULES.keys() | algorithms.ALGORITHMS.keys() <= spans
 
 
-def test_the_front_page_is_read_at_once():
-    """At most 170 lines, and sentences of at most 18 words on average."""
-    text = PAGES[0].read_text()
-    assert len(text.splitlines()) <= 170
-    prose = re.sub(r"^(\||#|!|- ).*$", "", BLOCK.sub("", text), flags=re.MULTILINE)
-    prose = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", prose)
-    paragraphs = [" ".join(lines.split()) for lines in prose.split("\n\n")]
-    sentences = [s for p in paragraphs for s in re.split(r"(?<=[.?!:])\s+(?=[A-Z`])", p) if s]
-    words = [len(sentence.split()) for sentence in sentences]
-    assert len(sentences) > 20 and np.mean(words) <= 18, max(sentences, key=len)
+# Runs cells in one namespace, and shows what the last expression of each shows in a notebook.
+PLAYER = """
+import ast, json, sys
+names = {"__name__": "__main__"}
+for number, source in enumerate(json.load(sys.stdin)):
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, f"cell {number}", "exec"), names)
+    if last is not None:
+        value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+        if hasattr(value, "_repr_png_"):
+            print("picture", len(value._repr_png_()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("actors")
+def test_every_cell_of_the_tour_runs_in_order(tmp_path):
+    """Its outputs are not stored."""
+    cells = json.loads((ROOT / "docs" / "tour.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert not [cell for cell in code if cell["outputs"] or cell["execution_count"]]
+    for name in ("configs", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAYER],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        input=json.dumps(["".join(cell["source"]) for cell in code]),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("picture") == 2 and "wall clock" in done.stdout
+    assert (tmp_path / "runs/tour_replay/summary.json").exists()

@@ -13,16 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import (
-    all_reduce,
-    choco_sgd,
-    matcha,
-    noloco,
-    periodic,
-    qsgd,
-    random_k,
-    swarm,
-)
+from algorithms import all_reduce, choco_sgd, matcha, noloco, periodic, qsgd, random_k, swarm
 from algorithms.base import AXIS
 from algorithms.reducers import quantise
 from comms import topology
@@ -37,7 +28,7 @@ SGD = optax.sgd(0.1)
 
 
 def windows(sequence, width):
-    """All stretches of a sequence, as rows."""
+    """Return all stretches of a sequence, as rows."""
     return np.lib.stride_tricks.sliding_window_view(sequence, width, axis=0)
 
 
@@ -68,7 +59,7 @@ def pairs():
     """Of seeds and updates: who meets whom in 32 updates on end."""
     for seed in SEEDS:
         schedule = planned.random_pairs(
-            delays.exponential(1.0), topology.complete(N), 2, 6 * ROUND, seed, mini_batches=8
+            delays.exponential(1.0), topology.complete(N), 2, 3 * ROUND, seed, mini_batches=8
         )
         yield windows(schedule.workers, 32).reshape(-1, 32 * schedule.workers.shape[1])
 
@@ -173,7 +164,6 @@ SOURCES = {
     "swarm": ONE(activations, lambda graph, seed: swarm(SGD, graph, lockstep=True, seed=seed)),
     "random_regular": ONE(graphs, lambda n, seed: topology.random_regular(n, 4, seed=seed)),
     "erdos_renyi": ONE(graphs, lambda n, seed: topology.erdos_renyi(n, 0.3, seed=seed)),
-    "geometric": ONE(graphs, lambda n, seed: topology.geometric(n, 0.5, seed=seed)),
     "shards": shards,
     "qsgd": ONE(rounded, lambda seed: qsgd(SGD, seed=seed)),
     "quantise": ONE(rounded, lambda seed: all_reduce(SGD, exchange=quantise(bits=2, seed=seed))),
@@ -189,5 +179,5 @@ COMPILED = {"qsgd", "random_k", "choco_sgd", "meetings"}
 
 @pytest.mark.parametrize("source", slow_but(SOURCES.keys() - COMPILED, SOURCES))
 def test_no_two_addresses_draw_alike(source):
-    rows = np.concatenate(list(SOURCES[source]()))
-    assert len(np.unique(rows, axis=0)) == len(rows) > 20
+    rows = np.concatenate(list(SOURCES[source]())) + 0  # without a -0.0
+    assert len({row.tobytes() for row in rows}) == len(rows) > 20

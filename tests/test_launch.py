@@ -1,18 +1,14 @@
-import functools
+"""Launches from the command line: records, sweeps, executors and what is refused."""
+
 import json
-import os
 import shlex
-import subprocess
-import sys
 from unittest.mock import ANY
 
-import jax
 import pytest
 
 import launch
-from experiments import analysis, config_files, executors, loggers, slurm, sweep
+from experiments import executors
 from experiments import files as disk
-from runtimes.asynchronous import pool
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
 
@@ -52,9 +48,15 @@ def test_without_flags_it_shows_five_commands_that_make_sense(call, here):
 
 
 def test_a_run_leaves_its_records(here):
-    ended = start(here, "--config=config.py:workers=3", "--config.seed=4", "--workdir=a/run")
+    """In a locale and a terminal without UTF-8."""
+    name = "all_reduce/\u00b5\u4e2d"
+    text = launcher.CONFIG.replace('"all_reduce/nonblocking"', f"{name!a}")
+    (here / "config.py").write_text(text, encoding="utf-8")
+    flags = ("--config=config.py:workers=3", "--config.seed=4", "--workdir=a/run")
+    ended = start(here, *flags, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert ended.returncode == 0, ended.stderr
-    assert "all_reduce/nonblocking seed 4: started" in ended.stdout
+    assert r"all_reduce/\xb5\u4e2d seed 4: started" in ended.stdout
+    assert name in (here / "a" / "run" / "report.html").read_text(encoding="utf-8")
     assert "speed-up" in ended.stdout and "records: a/run" in ended.stdout
     run = here / "a" / "run"
     assert {path.name for path in run.iterdir()} == {
@@ -102,58 +104,21 @@ def test_the_same_command_again_finds_its_work_done(call, here):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("actors")
-@pytest.mark.parametrize("how", [("--jobs=2",), ("--executor=ray", "--ray=cpus=1")])
-def test_arms_run_elsewhere(here, how):
+def test_arms_run_elsewhere(call, here):
     """With the same records as here, and those that are done are not run again."""
-    flags = ("--config=config.py", "--sweep", "--config.seconds=0.5")
-    assert start(here, *flags, "--workdir=one").returncode == 0
-    there = (*flags, "--workdir=two", "--checkpoint_seconds=0", *how, "--loggers=tensorboard")
-    done = start(here, *there)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "[2/2] dpsgd/nonblocking seed 0: started" in done.stdout
-    for arm in ("all_reduce/blocking", "dpsgd/nonblocking"):
-        assert metrics(here / "one" / arm) == metrics(here / "two" / arm)
-        assert (here / "two" / arm / "tensorboard").is_dir()
-    before = files(here / "two" / "all_reduce")
-    again = start(here, *there)
-    assert again.returncode == 0 and files(here / "two" / "all_reduce") == before, again.stderr
-
-
-def test_commands_of_arms_are_printed_and_nothing_is_written(call, here):
-    before, flags = files(here), ("--config=config.py", "--sweep", "--workdir=three")
-    code, shown, _ = call(*flags, "--jobs=2", "--print_commands")
-    program = [sys.executable, str(launcher.ROOT / "launch.py")]
-    wanted = shlex.join([*program, *flags, "--arm=dpsgd/nonblocking"])
-    assert code == 0 and shown.splitlines()[1] == wanted and files(here) == before
-
-
-def test_a_failing_arm_is_an_exit_code_and_in_the_report(call, here, monkeypatch):
-    run = executors.train.run
-
-    def failing(config, place, **how):
-        if config.name == "dpsgd/nonblocking":
-            raise RuntimeError("no memory left")
-        return run(config, place, **how)
-
-    monkeypatch.setattr(executors.train, "run", failing)
-    code, shown, err = call("--config=config.py", "--sweep", "--workdir=out")
-    assert code == 1 and err == ""
-    assert "failed: dpsgd/nonblocking: RuntimeError: no memory left; see out/dpsgd/" in shown
-    report = here / "out" / "report.html"
-    assert "no memory left" in report.read_text()
-    report.unlink()
-    assert call("--report=out")[0] == 0 and report.exists()
-
-
-def test_compiled_programs_are_kept_for_later_runs(call, here, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(here))
-    before = jax.config.jax_compilation_cache_dir
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        assert call(*OK, "--print_commands")[0] == 0
-        assert jax.config.jax_compilation_cache_dir == str(here / "gossax")
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    flags = ("--config=config.py", "--sweep", "--config.seconds=0.5", "--checkpoint_seconds=0")
+    assert call(*flags, "--workdir=here")[0] == 0
+    for name, how in {"jobs": ("--jobs=2",), "ray": ("--executor=ray", "--ray=cpus=1")}.items():
+        there = (*flags, f"--workdir={name}", *how, "--loggers=tensorboard")
+        done = start(here, *there)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "[2/2] dpsgd/nonblocking seed 0: started" in done.stdout
+        for arm in ("all_reduce/blocking", "dpsgd/nonblocking"):
+            assert metrics(here / "here" / arm) == metrics(here / name / arm)
+            assert (here / name / arm / "tensorboard").is_dir()
+    before = files(here / "jobs" / "all_reduce")
+    again = start(here, *flags, "--workdir=jobs", "--jobs=2")
+    assert again.returncode == 0 and files(here / "jobs" / "all_reduce") == before, again.stderr
 
 
 @pytest.mark.slow
@@ -199,11 +164,10 @@ def test_ctrl_c_is_answered_in_a_sentence(call, here, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_mesh_gets_its_devices_and_the_simulator_replays_what_happened(call, here):
+def test_the_simulator_replays_what_happened_on_a_mesh(call, here):
     budget = ("--config.updates=12", "--config.seconds=60")
     mesh = ("--config=config.py:pace=0.005", "--config.runtime=mesh", "--workdir=mesh")
-    ended = start(here, *mesh, *budget)
-    assert ended.returncode == 0, ended.stderr
+    assert call(*mesh, *budget)[0] == 0
     happened = summary(here / "mesh")
     assert (happened["clock"], happened["runtime"], happened["updates"]) == ("wall", "mesh", 12)
     replay = "--config.wait=replay(path='mesh/schedule.npz')"
@@ -215,73 +179,6 @@ def test_a_mesh_gets_its_devices_and_the_simulator_replays_what_happened(call, h
         assert replayed[exact] == happened[exact]
     for rounded in ("train_loss", "test_loss", "test_accuracy"):
         assert replayed[rounded] == pytest.approx(happened[rounded], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_an_arm_loads_nothing_that_it_does_not_use(here):
-    flags = ("--sweep", "--arm=all_reduce/blocking", "--config.updates=2")
-    ended = subprocess.run(
-        [sys.executable, "-X", "importtime", "launch.py", "--config=configs/demo.py", *flags,
-         f"--workdir={here}"],
-        cwd=launcher.ROOT,
-        env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
-    assert {"jax", "experiments.train", "flax.linen"} <= loaded  # what is looked for is seen
-    # SciPy 1.18 itself loads scipy.linalg with scipy.special, in which the delays of this arm are.
-    slow = {
-        "grain", "matplotlib", "numba", "orbax", "pandas", "ray", "scipy.optimize", "scipy.sparse",
-        "scipy.stats", "sklearn", "tensorflow_datasets",
-    }  # fmt: skip
-    assert not loaded & slow
-
-
-ANALYSIS = "--config=configs/runtime_analysis.py"
-# Functions that refuse, and a command that has to ask each of them before anything is written.
-ASKED = {
-    "config_files.read": OK,
-    "loggers.check": OK,
-    "sweep.expand": OK,
-    "sweep.choose": (*OK, "--sweep", "--arm=dpsgd/nonblocking"),
-    "sweep.provide_cpu_devices": OK,
-    "sweep.to_the_end": OK,
-    "config_files.read_grids": OK,
-    "sweep.check": OK,
-    "sweep.alone": OK,
-    "pool.SESSION.join": (*OK, "--executor=ray", "--cluster=auto"),
-    "slurm.check": (*OK, "--executor=slurm"),
-    "slurm.refuse_to_overwrite": (*OK, "--executor=slurm", "--overwrite"),
-    "slurm.under_way": (*OK, "--executor=slurm"),
-    "executors.ray_resources": (*OK, "--executor=ray"),
-    "analysis.check": (ANALYSIS, "--workdir=out"),
-}
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_every_refusal_is_asked_for_before_anything_is_written(call, here, monkeypatch, name):
-    (here / "configs").symlink_to(launcher.ROOT / "configs")
-    known = {"config_files": config_files, "loggers": loggers, "sweep": sweep, "slurm": slurm,
-             "pool": pool, "executors": executors, "analysis": analysis,
-             "grid": config_files}  # fmt: skip
-    room, *inner, function = name.split(".")
-    owner = functools.reduce(getattr, inner, known[room])
-
-    def no(*_, **__):
-        raise ValueError("it is refused; give another")
-
-    if name != "slurm.check":
-        monkeypatch.setattr(slurm, "check", lambda *_: None)  # as if there were a Slurm
-    for module, runs in ((slurm, "run"), (executors, "on_ray")):  # of a launch that does not ask
-        monkeypatch.setattr(module, runs, lambda *_, **__: {})
-    monkeypatch.setattr(owner, function, no)
-    before = files(here)
-    code, _, err = call(*ASKED[name])
-    assert (code, err) == (2, "error: it is refused; give another\n")
-    assert files(here) == before and not (here / "out").exists()
 
 
 @pytest.mark.slow

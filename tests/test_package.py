@@ -51,17 +51,11 @@ for _ in range(200):
     params, state = step(params, state, wanted)
 np.testing.assert_allclose(params.mean(), 1.5, atol=1e-4)
 """
-# Of the battery of methods: what it needs, and the methods that stand for their families here.
-BATTERY = (
-    "__init__.py", "conftest.py", "marks.py", "planned.py", "algorithms/traced.py",
-    "algorithms/methods.py", "algorithms/test_contract.py",
-)  # fmt: skip
-METHODS = "dpsgd or matcha or s2_reducer or swarm or local_sgd"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A folder with all files of the wheel."""
+    """Return a folder with all files of the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     setup.assemble(folder)
     return folder
@@ -69,18 +63,17 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder in which a user's own modules have the names of ours."""
+    """Return a folder in which a user's own modules have the names of ours."""
     for room in setup.ROOMS:
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("raise RuntimeError('of the user')")
     return tmp_path
 
 
-def run(project, program, python=sys.executable, **environment):
-    """Run a script of a user's project and return what has become of it."""
-    (project / "script.py").write_text(program)
+def run(project, *words, python=sys.executable, **environment):
+    """Run Python in a user's project and return how it has ended."""
     return subprocess.run(
-        [python, "script.py"],
+        [python, *words],
         cwd=project,
         env=os.environ | {"JAX_PLATFORMS": "cpu"} | environment,
         capture_output=True,
@@ -90,25 +83,31 @@ def run(project, program, python=sys.executable, **environment):
 
 
 @pytest.mark.slow
-def test_the_build_leaves_no_import_of_a_bare_folder(wheel):
-    found = [
+def test_the_wheel_beside_folders_of_a_users_own(wheel, project):
+    """No bare import is left, other files are there, and all modules are imported.
+
+    Its launcher starts arms in processes of their own, of a config that is found from any folder.
+    """
+    bare = [
         f"{path.relative_to(wheel)}:{line} imports {module}"
         for path in wheel.rglob("*.py")
         for line, module in imported(ast.parse(path.read_text()))
         if module in (*setup.ROOMS, "launch")
     ]
-    assert not found
+    assert not bare and {path.name for path in wheel.iterdir()} == {"gossax"}
+    table = "comms/data/googlenet_k80.csv"
+    assert (wheel / "gossax" / table).read_bytes() == (ROOT / table).read_bytes()
+    done = run(project, "-c", EVERY_MODULE, PYTHONPATH=str(wheel))
+    assert done.returncode == 0, done.stderr
+    tiny = "--config.task=synthetic_logistic(samples=256, dimension=8)"
+    words = ["--config=configs/nonblocking.py", tiny, "--config.updates=2", "--seeds=2", "--jobs=2"]
+    launched = ["-m", "gossax.launch", *words, "--workdir=run"]
+    done = run(project, *launched, PYTHONPATH=str(wheel), XLA_FLAGS="")
+    assert done.returncode == 0, done.stderr
+    assert (project / "run" / "report.html").exists()
 
 
-@pytest.mark.slow
-def test_files_that_are_not_code_are_in_the_wheel(wheel):
-    for name in ("comms/data/googlenet_k80.csv", "experiments/report.js",
-                 "experiments/report.html.in", "experiments/report.live.in"):  # fmt: skip
-        assert (wheel / "gossax" / name).read_bytes() == (ROOT / name).read_bytes()
-    assert {path.name for path in wheel.iterdir()} == {"gossax"}
-
-
-def test_what_the_build_rewrites():
+def test_imports_that_the_build_rewrites():
     for before, after in {
         "from comms.cost import table": "from gossax.comms.cost import table",
         "def f():\n    from comms import (\n        cost,\n    )": "def f():\n    from "
@@ -124,14 +123,8 @@ def test_what_the_build_rewrites():
             setup.rewritten(refused)
 
 
-@pytest.mark.slow
-def test_every_module_is_imported_beside_folders_of_a_users_own(wheel, project):
-    done = run(project, EVERY_MODULE, PYTHONPATH=str(wheel))
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_checkout_says_which_folder_is_in_the_way(project):
-    done = run(project, "import gossax", PYTHONPATH=str(ROOT))
+    done = run(project, "-c", "import gossax", PYTHONPATH=str(ROOT))
     there, ours = project / "algorithms" / "__init__.py", ROOT / "algorithms"
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: gossax: {there} is imported in place of {ours}; rename it, or install the "
@@ -152,18 +145,12 @@ def test_in_a_checkout_both_names_are_one_module():
         importlib.import_module("gossax.algorithms.nothing")
 
 
-def requirements():
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    return {line for line in lines if line and not line.startswith("#")}
-
-
-def test_both_lists_of_requirements_agree():
+def test_requirements_and_the_version_are_one(capsys):
     extras = PROJECT["optional-dependencies"].values()
     listed = {*PROJECT["dependencies"], *(name for extra in extras for name in extra)}
-    assert {name for name in listed if not name.startswith("gossax[")} == requirements()
-
-
-def test_the_version_is_one(capsys):
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    required = {line for line in lines if line and not line.startswith("#")}
+    assert {name for name in listed if not name.startswith("gossax[")} == required
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
     newest = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
     assert cited == newest == gossax.__version__
@@ -173,82 +160,28 @@ def test_the_version_is_one(capsys):
     assert capsys.readouterr().out.startswith(f"gossax {gossax.__version__}, Python 3.")
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="make is missing")
-def test_make_takes_the_newest_python_that_runs(tmp_path):
-    # Without what a make that runs this test was given.
-    outer = {
-        name: os.environ[name] for name in os.environ.keys() - {"MAKEFLAGS", "MAKELEVEL", "PYTHON"}
-    }
-    environment = outer | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-
-    def taken(*given):
-        words = ["make", "--eval", "taken:;@echo $(PYTHON)", "taken", *given]
-        return subprocess.check_output(words, cwd=ROOT, env=environment, text=True).strip()
-
-    for name, line in (("3.13", "exit 127"), ("3.12", f'exec {sys.executable} "$@"')):
-        (tmp_path / f"python{name}").write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / f"python{name}").chmod(0o755)
-    assert taken() == "python3.12"
-    assert taken("PYTHON=python3.11") == "python3.11"
-
-
-def installed(tmp_path):
-    """Install a copy of the sources into an environment of its own; return its Python."""
-    copy = tmp_path / "sources"
+@pytest.mark.slow
+def test_the_installed_library_alone(tmp_path, project):
+    """Its dependencies suffice for a loop and for the examples of the docs."""
+    copy, python = tmp_path / "sources", tmp_path / "environment" / "bin" / "python"
     others = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "gossax_checkout.py")
     for path in (*others, *setup.sources()):
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, copy / path)
-    python = tmp_path / "environment" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
-    install(python, str(copy))
-    return python
 
+    def install(package):
+        done = run(project, "-m", "pip", "install", "--quiet", package, python=python)
+        assert done.returncode == 0, done.stderr
 
-def install(python, *packages):
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", *packages], capture_output=True, text=True
-    )
+    install(str(copy))
+    done = run(project, "-c", LOOP, python=python)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_the_installed_library_alone(tmp_path, project):
-    """Its dependencies suffice for a loop, for the examples of the docs and the battery."""
-    python = installed(tmp_path)
+    done = run(project, "-m", "gossax.launch", python=python)
+    assert done.stderr.startswith("error: ml_collections is not installed; run pip install")
+    install("flax")  # of the model on the page
     examples = BLOCK.findall((ROOT / "docs" / "library.md").read_text())
     blocks = "\n".join(body for language, body in examples if language == "python")
     devices = "--xla_force_host_platform_device_count=8"
-    done = run(project, LOOP, python)
+    done = run(project, "-c", blocks, python=python, XLA_FLAGS=devices)
     assert done.returncode == 0, done.stderr
-    done = subprocess.run([python, "-m", "gossax.launch"], capture_output=True, text=True)
-    assert done.stderr.startswith("error: ml_collections is not installed; run pip install")
-    install(python, "flax")  # of the model on the page
-    done = run(project, blocks, python, XLA_FLAGS=devices)
-    assert done.returncode == 0, done.stderr
-    for name in BATTERY:
-        target = project / "tests" / name
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(setup.rewritten((ROOT / "tests" / name).read_text()))
-    install(python, "pytest")
-    words = ["-m", "pytest", "-q", "tests/algorithms/test_contract.py", "-m", "not slow"]
-    done = subprocess.run(
-        [python, *words, "-k", METHODS], cwd=project, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_the_installed_launcher(wheel, project):
-    """Arms in processes of their own, of a config that is found from any folder."""
-    tiny = "--config.task=synthetic_logistic(samples=256, dimension=8)"
-    words = ["--config=configs/nonblocking.py", tiny, "--config.updates=2", "--seeds=2", "--jobs=2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gossax.launch", *words, "--workdir=run"],
-        cwd=project,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(wheel)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (project / "run" / "report.html").exists()

@@ -59,7 +59,7 @@ def pages():
 
 
 def wordy(name, text):
-    """The phrases of one file that a reader trips over."""
+    """Yield the phrases of one file that a reader trips over."""
     for rule, pattern in WORDS.items():
         for found in pattern.finditer(text):
             yield f"{name}: {rule}: {found[0]!r}"
@@ -83,25 +83,5 @@ def test_docstrings_open_with_a_noun_or_an_imperative():
     assert len(asking) <= len(found) / 100, asking
 
 
-def test_what_is_not_plain_is_found():
-    bad = ["run so many arms", "start so often", "Those of the flags", "be it fast", "told = 1"]
-    for text in bad:
-        assert len([*wordy("some.py", text)]) == 1
-    assert not [*wordy("some.py", "so much of those, often untold, maybe its")]
-
-
 def test_one_dialect():
     assert [fault for name, source in sources().items() for fault in faults(name, source)] == []
-
-
-def test_what_breaks_a_rule_is_found():
-    bad = {
-        "double backticks": "# as ``psum`` does",
-        "two spaces after a full stop": '"""One.  Two."""',
-        "postponed annotations": "from __future__ import annotations",
-        "the axis as text": 'def mean(x, axis="workers"): ...',
-    }
-    for rule, source in bad.items():
-        (found,) = faults("comms/some.py", source)
-        assert rule in found
-    assert not [*faults("comms/some.py", "# `a`, e.g.  one; ```\nx = {'axis': 'workers'}")]

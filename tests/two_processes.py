@@ -25,7 +25,7 @@ ENDLESS = (
 
 
 def free_port() -> int:
-    """A port of this machine where nobody listens now."""
+    """Return a port of this machine where nobody listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def ranks(module, here, count, devices, *arguments):
-    """The processes of a module's program, each with some devices, and the files that they write.
+    """Start the processes of a module's program, each with some devices; yield their files, too.
 
     The program is given OUTPUT COORDINATOR PROCESSES RANK and the arguments.
     """
@@ -61,7 +61,7 @@ def ranks(module, here, count, devices, *arguments):
 
 @contextlib.contextmanager
 def started(here: pathlib.Path, *flags, own=None, names=None, processes=2):
-    """The processes of these numbers, with what they print in PROCESS.txt; own: flags of each."""
+    """Start the processes of these numbers, which print into PROCESS.txt; own: flags of each."""
     names = range(processes) if names is None else names
     address = f"127.0.0.1:{free_port()}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}

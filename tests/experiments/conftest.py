@@ -25,7 +25,7 @@ def config():
 
 @pytest.fixture
 def sweep_file(tmp_path):
-    """Writes a config file whose sweep() has this body, and loads it."""
+    """Return a function that writes a config file whose sweep() has this body, and loads it."""
     count = itertools.count()
 
     def write(body):

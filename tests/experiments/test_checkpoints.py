@@ -43,7 +43,7 @@ class Killed(BaseException):
 
 
 def killer(records_left: int):
-    """Ends the run when this number of records has been written."""
+    """Return what ends the run when this number of records has been written."""
 
     def on_record(record):
         nonlocal records_left
@@ -76,16 +76,9 @@ def left(workdir):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("name", "kills"),
-    [
-        ("sync", 1),
-        ("async", 2),
-        slow("adaptive", 1),
-        slow("top_k", 1),
-        ("gossip", 1),
-        slow("swarm", 1),
-    ],
-)
+    ("name", "kills"), [("sync", 1), ("async", 2), slow("adaptive", 1), slow("top_k", 1),
+                        ("gossip", 1), slow("swarm", 1)]
+)  # fmt: skip
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name, kills):
     config = configured(**CONFIGS[name])
     train.run(config, tmp_path / "whole")
@@ -101,14 +94,9 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name, kills)
 def test_a_run_on_devices_that_was_killed_has_one_clock_and_one_schedule(tmp_path):
     """Its dispatches run past many evaluations: one is made after each of them."""
     config = configured(
-        runtime="mesh",
-        wait="barrier",
-        delay="deterministic(value=0.002)",
-        updates=12,
-        rounds_per_dispatch=2,
-        seconds=60.0,
-        evaluate_every=1e-4,
-    )
+        runtime="mesh", wait="barrier", delay="deterministic(value=0.002)", updates=12,
+        rounds_per_dispatch=2, seconds=60.0, evaluate_every=1e-4,
+    )  # fmt: skip
     killed(config, tmp_path, 4)
     seen = []
     summary = train.run(config, tmp_path, on_record=seen.append)
@@ -168,16 +156,9 @@ def test_arms_go_on_from_the_latest_moment_that_they_share(tmp_path):
     assert checkpoints.resumable([a, c, new]) == [3, 5, None]
 
 
-@pytest.fixture
-def unfinished(tmp_path):
-    """A run with a checkpoint: (config, workdir)."""
-    config = configured(**CONFIGS["sync"])
-    killed(config, tmp_path, 3)
-    return config, tmp_path
-
-
-def test_what_cannot_go_on_is_refused_and_left_alone(unfinished):
-    config, workdir = unfinished
+def test_unusable_checkpoints_are_refused_and_left_alone(tmp_path):
+    config, workdir = configured(**CONFIGS["sync"]), tmp_path
+    killed(config, workdir, 3)
 
     def refused(words, config=config):
         before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}

@@ -25,7 +25,7 @@ def configured(monkeypatch, algorithm, **changes):
 
 
 def scattered(share, rows=512, width=64, seed=0):
-    """A gradient of which a share of the elements is not zero, each by itself."""
+    """Return a gradient of which a share of the elements is not zero, each by itself."""
     rng = np.random.default_rng(seed)
     return np.where(rng.random((rows, width)) < share, rng.normal(size=(rows, width)), 0)
 
@@ -42,39 +42,6 @@ def test_rows_are_sketched_where_they_fit_and_elements_where_only_these_do():
     assert method.decide(mixed) == {"granularity": "element"}
     exact = s2_reducer(SGD, granularity="auto", exact=True, ratio=0.1)
     assert exact.decide({"embedding": scattered(0.01)}) == {"granularity": "element"}
-
-
-@pytest.mark.slow
-def test_what_is_chosen_sends_less():
-    """Of both granularities, by what they plan or fall back to for this gradient."""
-    table = {"embedding": jnp.zeros((128, 32))}
-    auto = s2_reducer(SGD, granularity="auto", ratio=0.18)
-    methods = [s2_reducer(SGD, granularity=name, ratio=0.18) for name in ("row", "element")]
-
-    @jax.jit
-    def exchanged(x):
-        states = []
-        for method in methods:
-            state = jax.tree.map(lambda a: jnp.asarray(a)[None], method.exchange.init(table))
-
-            def alone(x, state, update=method.exchange.update):
-                return update({"embedding": x}, state, samples=0.0, version=0)[1]
-
-            states.append(jax.vmap(alone, axis_name="workers")(x[None], state))
-        return states
-
-    seen = set()
-    for share in (0.0005, 0.01, 0.05, 0.5):
-        gradient = scattered(share, 128, 32).astype(np.float32)
-        sent = []
-        for method, state in zip(methods, exchanged(gradient), strict=True):
-            found = method.fallbacks(state, table, 4, Row(0)).alternatives
-            planned = sum(payload.size for payload in method.messages(table, 4, Row(0)))
-            sent.append(planned + sum(a.times * (a.instead[0].size - planned) for a in found))
-        chosen = auto.decide({"embedding": gradient})["granularity"]
-        assert chosen == ("row", "element")[int(np.argmin(sent))]
-        seen.add(chosen)
-    assert len(seen) == 2
 
 
 def test_nothing_runs_undecided():

@@ -13,24 +13,16 @@ import pytest
 from experiments import distributed
 from tests.launcher import ROOT
 from tests.runtimes import one_of_several
-from tests.test_architecture import FOLDERS
+from tests.test_architecture import FILES
 from tests.two_processes import free_port
 
 
 @pytest.mark.slow
-def test_who_loses_a_peer_says_so_and_ends(tmp_path):
-    """One is killed, and with it the coordination service; the other one only falls silent."""
-    killed, stopped = tmp_path / "killed", tmp_path / "stopped"
-    killed.mkdir()
-    stopped.mkdir()
-    with (
-        one_of_several.started(killed, "0", "SIGKILL") as (one, _),
-        one_of_several.started(stopped, "1", "SIGSTOP") as (other, _),
-    ):
-        for survivor, where in ((one[1], killed / "1.txt"), (other[0], stopped / "0.txt")):
-            assert survivor.wait(100) == distributed.DEAD, where.read_text()[-2000:]
-            sentence = where.read_text().splitlines()[-1]
-            assert sentence.startswith("error: process") and "same command" in sentence
+def test_a_process_whose_peer_falls_silent_says_so_and_ends(tmp_path):
+    with one_of_several.started(tmp_path, "1", "SIGSTOP") as (both, _):
+        assert both[0].wait(300) == distributed.DEAD, (tmp_path / "0.txt").read_text()[-2000:]
+    sentence = (tmp_path / "0.txt").read_text().splitlines()[-1]
+    assert sentence.startswith("error: process") and "same command" in sentence
 
 
 def test_without_others_nothing_happens(monkeypatch):
@@ -43,18 +35,17 @@ def test_without_others_nothing_happens(monkeypatch):
         distributed.leave(2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_open_questions_are_refused(monkeypatch):
+    for arguments, message in (
         (("host:1234", 2, None), "process_id=None; give all three"),
         (("host:1234", 2, 2), "process_id=2 of num_processes=2; they count from 0 to 1"),
-        (("host", 2, 0), "'host' names no host or no port; give host:port"),
         ((":1234", 2, 0), "':1234' names no host"),
-    ],
-)
-def test_what_leaves_something_open_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        distributed.initialize(*arguments)
+    ):
+        with pytest.raises(ValueError, match=message):
+            distributed.initialize(*arguments)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="has started 2 but names no coordinator; give --coord"):
+        distributed.initialize()
 
 
 def test_a_port_at_which_somebody_listens_is_refused():
@@ -70,25 +61,16 @@ def test_a_port_at_which_somebody_listens_is_refused():
         distributed.check_address("no-such-host.invalid:7777", listens=True)
 
 
-@pytest.mark.parametrize(
-    ("environment", "alone"),
-    [
+def test_the_environment_says_who_is_there():
+    for environment, alone in (
         ({"OMPI_COMM_WORLD_SIZE": "1"}, True),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://h:1"}, False),
         ({"SLURM_STEP_NODELIST": "n", "SLURM_NTASKS": "2"}, False),
         ({"KUBERNETES_SERVICE_HOST": "h"}, True),
         ({"KUBERNETES_SERVICE_HOST": "h", "JOB_COMPLETION_INDEX": "0"}, False),
         ({}, False),
-    ],
-)
-def test_who_is_there_is_what_the_environment_says(environment, alone):
-    assert distributed.is_alone(environment) == alone
-
-
-def test_an_environment_that_names_no_coordinator_is_refused(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="has started 2 but names no coordinator; give --coord"):
-        distributed.initialize()
+    ):
+        assert distributed.is_alone(environment) == alone
 
 
 def test_the_last_words_are_said_once(capfd, monkeypatch):
@@ -137,30 +119,21 @@ print("all is there")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [320, 10_000])
-def test_the_service_does_what_we_rely_on_and_keeps_no_key_of_old_rounds(rounds):
-    """Of two starts with half of the rounds each."""
-    script = ALONE.format(port=free_port(), rounds=rounds)
+def test_the_service_does_what_we_rely_on_and_keeps_no_key_of_old_rounds():
+    script = ALONE.format(port=free_port(), rounds=320)
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "all is there\n", done.stderr[-2000:]
 
 
-def test_what_is_private_in_jax_stands_in_one_module():
-    private = re.compile(r"^\s*(from|import) (jax\._|jaxlib|jax import _)", re.MULTILINE)
-    paths = [path for name in (*FOLDERS, "tests") for path in (ROOT / name).rglob("*.py")]
-    inside = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "launch.py", *paths)
-        if private.search(path.read_text(encoding="utf-8"))
-    }
-    assert inside == {"experiments/distributed.py", "tests/experiments/test_distributed.py"}
-
-
-def test_what_is_private_in_jax_is_where_it_was(monkeypatch):
-    """A JAX without it fails here, and not in the middle of a run."""
+def test_private_names_of_jax_stand_in_one_module_and_are_where_they_were(monkeypatch):
+    """A JAX without them fails here, and not in the middle of a run."""
     from jax._src.lib import _jax
+
+    private = re.compile(r"^\s*(from|import) (jax\._|jaxlib|jax import _)", re.MULTILINE)
+    inside = [path for path in FILES if private.search(path.read_text(encoding="utf-8"))]
+    assert inside == [ROOT / "experiments" / "distributed.py"]
 
     with open(distributed.__file__, encoding="utf-8") as file:
         used = set(re.findall(r"client\.(\w+)\(", file.read()))

@@ -1,4 +1,5 @@
-import contextlib
+"""Executors of arms: this process, others on this machine, and jobs without a Slurm."""
+
 import functools
 import json
 import os
@@ -9,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import endings, executors, loggers, slurm
+from experiments import endings, executors, slurm
 from experiments.executors import Arm
 
 SHOWN = executors.Shown(Console(), 9)
@@ -49,27 +50,9 @@ def group(*paths):
 
 
 def child(root, group, *flags):
-    """Every arm is named after what its process does."""
+    """Return the command of an arm, which is named after what its process does."""
     (arm,) = group
     return [sys.executable, "-c", CHILD, str(root / arm.path), arm.path.partition("/")[0], *flags]
-
-
-def test_only_the_process_that_writes_opens_loggers(tmp_path, monkeypatch):
-    logged = []
-
-    @contextlib.contextmanager
-    def kept(workdir, config):
-        yield logged.append
-
-    def train(config, place, on_record, **how):
-        on_record({"update": 1, "seconds": 0.5, "train_loss": 0.25})
-
-    monkeypatch.setitem(loggers.LOGGERS, "kept", (kept, "json"))
-    monkeypatch.setattr(executors.train, "run", train)
-    for writes in (True, False):
-        monkeypatch.setattr(executors.distributed, "is_writer", lambda writes=writes: writes)
-        assert executors.here([group("a")], tmp_path, False, SHOWN, log_to=["kept"]) == {}
-        assert len(logged) == 1
 
 
 def summary(place):
@@ -153,7 +136,7 @@ def test_a_command_of_one_group_has_no_flags_about_the_others():
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The names of the arms that are trained; that of an arm says what becomes of it."""
+    """Return the names of the arms that are trained; that of an arm says what becomes of it."""
     names = []
 
     def run(config, place, *, overwrite, on_record, on_note, checkpoint_seconds):

@@ -70,16 +70,15 @@ def test_every_arm_is_a_jobset_with_a_pod_per_process(call, tmp_path):
     assert next(iter(commands.values()))[:3] == ["python", "launch.py", "--config=config.py"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
+def test_impossible_jobsets_are_refused(call, tmp_path):
+    for flags, words in (
         (("--pods=image=i",), "--pods has settings for --jobset; give both or neither"),
         (("--jobset=a.json",), "a Pod needs an image"),
         (("--jobset=a.json", "--pods=image=i,gpus=many"), "cannot read 'gpus=many' in --pods"),
         (("--jobset=a.json", "--pods=image=i,gpu=1"), "write name=value, of image, processes"),
         (("--jobset=a.json", "--pods=image=i", "--overwrite"), "leave out --overwrite"),
-    ],
-)
-def test_what_makes_no_jobset_is_refused(call, tmp_path, flags, words):
-    code, _, err = call(*ARMS, *flags)
-    assert code == 2 and words in err and not (tmp_path / "a.json").exists()
+        (("--jobset=a.json", "--pods=image=i,processes=2", "--config.runtime=simulate"),
+         "its workers live in one process, and there are 2; use runtime='mesh'"),
+    ):  # fmt: skip
+        code, _, err = call(*ARMS, *flags)
+        assert code == 2 and words in err and not (tmp_path / "a.json").exists(), err

@@ -39,13 +39,17 @@ def test_metrics_are_a_table_of_pandas_or_a_sentence(finished, monkeypatch):
         _ = experiments.load(finished).metrics
 
 
-def test_an_unfinished_run_has_its_records_and_no_model_yet(tmp_path):
+def test_an_unfinished_run_has_its_records_and_no_model_yet(finished, tmp_path):
     killed(configured(**CONFIGS["sync"]), tmp_path / "run", 3)
     run = experiments.load(tmp_path / "run")
     assert len(run.records) == 3 and run.summary is None and run.schedule is None
     assert run.task.name
     with pytest.raises(ValueError, match="has not finished"):
         _ = run.params
+    shutil.copytree(finished, tmp_path / "bare")
+    (tmp_path / "bare" / records.PARAMETERS).unlink()
+    with pytest.raises(ValueError, match=r"has no parameters\.npz"):
+        _ = experiments.load(tmp_path / "bare").params
 
 
 def test_an_arm_of_a_sweep_is_named_where_the_sweep_is_given(tmp_path):
@@ -80,9 +84,8 @@ def test_a_remote_place_is_refused_before_anything_is_written(tmp_path, monkeypa
     here = launcher.directory(tmp_path, monkeypatch)
     call = launcher.caller(monkeypatch, capsys)
     before = launcher.files(here)
-    for flag in ("workdir", "report", "watch", "advise"):
-        given = ["--config=config.py", "--restarts=1"] if flag == "workdir" else []
-        code, _, err = call(f"--{flag}=gs://bucket/x", *given)
+    for flag, more in {"workdir": ["--config=config.py", "--restarts=1"], "advise": []}.items():
+        code, _, err = call(f"--{flag}=gs://bucket/x", *more)
         assert code == 2 and "gs://bucket/x is on a remote store" in err and err.count("\n") == 1
     assert launcher.files(here) == before
     with pytest.raises(ValueError, match="remote store"):

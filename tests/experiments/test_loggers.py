@@ -1,3 +1,5 @@
+"""Loggers beside the metrics of a run."""
+
 import contextlib
 import math
 import sys

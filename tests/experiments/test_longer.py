@@ -19,11 +19,8 @@ MESH = {
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("sync", {"updates": 2}),
         ("async", {"seconds": 0.25}),  # between two evaluations
         slow("adaptive", {"updates": 11}),
-        slow("adaptive", {"seconds": 0.3}),
-        slow("top_k", {"seconds": 0.2}),
         slow("gossip", {"updates": 3, "evaluate_every": 10.0}),
         slow("swarm", {"updates": 5}),
     ],
@@ -45,7 +42,7 @@ def test_a_simulated_run_is_trained_longer_bit_for_bit(tmp_path, name, short):
 @pytest.mark.slow
 def test_a_mesh_run_is_trained_longer_with_the_same_parameters(tmp_path):
     train.run(configured(**MESH, updates=11), tmp_path / "whole")
-    for updates in (3, 7, 11):
+    for updates in (3, 11):
         train.run(configured(**MESH, updates=updates), tmp_path / "run")
     assert left(tmp_path / "run")[0].keys() == left(tmp_path / "whole")[0].keys()
     ours, theirs = (
@@ -54,7 +51,7 @@ def test_a_mesh_run_is_trained_longer_with_the_same_parameters(tmp_path):
     )
     assert ours == theirs
     updates = [record["update"] for record in records.read_metrics(tmp_path / "run")]
-    assert updates == [0, 3, 7, 11] and records.read_summary(tmp_path / "run")["updates"] == 11
+    assert updates == [0, 3, 11] and records.read_summary(tmp_path / "run")["updates"] == 11
 
 
 @pytest.mark.slow
@@ -71,11 +68,7 @@ def test_arms_of_one_program_are_trained_longer(tmp_path):
 def test_only_the_length_may_grow(tmp_path):
     short = configured(**CONFIGS["sync"], updates=2)
     train.run(short, tmp_path / "run")
-    for changes in (
-        {"updates": 1}, {"updates": 4, "seconds": 0.1}, {"updates": 4, "seed": 3},
-        {"updates": 4, "evaluate_every": 0.2},
-        {"updates": 4, "optimizer": "momentum(learning_rate=0.1, schedule=cosine(samples=64))"},
-    ):  # fmt: skip
+    for changes in ({"updates": 1}, {"updates": 4, "seconds": 0.1}, {"updates": 4, "seed": 3}):
         with pytest.raises(ValueError, match="another config, which differs in"):
             train.run(configured(**CONFIGS["sync"] | changes), tmp_path / "run")
     longer = configured(**CONFIGS["sync"], updates=4)
@@ -89,9 +82,8 @@ def test_only_the_length_may_grow(tmp_path):
 def test_a_kill_while_a_run_is_trained_longer_loses_nothing(tmp_path):
     train.run(configured(**CONFIGS["sync"], seconds=0.25), tmp_path / "run")
     killed(configured(**CONFIGS["sync"]), tmp_path / "run", 1)  # before any checkpoint of its own
-    assert not (tmp_path / "run" / records.SUMMARY).exists()
-    train.run(configured(**CONFIGS["sync"]), tmp_path / "run")
-    train.run(configured(**CONFIGS["sync"]), tmp_path / "whole")
+    for name in ("run", "whole"):
+        train.run(configured(**CONFIGS["sync"]), tmp_path / name)
     assert left(tmp_path / "run") == left(tmp_path / "whole")
 
 

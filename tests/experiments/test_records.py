@@ -1,5 +1,11 @@
+"""Records of a run, the lock beside them and the commit that they name."""
+
+import fcntl
 import json
 import math
+import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +13,10 @@ import pytest
 from ml_collections import ConfigDict
 
 import experiments
-from experiments import aggregates, records
+import gossax
+from experiments import aggregates, provenance, records
 from experiments import files as disk
+from tests.launcher import ROOT
 
 
 @pytest.fixture
@@ -66,9 +74,6 @@ def test_an_interrupted_run_goes_on_from_the_records_it_keeps(tmp_path, config):
         assert again.records == records.read_metrics(tmp_path) == kept
         again.append({"update": 5})
     assert records.read_metrics(tmp_path) == [*kept, {"update": 5}]
-    with records.start(tmp_path, config) as anew:
-        anew.begin()
-        assert records.read_metrics(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])
@@ -128,13 +133,10 @@ def test_another_config_is_refused_and_nothing_written(tmp_path, config):
         assert "optimizer.learning_rate (0.1 there, 0.2 here)" in str(caught.value)
         assert "devices (absent there, 3 here)" in str(caught.value)
     assert files(tmp_path) == before
-
-
-def test_only_the_first_differences_are_listed(tmp_path):
-    keys = "abcde"
-    records.start(tmp_path, ConfigDict(dict.fromkeys(keys, 1))).finish({})
-    with pytest.raises(ValueError, match=r"c \(1 there, 2 here\) and 2 more; choose another"):
-        records.check(tmp_path, ConfigDict(dict.fromkeys(keys, 2)))
+    many = other.copy_and_resolve_references()
+    many.workers, many.seed = 2, 1
+    with pytest.raises(ValueError, match=r" and 1 more; choose another"):
+        records.check(tmp_path, many)
 
 
 def test_overwrite_removes_the_run(tmp_path, config):
@@ -148,14 +150,6 @@ def test_overwrite_removes_the_run(tmp_path, config):
         assert not recorder.finished
     assert set(files(tmp_path)) == {"config.json"}
     assert json.loads((tmp_path / "config.json").read_text())["workers"] == 2
-
-
-def test_a_workdir_of_something_else_is_refused(tmp_path, config):
-    records.write_json(tmp_path / "summary.json", {"arms": []})
-    with pytest.raises(ValueError, match="holds results without a config"):
-        records.start(tmp_path, config)
-    with pytest.raises(ValueError, match="is not a directory"):
-        records.start(tmp_path / "summary.json", config)
 
 
 def curve(*points):
@@ -218,12 +212,8 @@ def test_aggregate_with_a_seed_that_never_arrived_or_diverged():
     assert merged["stopped"] == "at update 3"
     assert merged["seconds_to_target"] is None and merged["seconds_to_target_std"] is None
     assert merged["train_loss"] is None and merged["reached"] == "1/2"
-
-
-def test_aggregate_of_one_seed_has_no_spread():
-    merged = aggregates.aggregate([summary(4, 1.0)])
-    assert merged["seconds_to_target"] == 1.0 and merged["seconds_to_target_std"] is None
-    assert merged["seeds"] == [4]
+    alone = aggregates.aggregate([summary(4, 1.0)])
+    assert alone["seconds_to_target"] == 1.0 and alone["seconds_to_target_std"] is None
 
 
 def test_a_run_knows_the_code_that_it_brought_along(tmp_path, monkeypatch):
@@ -243,3 +233,79 @@ def test_a_run_knows_the_code_that_it_brought_along(tmp_path, monkeypatch):
     (package / "rules.py").write_text("def patient(setting):\n    return setting\n")
     with pytest.raises(ValueError, match=r"which differs in modules\.brought\.here\.rules"):
         records.check(tmp_path / "run", config)
+
+
+# --- locks ---
+
+HOLD = """
+import pathlib, sys, time
+from experiments import files
+with files.held(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_process_that_is_killed_holds_nothing(tmp_path):
+    path = tmp_path / "new" / "lock"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(disk.InUse, match=f"process {process.pid} on"):
+                disk.check_lock(path)
+        finally:
+            process.kill()
+    assert path.exists()
+    disk.check_lock(path)
+    with disk.held(path):
+        for another in (disk.check_lock, lambda path: disk.held(path).__enter__()):
+            with pytest.raises(disk.InUse, match=f"in use by process {os.getpid()} on .*; wait"):
+                another(path)
+    assert not path.exists()
+
+
+def test_a_lock_that_its_holder_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
+    path, lock, tries = tmp_path / "lock", fcntl.flock, []
+
+    def slow(file, kind):
+        tries.append(kind)
+        if len(tries) == 1:
+            path.unlink()
+        lock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with disk.held(path), pytest.raises(disk.InUse):
+        disk.check_lock(path)
+    assert len(tries) == 3
+
+
+# --- the commit ---
+
+
+def git(folder, *words):
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *author, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_changed_code_is_dirty_and_changed_pages_are_not(tmp_path, monkeypatch):
+    """Installed code has no commit in a repository of its user."""
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    git(tmp_path, "init")
+    code, page = tmp_path / "code.py", tmp_path / "docs" / "results" / "demo.json"
+    page.parent.mkdir(parents=True)
+    for file in (code, page):
+        file.write_text("a")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = provenance.commit()
+    assert len(clean) == 12
+    page.write_text("b")
+    (tmp_path / "new.py").write_text("not known to git")
+    assert provenance.commit() == clean
+    code.write_text("b")
+    assert provenance.commit() == f"{clean}-dirty"
+    monkeypatch.setattr(provenance, "ROOT", tmp_path / "docs")
+    assert provenance.commit() is None
+    provenance.begin(tmp_path, "python -m gossax.launch")
+    assert provenance.read(tmp_path)["versions"]["gossax"] == gossax.__version__

@@ -18,7 +18,7 @@ from experiments.slurm import Seen
 
 @pytest.fixture
 def squeue(tmp_path, monkeypatch):
-    """Sets what a `squeue` prints and its exit code; it notes with what it was called."""
+    """Set what a `squeue` prints and its exit code; it notes with what it was called."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "squeue"
@@ -83,23 +83,17 @@ def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, tmp_path
         slurm.under_way(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_wrong_settings_of_slurm_are_refused(monkeypatch):
+    """So is a machine without submitit or Slurm."""
+    slurm.check("timeout_min=1,signal_delay_s=20,partition=gpu", 2, cluster="local")
+    for settings, words in (
         ("partition", "cannot read 'partition' in --slurm; write name=value"),
         ("timeout_min=long", 'Parameter "timeout_min" expected type'),
         ("partion=gpu", "Unknown argument 'partion'"),
         ("timeout_min=1", "a job of 1 min is asked to end 90 s before"),
-        ("timeout_min=2,signal_delay_s=120", "give a longer timeout_min or a shorter signal_delay"),
-    ],
-)
-def test_wrong_settings_of_slurm_are_refused(settings, words):
-    slurm.check("timeout_min=1,signal_delay_s=20,partition=gpu", 2, cluster="local")
-    with pytest.raises(ValueError, match=words):
-        slurm.check(settings, cluster="local")
-
-
-def test_without_submitit_or_slurm_there_is_another_way(monkeypatch):
+    ):
+        with pytest.raises(ValueError, match=words):
+            slurm.check(settings, cluster="local")
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ValueError, match="finds no sbatch; start it where jobs are submitted"):
         slurm.check("")

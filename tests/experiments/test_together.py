@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,10 +49,7 @@ def fresh_rules():
     return arms(base, *({"wait": wait} for wait in waits))
 
 
-FRESH = pytest.param(fresh_rules, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("make", [slow(slow_and_stale), slow(gossip), FRESH])
+@pytest.mark.parametrize("make", [slow(slow_and_stale), slow(gossip), slow(fresh_rules)])
 def test_together_is_alone_side_by_side(tmp_path, make):
     configs = make()
     assert len({prepare.alike(config) for config in configs}) == 1
@@ -66,21 +62,6 @@ def test_together_is_alone_side_by_side(tmp_path, make):
         rows = [records.read_metrics(tmp_path / f"{name}{n}") for name in "ab"]
         assert len(rows[0]) == len(rows[1])
         np.testing.assert_allclose(*([r["test_loss"] for r in row] for row in rows), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_task_is_built_once_for_arms_that_share_it(tmp_path, monkeypatch):
-    built, build = [], prepare.tasks.TASK.build
-    counting = SimpleNamespace(build=lambda spec: built.append(spec) or build(spec))
-    monkeypatch.setattr(prepare.tasks, "TASK", counting)
-    base = gossip()[0]
-    base.updates = 1
-    seeds = [sweep.Arm(f"arm{seed}", sweep.override(base, {"seed": seed})) for seed in range(3)]
-    other = sweep.Arm("mlp", sweep.override(base, {"task": "digits(model=mlp)"}))
-    sweep.check([*seeds, other], str(tmp_path / "sweep"), overwrite=False)
-    assert len(built) == 2
-    train.run_together([arm.config for arm in seeds], [tmp_path / arm.path for arm in seeds])
-    assert len(built) == 3
 
 
 @pytest.mark.slow
@@ -97,16 +78,6 @@ def test_adaptive_rules_are_told_their_own_losses(tmp_path):
 
 
 @pytest.mark.slow
-def test_finished_arms_are_not_run_again(tmp_path):
-    configs = slow_and_stale()[:2]
-    places = [tmp_path / "a", tmp_path / "b"]
-    first = train.run(configs[0], places[0])
-    both = train.run_together(configs, places)
-    assert json.dumps(both[0], sort_keys=True) == json.dumps(first, sort_keys=True)
-    assert both[1]["updates"] > 0
-
-
-@pytest.mark.slow
 def test_a_smaller_group_rounds_as_the_whole_one(tmp_path, monkeypatch):
     """Arms that have finished keep their place, as the number of runs changes how one rounds."""
     sizes = []
@@ -119,15 +90,18 @@ def test_a_smaller_group_rounds_as_the_whole_one(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "Batched", Counted)
     configs = gossip()
     places = [tmp_path / f"a{n}" for n in range(len(configs))]
-    train.run_together(configs, places)
+    first = train.run_together(configs, places)
     whole = left(places[1])
     shutil.rmtree(places[1])
-    train.run_together(configs, places)
+    again = train.run_together(configs, places)
     assert left(places[1]) == whole and sizes == [3, 3]
+    assert [json.dumps(again[n], sort_keys=True) for n in (0, 2)] == [
+        json.dumps(first[n], sort_keys=True) for n in (0, 2)
+    ]  # not run again
 
 
 def left(place):
-    """The trained model and the losses of a run."""
+    """Return the trained model and the losses of a run."""
     with np.load(place / "parameters.npz") as file:
         arrays = {name: array.tobytes() for name, array in file.items()}
     return arrays, [record["train_loss"] for record in records.read_metrics(place)]

@@ -20,9 +20,8 @@ def state(phase, seconds, dispatches=4, update=32):
 WAITS = state(phases.OTHERS, 65.0)
 
 
-@pytest.mark.parametrize(
-    ("others", "named"),
-    [
+def test_the_process_that_is_behind_is_named_and_a_slow_one_is_not():
+    for others, named in (
         ([state(phases.INPUT, 66.0)], [1]),
         ([state(phases.EVALUATION, 66.0), state(phases.OTHERS, 64.0)], [1]),
         ([state(phases.DEVICES, 66.0, dispatches=3)], [1]),  # its devices have not ended yet
@@ -30,29 +29,18 @@ WAITS = state(phases.OTHERS, 65.0)
         ([WAITS, state(phases.INPUT, 70.0), state(phases.CHECKPOINT, 61.0)], [2, 3]),
         ([state(phases.INPUT, 70.0), state(phases.COMPILING, 70.0)], [1]),
         ([WAITS, WAITS], []),  # nobody in particular
-    ],
-)
-def test_who_is_behind_is_named(others, named):
-    sentence, found = watchdog.standing(dict(enumerate([WAITS, *others])), patience=60.0)
-    assert found == named
-    assert all(f"process {p} of {1 + len(others)} " in sentence for p in named)
-    assert all(others[p - 1].phase in sentence for p in named) and "update 32" in sentence
+    ):
+        sentence, found = watchdog.standing(dict(enumerate([WAITS, *others])), patience=60.0)
+        assert found == named
+        assert all(f"process {p} of {1 + len(others)} " in sentence for p in named)
+        assert all(others[p - 1].phase in sentence for p in named) and "update 32" in sentence
+    for phase, seconds in (
+        (phases.COMPILING, 500.0), (phases.DELAY, 500.0), (phases.INPUT, 3.0), (phases.DEVICES, 1),
+    ):  # fmt: skip
+        assert watchdog.standing({0: WAITS, 1: state(phase, seconds)}, patience=60.0) is None
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        state(phases.COMPILING, 500.0),
-        state(phases.DELAY, 500.0),
-        state(phases.INPUT, 3.0),  # it goes on, slowly
-        state(phases.DEVICES, 1.0),
-    ],
-)
-def test_who_is_slow_is_not(other):
-    assert watchdog.standing({0: WAITS, 1: other}, patience=60.0) is None
-
-
-def test_who_does_not_answer_is_named_before_jax_gives_it_up(clock, monkeypatch, capsys):
+def test_a_silent_process_is_named_before_jax_gives_it_up(clock, monkeypatch, capsys):
     """A process that was stopped is silent; what the others publish is never the same twice."""
     put = {}
     monkeypatch.setattr(distributed, "processes", lambda: 2)
@@ -73,7 +61,7 @@ def test_devices_may_take_any_time_until_it_is_known_what_a_dispatch_takes():
     assert watchdog.standing(behind, patience=60.0, timed=False)[1] == [1]
 
 
-def test_whom_a_signal_waits_for_evaluates_or_writes():
+def test_a_signal_waits_for_a_process_that_evaluates_or_writes():
     for phase, ends in ((phases.INPUT, True), (phases.EVALUATION, False)):
         states = {0: WAITS, 1: state(phase, 20.0)}
         assert (watchdog.standing(states, patience=5.0, slow=60.0) is not None) == ends
@@ -85,7 +73,7 @@ class Given(Exception):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is set by hand, and ends that are raised."""
+    """Return a clock that is set by hand; ends are raised."""
     now = [1000.0]
 
     def give_up(code, why):
@@ -126,7 +114,7 @@ def test_zero_never_ends_and_an_evaluation_alone_may_take_any_time(clock, capsys
     assert not capsys.readouterr().err
 
 
-def test_a_signal_ends_who_stands_still_within_seconds(clock, monkeypatch):
+def test_a_signal_ends_a_process_that_stands_still_within_seconds(clock, monkeypatch):
     monkeypatch.setattr(endings, "asked", lambda: 15)
     watch = watchdog._Watch(600.0)
     with endings.deferred(), phases.within(phases.INPUT):
