@@ -183,7 +183,11 @@ def test_flat_tokens_of_nanogpt_are_mapped_with_their_end_as_ours(tmp_path):
     task = tasks.build(f"{streamed}vocabulary=8, end=7)")
     losses = task.losses(task.init(jax.random.key(0)), tasks.take(task.train, slice(2)))
     assert losses.shape == (2,) and np.isfinite(losses).all()
-    for given, words in (({}, "give vocabulary"), ({"vocabulary": 7}, "tokens up to 7")):
+    for given, words in (
+        ({}, "give vocabulary"),
+        ({"vocabulary": 7}, "tokens up to 7"),
+        ({"vocabulary": 8, "end": 8}, "end=8 is no token of vocabulary=8"),
+    ):
         with pytest.raises(ValueError, match=words):
             text.token_files(str(tmp_path), **given)
 
