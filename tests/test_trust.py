@@ -61,11 +61,12 @@ def hostile(here, monkeypatch):
 
 @pytest.mark.parametrize("changes", PARTS)
 def test_a_record_names_no_code_to_the_advice(hostile, call, changes):
-    record(hostile / "run")
-    there = json.loads((hostile / "run" / "config.json").read_text()) | changes
-    (hostile / "run" / "config.json").write_text(json.dumps(there))
+    """Nor does the name of its folder."""
+    record(hostile / "hostile:law")
+    path = hostile / "hostile:law" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     for more in ([], ["--config=config.py:workers=3"], ["--trust=other"]):
-        code, _, err = call("--advise=run", "--no_training", "--workdir=a", *more)
+        code, _, err = call("--advise=hostile:law", "--no_training", "--workdir=a", *more)
         assert code == 2 and err.count("\n") == 1
         assert "names code of the module 'hostile'" in err and "--trust=hostile" in err
     assert not (hostile / "imported").exists() and not (hostile / "called").exists()

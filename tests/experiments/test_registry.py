@@ -219,6 +219,10 @@ def text():
     return "a number, in words"
 
 
+def leaves():
+    raise SystemExit(3)
+
+
 def fails():
     raise KeyError("none")
 
@@ -254,7 +258,7 @@ def test_what_is_brought_along_and_does_not_fit_is_refused_in_a_sentence(mine):
         (f"{mine}:constant", "has no function 'constant'"),
         (f"{mine}:text", "the factory gives str; let it return float"),
         (f"{mine}:fails", "the factory fails with KeyError: 'none'; correct it"),
-        ("sys:exit(status=3)", "the factory fails with SystemExit: 3; correct it"),
+        (f"{mine}:leaves", "the factory fails with SystemExit: 3; correct it"),
         (f"{mine}:double", "parameter 'size' is missing"),
         (f"{mine}:double(size=x)", "parameter 'size' must be a whole number, got 'x'"),
     ):
