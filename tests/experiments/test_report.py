@@ -253,6 +253,9 @@ def test_a_page_says_who_is_slow(slowness, words):
     assert said.startswith(words)
     if slowness:
         assert re.search(r"(3\.[5-9]|4\.[0-5]) times the median", said) and "Under a others" in said
+    none = whole(planned.rule("anytime", slow, P, 1, 0, seconds=1e-9), 3)
+    said = report.slow([arm], {"a": figures.look(none, P)})
+    assert said == "No worker of a has finished a mini-batch."
 
 
 HEADLINES = {
