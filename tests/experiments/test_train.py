@@ -360,6 +360,11 @@ def test_the_trained_model_is_the_one_that_was_evaluated(tmp_path):
     assert summary["test_samples"] == tasks.tested(tasks.build(config.task)) > 0
 
 
+def test_the_distance_of_models_in_short_floats_does_not_overflow():
+    _, distance = training_loop._mean_and_spread({"w": np.float16([[0], [600]])})
+    assert distance == 300**2
+
+
 def test_gossip_has_a_consensus_distance_and_workers_that_differ(tmp_path):
     summary = train.run(configured(algorithm="dpsgd", wait="neighbour_barrier"), tmp_path)
     assert summary["consensus_distance"] > 0
