@@ -238,6 +238,7 @@ def test_a_network_of_what_benchmarks_print(tmp_path, text):
     [
         ("", "no table of one all-reduce"),
         (NCCL.replace(" sum ", " none "), "another collective"),
+        (NCCL.replace("  -1  ", "   0  "), "another collective"),  # a reduction to one worker
         (OSU.replace("Allreduce", "Broadcast"), "no table of one all-reduce"),
         (NCCL + NCCL, "no table of one"),
         (NCCL.replace("40.00", "fast"), "could not convert string to float: 'fast'"),

@@ -151,7 +151,7 @@ def test_a_damaged_end_is_not_advised_away_from_a_longer_run(tmp_path):
     train.run(configured(**CONFIGS["sync"], updates=2), tmp_path)
     (number,) = checkpoints.numbers(tmp_path)
     (checkpoints.folder_of(tmp_path) / str(number) / checkpoints.STATE).write_bytes(b"")
-    with pytest.raises(ValueError, match="cannot be read .*; --overwrite starts this run over"):
+    with pytest.raises(ValueError, match=r"cannot be read .*; --overwrite starts this run over"):
         train.run(configured(**CONFIGS["sync"]), tmp_path)
 
 
