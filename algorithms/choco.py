@@ -14,10 +14,15 @@ As the models come to rest the differences x_i - y_i vanish, and with them the e
 without gradients reach their exact mean even if one entry of each model is sent at a time. With
 nothing lost and gamma 1 this is D-PSGD that adapts before it combines.
 
+What is lost too coarsely for gamma makes the differences grow instead; this is found by following
+workers without gradients, and refused.
+
 The paper starts with y_i = 0; here all models start alike, and y_i with them. A mixture of
 the y_j in place of each would save memory, but gather rounding, which moves the mean for good.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,9 +33,13 @@ import optax
 
 from algorithms import reducers
 from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle, map_columns
-from algorithms.compression import Encoder, Reducer
+from algorithms.compression import Reducer
 from algorithms.gossip import graph_matchings, matrix_of
+from comms import stability
 from comms.messages import over_links
+
+ENTRIES, UPDATES = 2**14, 512  # of all workers, and how long they are followed without gradients
+_GROWTH: dict[tuple, Callable] = {}  # compiled
 
 
 class Choco(NamedTuple):
@@ -42,9 +51,55 @@ class Choco(NamedTuple):
     update: jax.Array  # [] int32, updates done
 
 
+def growth(chosen: Reducer, W: np.ndarray, size: int) -> Callable[[float], float]:
+    """Return gamma -> factor per update of the differences between workers without gradients.
+
+    size: entries of a parameter, of which ENTRIES at most are followed, from random models. It is a
+    bound from below, which misses growth below 1 % an update.
+    """
+    encoder, size = chosen.encoder, min(size, max(16, ENTRIES // len(W)))
+    key = chosen.name, encoder.payload_bytes(2**20), size, W.tobytes()  # all that differs
+    pull = np.float32(W - np.eye(len(W)))
+
+    @jax.jit
+    def logs(gamma):
+        def step(state, key):
+            x, known = state
+            message = jax.vmap(encoder.encode)(x - known, jax.random.split(key, len(W)))
+            known += jax.vmap(lambda one: encoder.decode(one, size))(message)
+            x += gamma * jnp.matmul(pull, known, precision=jax.lax.Precision.HIGHEST)
+            norm = jnp.maximum(jnp.sqrt(jnp.sum(x**2) + jnp.sum(known**2)), 1e-30)
+            return (x / norm, known / norm), jnp.log(norm)
+
+        first, *keys = jax.random.split(jax.random.key(0), UPDATES + 1)
+        x = jax.random.normal(first, (len(W), size))
+        return jax.lax.scan(step, (x - x.mean(0)[None], jnp.zeros_like(x)), jnp.stack(keys))[1]
+
+    def factor(gamma: float) -> float:
+        with jax.ensure_compile_time_eval():
+            late = np.asarray(logs(jnp.float32(gamma)), np.float64)[UPDATES // 2 :]
+        return float(np.exp((late.sum() - np.log(stability.TRANSIENT)) / len(late)))
+
+    return _GROWTH.setdefault(key, functools.cache(factor))
+
+
+def check_stable(chosen: Reducer, W: np.ndarray, gamma: float, size: int) -> None:
+    """Raise ValueError where workers without gradients go apart, see `growth`."""
+    factor = growth(chosen, W, size)
+    if factor(gamma) <= 1:
+        return
+    most = stability.largest(lambda value: factor(value) <= 1, 1, gamma)
+    lower = "" if most is None else f"set gamma to {most:g} or less, or "
+    raise ValueError(
+        f"choco_sgd: with gamma={gamma:g} and {chosen.name} models go apart on this graph, as an "
+        f"update without gradients multiplies their differences by {factor(gamma):.4g}; {lower}"
+        "take a finer exchange"
+    )
+
+
 def compressed_gossip(
     optimizer: optax.GradientTransformation,
-    encoder: Encoder,
+    chosen: Reducer,
     W: np.ndarray,
     partners: np.ndarray,
     gamma: float,
@@ -54,11 +109,12 @@ def compressed_gossip(
 
     W: mixing matrix [n, n]; partners: [M, n] of its matchings.
     """
-    optimizer = freeze_when_idle(optimizer)
+    optimizer, encoder = freeze_when_idle(optimizer), chosen.encoder
     everyone = np.arange(len(W))
     weights = np.where(partners == everyone, 0, W[everyone, partners])  # [M, n]
 
     def init_fn(params):
+        check_stable(chosen, W, gamma, max(np.size(x) for x in jax.tree.leaves(params)))
         known = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
         heard = jax.tree.map(lambda y: jnp.broadcast_to(y, (len(partners), *y.shape)).copy(), known)
         return Choco(known, heard, optimizer.init(params), jnp.int32(0))
@@ -108,7 +164,7 @@ def choco_sgd(
     exchange: encoding of changes, see `algorithms.reducers`: any reducer but random_k and those
         with a memory, as the known models are one; None: top_k(ratio=0.1).
     gamma: part of the way that a worker goes to its copies of the neighbours, in (0, 1]: the
-        coarser the encoding, the smaller it must be.
+        coarser the encoding, the smaller it must be; one by which models go apart is refused.
     mixing_matrix: as in `algorithms.dpsgd`.
     seed: of reducers that round at random.
 
@@ -140,7 +196,7 @@ def choco_sgd(
         return (over_links(size, partners, row, encoded=True),)
 
     return Algorithm(
-        exchange=compressed_gossip(optimizer, encoder, W, partners, gamma, seed),
+        exchange=compressed_gossip(optimizer, chosen, W, partners, gamma, seed),
         messages=messages,
         graph=graph,
         needs=Needs("all workers know their neighbours' models"),

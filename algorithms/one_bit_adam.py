@@ -79,13 +79,17 @@ def momentum_in_signs(
 
     def init_fn(params):
         start = mean.init(params)
-        return OneBitAdamState(start.update, adam.init(params), start.reducers)
+        # Squares of short floats would overflow, or vanish beside eps.
+        wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.promote_types(x.dtype, "f4")), params)
+        return OneBitAdamState(start.update, adam.init(wide), start.reducers)
 
     def update_fn(updates, state, params=None, *, weight=None, **extra):
         warm = state.update < warmup_updates
         momentum, variance = state.adam.mu, state.adam.nu
         sent = jax.tree.map(
-            lambda g, m: jnp.where(warm, g, b1 * m + (1 - b1) * g), updates, momentum
+            lambda g, m: jnp.where(warm, g.astype(m.dtype), b1 * m + (1 - b1) * g),
+            updates,
+            momentum,
         )
         before = CompressionState(state.update, state.reducers, optax.EmptyState(), jnp.int32(0))
         found, after = mean.update(sent, before, params, weight=weight, **extra)

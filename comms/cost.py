@@ -264,9 +264,10 @@ def _printed(path: str) -> tuple[list[float], list[float]]:
             names = [word.lower() for word in words]
             if names[:1] == ["size"] and {"time", "latency(us)"} & set(names):
                 heads.append(names.index("time") if "time" in names else 1)
+                root = names.index("root") if "root" in names else None
             elif heads and words and words[0].isdecimal():
                 rows.append((float(words[0]), 1e-6 * float(words[heads[-1]])))
-                if "none" in names:
+                if "none" in names or (root is not None and words[root] != "-1"):
                     raise ValueError("it is of another collective than the all-reduce")
         if len(heads) != 1 or not rows or ("OSU" in text and "Allreduce" not in text):
             raise ValueError("it is no table of one all-reduce")

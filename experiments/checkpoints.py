@@ -57,8 +57,11 @@ class Checkpoint(NamedTuple):
 class Unreadable(ValueError):
     """A checkpoint that no run can go on from."""
 
-    def __init__(self, path: Path, why: str):
-        super().__init__(f"{why}; remove {path}, and the same command starts this run over")
+    def __init__(self, path: Path | str, why: str, finished: bool = False):
+        way = "--overwrite starts this run over"
+        if not finished:  # else the same command would miss the end that it goes on from
+            way = f"remove {path}, and the same command starts this run over"
+        super().__init__(f"{why}; {way}")
         self.path, self.why = path, why
 
 

@@ -190,7 +190,8 @@ def _run(
             else:
                 train.run_together(configs, workdirs, on_record=tell, on_note=notes, **how)
     except Exception as error:  # whatever it is, the other arms can do without this one
-        failure = registry.brief(f"{type(error).__name__}: {error}")
+        said = registry.sentence if isinstance(error, ValueError) else registry.brief
+        failure = said(f"{type(error).__name__}: {error}")
         # Another process writes there, or has gone and is the one to say why.
         others = isinstance(error, files.InUse) or distributed.is_lost(error)
         if len(group) == 1 and distributed.is_writer() and not others:

@@ -62,7 +62,7 @@ def read(path: str, shapes: Any) -> Any:
     arrays = []
     for name, like in wanted.items():
         array = np.asarray(found[name])
-        if array.dtype.kind == "V" and array.dtype.itemsize == like.dtype.itemsize:
+        if array.dtype.kind == np.dtype(like.dtype).kind == "V":
             array = array.view(like.dtype)  # of a type that NumPy's files do not know
         if (array.shape, array.dtype) != (like.shape, like.dtype):
             raise ValueError(

@@ -391,9 +391,11 @@ def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
     for config in distinct.values():
         delay = own_delay(config)
         if getattr(delay, "read", ""):
-            spare = ", ".join(delay.names[config.workers :])
-            left_out = f"; {spare} take no part among {config.workers} workers" if spare else ""
-            yield delay.read + left_out
+            spare, known = ", ".join(delay.names[config.workers :]), len(delay.names)
+            others = f"; {spare} take no part among {config.workers} workers" if spare else ""
+            if config.workers > known:
+                others = f"; workers from {known} on have the same durations in turn"
+            yield delay.read + others
 
 
 def rule(

@@ -460,7 +460,7 @@ class Kind(NamedTuple):
         except (TypeError, AttributeError, ArithmeticError) as error:
             # What annotations do not say, as 3 where a list is due, shows when it is used.
             raise ValueError(f"{who}: cannot use {given} ({error}); correct a parameter") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if ":" not in name:
                 raise
             raise ValueError(
@@ -552,7 +552,7 @@ def _imported(kind: str, name: str) -> Callable:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a module is code and can raise anything
+    except (Exception, SystemExit) as error:  # a module is code and can raise anything
         raise ValueError(
             f"{kind} {name!r}: {module_name} cannot be imported ({type(error).__name__}: {error}); "
             "correct the name, or put its folder on PYTHONPATH"

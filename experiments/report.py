@@ -246,6 +246,8 @@ def slow(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> str:
     baselines = [arm.summary["baseline"] for arm in arms if arm.summary["baseline"] in looks]
     name = (*baselines, *looks)[0]
     look = looks[name]
+    if np.isnan(look.seconds).all():
+        return f"No worker of {name} has finished a mini-batch."
     seconds = np.nan_to_num(look.seconds, nan=-1.0)
     median, worst = float(np.nanmedian(look.seconds)), int(seconds.argmax())
     if not median > 0 or seconds[worst] < SLOW * median:

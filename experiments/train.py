@@ -267,7 +267,8 @@ def newest(
     for workdir, checkpoint in zip(workdirs, found, strict=True):
         passed = [e for p, e in unreadable.items() if p.parent == checkpoints.folder_of(workdir)]
         if passed and checkpoint is None:
-            raise Unreadable(" and ".join(str(e.path) for e in passed), passed[0].why)
+            finished = (Path(workdir) / records.SUMMARY).exists()
+            raise Unreadable(" and ".join(str(e.path) for e in passed), passed[0].why, finished)
     for workdir, evaluation, note in zip(workdirs, evaluations, notes, strict=True):
         folder = checkpoints.folder_of(workdir)
         for path, error in unreadable.items():

@@ -33,7 +33,11 @@ TO_TARGET = {
 def _mean_and_spread(models):
     """Return (mean model, (1/n) sum_i ||x_i - mean||^2) of models with a leading worker axis."""
     mean = jax.tree.map(lambda a: a.mean(0), models)
-    squares = jax.tree.map(lambda a, m: jnp.sum((a - m[None]) ** 2), models, mean)
+    squares = jax.tree.map(  # short floats would overflow
+        lambda a, m: jnp.sum((a - m[None]).astype(jnp.promote_types(a.dtype, jnp.float32)) ** 2),
+        models,
+        mean,
+    )
     return mean, jax.tree.reduce(jnp.add, squares) / jax.tree.leaves(models)[0].shape[0]
 
 

@@ -102,22 +102,18 @@ class _Watch:
         if distributed.processes() > 1:
             words = json.dumps([*mine, now])  # never the same twice
             distributed.say(f"{PLACE}/{me}", words, again=True)
+        dispatch = TIMES_MEDIAN * (phase.median or 0.0)
+        if phase.what == phases.DELAY and self._late > max(SILENCE, dispatch):
+            self._end_if_asked(f"it {phases.DELAY}")
         if phase.what not in WATCHED or self._late <= min(ASKED, SILENCE, self._patience):
             self._heard.clear()
             return
         states = self._others(passed) | {me: mine}
-        dispatch = TIMES_MEDIAN * (phase.median or 0.0)
         usual, timed = max(self._patience, dispatch), phase.median is not None
-        number = distributed.signalled() if endings.is_deferred() else None
-        if number is not None and self._late > max(ASKED, dispatch):
+        if self._late > max(ASKED, dispatch):
             found = standing(states, max(ASKED, dispatch), usual, timed)
             if found:
-                how = endings.sentence(number).partition(";")[0]
-                distributed.give_up(
-                    endings.code(number),
-                    f"{how} without a new checkpoint, as {found[0]}; the same command goes on from "
-                    "the last one",
-                )
+                self._end_if_asked(found[0])
         found = standing(states, usual, timed=timed) if self._late > usual else None
         if found is None:
             answering = {p: s._replace(seconds=0.0) for p, s in states.items() if s.phase != SILENT}
@@ -131,6 +127,17 @@ class _Watch:
         self._warned = True
         if self._end and self._late > max(self._end, usual):
             distributed.give_up(distributed.DEAD, sentence)
+
+    def _end_if_asked(self, why: str) -> None:
+        """End the run where a signal has asked for it, as no evaluation will come soon."""
+        number = distributed.signalled() if endings.is_deferred() else None
+        if number is None:
+            return
+        how = endings.sentence(number).partition(";")[0]
+        distributed.give_up(
+            endings.code(number),
+            f"{how} without a new checkpoint, as {why}; the same command goes on from the last one",
+        )
 
     def _others(self, passed: float) -> dict[int, State]:
         """Return what all processes have published; who says nothing new for long is silent."""

@@ -58,11 +58,12 @@ def touched(here):
 
 
 def test_a_record_names_no_code_to_the_advice(hostile, call):
-    record(hostile / "run")
-    there = json.loads((hostile / "run" / "config.json").read_text())
+    run = hostile / "hostile:law"  # a name that makes nothing trusted
+    record(run)
+    there = json.loads((run / "config.json").read_text())
     for changes in PARTS:
-        (hostile / "run" / "config.json").write_text(json.dumps(there | changes))
-        code, _, err = call("--advise=run", "--no_training", "--workdir=a", "--trust=other")
+        (run / "config.json").write_text(json.dumps(there | changes))
+        code, _, err = call("--advise=hostile:law", "--no_training", "--workdir=a", "--trust=other")
         assert code == 2 and err.count("\n") == 1 and "--trust=hostile" in err
     assert not touched(hostile)
 

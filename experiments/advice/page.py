@@ -68,7 +68,9 @@ def launch(
     if entries and not config:
         raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
     given, start = None, shlex.split(command)[:2] or ["python", "launch.py"]
-    trusted = {*trust, *registry.named_modules([*named, text])}
+    # The name of a folder is no word of the user's.
+    law = [] if Path(text).exists() else [text]
+    trusted = {*trust, *registry.named_modules([*named, *law])}
     if config:
         given = config_files.read(config, entries, trust).config
         kept = [name for name in entries if name.partition(".")[0] != "wait"]

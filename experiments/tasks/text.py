@@ -534,6 +534,8 @@ def token_files(
                 f"{place}: .bin files do not say how many words there are and how long a sequence "
                 "is; give vocabulary, as 50257 of GPT-2's, and a length from 1 on"
             )
+        if end is not None and not 0 <= end < vocabulary:
+            raise ValueError(f"{place}: end={end} is no token of vocabulary={vocabulary}; give one")
         words = vocabulary + (end is None)  # the word that END then is
         given = (length, vocabulary, vocabulary if end is None else end)
         return Dataset(*(Stream(str(path), *given) for path in flat), classes=words)

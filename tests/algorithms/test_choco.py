@@ -1,5 +1,6 @@
 """Compressed gossip: exact means whatever is lost on the way, and D-PSGD where nothing is."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -66,3 +67,11 @@ def test_workers_without_gradients_find_their_exact_mean(exchange, gamma):
     found = in_step(method, 1200)
     assert np.ptp(apart, axis=0).max() > 1
     np.testing.assert_allclose(found, np.tile(apart.mean(0), (N, 1)), atol=1e-5)
+
+
+def test_messages_too_coarse_for_gamma_are_refused_when_the_parameters_are_known():
+    """Without gradients differences grow by 4 % an update; one entry of few is not too coarse."""
+    method = choco_sgd(optax.sgd(RATE), RING, exchange=top_k(0.05), gamma=1.0)
+    with pytest.raises(ValueError, match=r"gamma=1 and top_k models go apart .* set gamma to 0\."):
+        jax.eval_shape(method.exchange.init, jnp.zeros(128))
+    jax.eval_shape(method.exchange.init, jnp.zeros(1))

@@ -172,3 +172,12 @@ def test_bytes_of_both_phases():
         for update in (0, WARM)
     )
     assert before / after == pytest.approx(32, rel=1e-3)
+
+
+def test_squares_of_short_floats_do_not_overflow():
+    """Adam's first step has length `rate`, as in float32; 3000 squared is beyond float16."""
+    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
+    params = jnp.zeros(2, jnp.float16)
+    state = jax.tree.map(lambda a: jnp.stack([a] * N), method.exchange.init(params))
+    found, _ = exchange(method, jnp.full((N, 2), jnp.float16([3000, 0])), state)
+    np.testing.assert_allclose(np.float32(found[0]), [1, 0], rtol=1e-3)

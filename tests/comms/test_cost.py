@@ -207,6 +207,7 @@ OSU = """# OSU MPI-CUDA Allreduce Latency Test v7.4
         (OSU, None),
         ("", "no table of one all-reduce"),
         (NCCL.replace(" sum ", " none "), "another collective"),
+        (NCCL.replace("  -1  ", "   0  "), "another collective"),  # a reduction to one worker
         (OSU.replace("Allreduce", "Broadcast"), "no table of one all-reduce"),
         (NCCL + NCCL, "no table of one"),
         (NCCL.replace("40.00", "fast"), "could not convert string to float: 'fast'"),

@@ -91,6 +91,7 @@ def test_other_names_shapes_and_types_are_refused(first, tmp_path):
         (lambda a, n: a.pop(n), "has no .*bias; give parameters of this model"),
         (lambda a, n: a.update({"params/new": a[n]}), "has new, which the model has not"),
         (lambda a, n: a.update({n: a[n].astype(np.float16)}), "is float16 of shape .* float32"),
+        (lambda a, n: a.update({n: a[n].view("V4")}), r"is \|V4 of shape .* float32"),
         (lambda a, n: a.update({n: a[n][1:]}), r"of shape \(7,\), and the model has .* \(8,\)"),
     ):
         arrays = dict(np.load(first / records.PARAMETERS))

@@ -1,6 +1,7 @@
 """Runs as a notebook loads them."""
 
 import importlib.util
+import shutil
 import sys
 
 import jax

@@ -138,6 +138,15 @@ def test_without_a_whole_one_exactly_the_half_ones_are_named(tmp_path):
     assert len(seen) == 6
 
 
+def test_a_damaged_end_is_not_advised_away_from_a_longer_run(tmp_path):
+    """Without it the same command would find no end to go on from."""
+    train.run(configured(**CONFIGS["sync"], updates=2), tmp_path)
+    (number,) = checkpoints.numbers(tmp_path)
+    (checkpoints.folder_of(tmp_path) / str(number) / checkpoints.STATE).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"cannot be read .*; --overwrite starts this run over"):
+        train.run(configured(**CONFIGS["sync"]), tmp_path)
+
+
 def test_metrics_that_are_too_short_for_one_checkpoint_are_enough_for_an_older(tmp_path):
     config, run = configured(**CONFIGS["sync"]), tmp_path / "run"
     killed(config, run, 3)

@@ -164,6 +164,10 @@ def text():
     return "a number, in words"
 
 
+def leaves():
+    raise SystemExit(3)
+
+
 def fails():
     raise KeyError("none")
 
@@ -198,6 +202,7 @@ def test_a_factory_that_does_not_fit_is_refused_in_a_sentence(mine):
         (f"{mine}:constant", "has no function 'constant'"),
         (f"{mine}:text", "the factory gives str; let it return float"),
         (f"{mine}:fails", "the factory fails with KeyError: 'none'; correct it"),
+        (f"{mine}:leaves", "the factory fails with SystemExit: 3; correct it"),
     ):
         with pytest.raises(ValueError) as caught:
             NUMBER.build(name, n=1)

@@ -200,6 +200,8 @@ def test_a_page_says_who_is_slow():
     ):
         look = figures.look(planned.plan("barrier", delay, P, 200), P)
         assert re.match(words, report.slow([arm], {"a": look}))
+    none = figures.look(planned.plan("anytime", DELAY, P, 3, seconds=1e-9), P)
+    assert report.slow([arm], {"a": none}) == "No worker of a has finished a mini-batch."
 
 
 HEADLINES = {

@@ -196,7 +196,7 @@ def test_a_launch_says_once_what_it_has_read_of_a_trace(config, tmp_path):
     read = [*prepare.traces(sweep.override(config, change) for change in changes)]
     assert len(read) == 2 and all("9 durations of 9 workers, 1 each" in line for line in read)
     assert read[0].endswith("; n4, n5, n6, n7, n8 take no part among 4 workers")
-    assert read[1].endswith("column batch_time_ms in ms")
+    assert read[1].endswith("in ms; workers from 9 on have the same durations in turn")
 
 
 @pytest.mark.slow

@@ -262,6 +262,8 @@ def test_the_trained_model_is_the_one_that_was_evaluated(tmp_path):
     assert {name: summary[name] for name in expected} == expected
     assert summary["test_samples"] == tasks.tested(tasks.build(config.task)) > 0
     assert summary["consensus_distance"] > 0  # of workers that differ
+    _, distance = training_loop._mean_and_spread({"w": np.float16([[0], [600]])})
+    assert distance == 300**2  # beyond the largest float16
     assert summary["test_accuracy_worst_worker"] <= summary["test_accuracy_best_worker"]
 
 

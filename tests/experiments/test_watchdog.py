@@ -114,12 +114,13 @@ def test_zero_never_ends_and_an_evaluation_alone_may_take_any_time(clock, capsys
     assert not capsys.readouterr().err
 
 
-def test_a_signal_ends_a_process_that_stands_still_within_seconds(clock, monkeypatch):
+@pytest.mark.parametrize("phase, seconds", [(phases.INPUT, 8), (phases.DELAY, 18)])
+def test_a_signal_ends_who_stands_still_within_seconds(clock, monkeypatch, phase, seconds):
     monkeypatch.setattr(endings, "asked", lambda: 15)
     watch = watchdog._Watch(600.0)
-    with endings.deferred(), phases.within(phases.INPUT):
-        with pytest.raises(Given, match=r"143.*ended by SIGTERM without.*input reader"):
-            looks(watch, clock, 8)
+    with endings.deferred(), phases.within(phase):
+        with pytest.raises(Given, match=rf"143.*ended by SIGTERM without.*it {phase}"):
+            looks(watch, clock, seconds)
         monkeypatch.setattr(endings, "asked", lambda: None)
 
 

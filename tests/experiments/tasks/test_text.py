@@ -245,6 +245,10 @@ def test_flat_tokens_of_nanogpt_are_mapped_with_their_end_as_ours(tmp_path):
     assert read.tolist() == [[2, 7, 0, text.END], [3, 7, text.END, 2]]
     dataset = text.token_files(str(tmp_path), length=7, vocabulary=8)
     assert dataset.classes == 9 and text.END not in dataset.test.read(np.array([0])).tokens
-    for given, words in (({}, "give vocabulary"), ({"vocabulary": 7}, "tokens up to 7")):
+    for given, words in (
+        ({}, "give vocabulary"),
+        ({"vocabulary": 7}, "tokens up to 7"),
+        ({"vocabulary": 8, "end": 8}, "end=8 is no token of vocabulary=8"),
+    ):
         with pytest.raises(ValueError, match=words):
             text.token_files(str(tmp_path), **given)
