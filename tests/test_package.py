@@ -51,6 +51,12 @@ for _ in range(200):
     params, state = step(params, state, wanted)
 np.testing.assert_allclose(params.mean(), 1.5, atol=1e-4)
 """
+# Of the battery of methods: what it needs, and the methods that stand for their families here.
+BATTERY = (
+    "__init__.py", "conftest.py", "marks.py", "planned.py", "algorithms/traced.py",
+    "algorithms/methods.py", "algorithms/test_contract.py",
+)  # fmt: skip
+METHODS = "dpsgd or matcha or s2_reducer or swarm or local_sgd"
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +166,24 @@ def test_requirements_and_the_version_are_one(capsys):
     assert capsys.readouterr().out.startswith(f"gossax {gossax.__version__}, Python 3.")
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="make is missing")
+def test_make_takes_the_newest_python_that_runs(tmp_path):
+    # Without what a make that runs this test was given.
+    given = os.environ.keys() - {"MAKEFLAGS", "MAKELEVEL", "PYTHON"}
+    environment = {name: os.environ[name] for name in given}
+    for name, line in (("3.13", "exit 127"), ("3.12", f'exec {sys.executable} "$@"')):
+        (tmp_path / f"python{name}").write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / f"python{name}").chmod(0o755)
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    for words, wanted in (([], "python3.12"), (["PYTHON=python3.11"], "python3.11")):
+        words = ["make", "--eval", "taken:;@echo $(PYTHON)", "taken", *words]
+        taken = subprocess.check_output(words, cwd=ROOT, env=environment, text=True)
+        assert taken.strip() == wanted
+
+
 @pytest.mark.slow
 def test_the_installed_library_alone(tmp_path, project):
-    """Its dependencies suffice for a loop and for the examples of the docs."""
+    """Its dependencies suffice for a loop, for the examples of the docs and the battery."""
     copy, python = tmp_path / "sources", tmp_path / "environment" / "bin" / "python"
     others = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "gossax_checkout.py")
     for path in (*others, *setup.sources()):
@@ -185,3 +206,11 @@ def test_the_installed_library_alone(tmp_path, project):
     devices = "--xla_force_host_platform_device_count=8"
     done = run(project, "-c", blocks, python=python, XLA_FLAGS=devices)
     assert done.returncode == 0, done.stderr
+    for name in BATTERY:
+        target = project / "tests" / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(setup.rewritten((ROOT / "tests" / name).read_text()))
+    install("pytest")
+    words = ["-m", "pytest", "-q", "tests/algorithms/test_contract.py", "-m", "not slow"]
+    done = run(project, *words, "-k", METHODS, python=python)
+    assert done.returncode == 0, done.stdout + done.stderr
