@@ -197,7 +197,13 @@ def _epochs_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
 
 REAL_MEAN = 0.1  # s of a mini-batch
 REAL_DELAY = part("persistent", law=part("exponential", scale=REAL_MEAN), factors={0: 4.0})
-_ON_A_MESH = {"wait": part("barrier"), "mini_batches": 1, "runtime": "mesh"}
+
+
+def _on_a_mesh(algorithm: str) -> dict:
+    every = {"wait": part("barrier"), "mini_batches": 1, "runtime": "mesh"}
+    return {"algorithm": part(algorithm), **every}
+
+
 FORMS = {
     "float32": {"algorithm": part("swarm")},
     "8 bits": {"algorithm": part("swarm", bits=8)},
@@ -210,8 +216,8 @@ FORMS = {
         "algorithm": part("ad_psgd"), "wait": part("bipartite_pairs", width=1),
         "graph": part("ring"), "mini_batches": 1,
     },
-    "dpsgd": {"algorithm": part("dpsgd"), **_ON_A_MESH},
-    "all_reduce": {"algorithm": part("all_reduce"), **_ON_A_MESH},
+    "dpsgd": _on_a_mesh("dpsgd"),
+    "all_reduce": _on_a_mesh("all_reduce"),
 }  # fmt: skip
 REAL_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)  # learning rates, all of which are simulated
 REAL_RATE = 0.2  # of every real run: the best of each form in the simulation, with 5 seeds
