@@ -74,11 +74,11 @@ def actors(method, wait, mini_batches=1, law=LAW, workers=N, **knobs):
     return AsynchronousRuntime(recipe(), recipe, rule)
 
 
-def used_once(schedule, mini_batches):
+def used_once(schedule, mini_batches, workers=N):
     """No sample of a worker is skipped, and none is in two contributions."""
-    for who in range(N):
+    for who in range(workers):
         first = np.sort(schedule.first[schedule.workers == who])
-        own = np.broadcast_to(mini_batches, N)[who]
+        own = np.broadcast_to(mini_batches, workers)[who]
         np.testing.assert_array_equal(first, own * np.arange(first.size))
 
 

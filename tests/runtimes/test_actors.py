@@ -181,7 +181,7 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
     assert summary["clock"] == "wall" and summary["seconds"] >= 9
     schedule = load(workdir / records.SCHEDULE)
     assert schedule.offset == 0 and schedule.updates == summary["updates"]
-    used_once(schedule, 1)
+    used_once(schedule, 1, workers=2)
 
 
 def descendants(pid):
