@@ -29,14 +29,13 @@ from runtimes.base import Runtime
 from stragglers import delays, processes
 from stragglers.rule import Cost, Rule, Setting, Unfit, most_mini_batches
 from stragglers.rules import RULES, showing
-from stragglers.traces import statistics
 
 NETWORKS = {
     "network": cost.uniform_network,
     "link": cost.uniform_link,
     "measured": cost.measured_network,
 }
-DELAYS = delays.LAWS | processes.PROCESSES | statistics.TRACES
+DELAYS = delays.LAWS | processes.PROCESSES
 METHOD = Kind(
     "algorithm",
     ALGORITHMS,

@@ -13,18 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from comms.registry import Registry
 from stragglers.delays import Law
 from stragglers.speed_paths import InTime, Paths, finish
 from stragglers.streams import addressed
-from stragglers.traces import files
 
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
-LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
-IN_STEP = (
-    "warning: at equal times all workers took about equally long, as steps that end with an "
-    "all-reduce do, which hides who is slow; give times of computing alone, or waiting=COLUMN, the "
-    "part of them that is waiting"
-)
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
 
@@ -204,65 +198,6 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
     return Process(f"markov({law})", shortest, True, bind, in_time=in_time)
 
 
-def trace(
-    path: str,
-    *,
-    worker: str = "worker",
-    time: str | None = "time",
-    duration: str = "batch_time",
-    waiting: str | None = None,
-    scale: float | None = None,
-    mean: float | None = None,
-) -> Process:
-    """Replay recorded durations from a CSV file, per worker in the order of `time`, cyclic.
-
-    `worker`, `time` and `duration` name the columns; without `time` the order is that of the rows.
-    Commas, semicolons or tabs part them, and lines from # on are left out. A table with a column
-    per worker, such as rank0, rank1, is read too, in the order of its rows unless it has a `time`.
-    A duration is that of computing alone. If it includes a wait for other workers, `waiting` names
-    the column of that wait, which is subtracted.
-    Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
-    as in batch_time_ms; `mean` scales them instead so that they have this mean. Workers are in the
-    natural order of their names, rank2 before rank10; workers beyond the file's reuse them in turn.
-    The seed has no effect. `read` of the process gives the facts about the file. Raises ValueError
-    for an unreadable file, and for durations that can hardly be seconds.
-    """
-    for value in (scale, mean):
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(
-                f"trace: needs scale > 0 and mean > 0, got scale={scale}, mean={mean}; set seconds"
-            )
-    if mean is not None and scale is not None:
-        raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
-    found = files.read(path, files.Columns(worker, time, duration, waiting))
-    names = sorted(found.durations, key=files.natural)
-    everything = np.concatenate([found.durations[name] for name in names])
-    ending = files.UNIT.search(found.column)
-    if mean is not None:
-        scale, unit = mean / everything.mean(), f"scaled to mean={mean:g}"
-    elif scale is not None:
-        unit = f"scale={scale:g}"
-    elif ending:
-        scale, unit = files.SECONDS[ending[1]], f"column {found.column} in {ending[1]}"
-    else:
-        scale, median = 1.0, np.median(everything)
-        if median > LONGEST_USUAL:
-            raise ValueError(
-                f"trace: {path} has durations with a median of {median:.4g}, long for seconds of a "
-                "mini-batch; give scale=1e-3 for milliseconds, 1e-6 for microseconds, 1e-9 "
-                "for nanoseconds, 1 for seconds"
-            )
-        unit = f"taken as seconds{' (milliseconds have scale=0.001)' if median > 1 else ''}"
-    records = [scale * found.durations[name] for name in names]
-    facts = [f"{path}: {files.described(names, records)}", unit]
-    if found.apart.size:
-        facts.append(f"communication apart, median {np.median(found.apart):.3g} s a step")
-    facts += [f"{found.empty} empty rows left out"] if found.empty else []
-    facts += [IN_STEP] if found.in_step else []
-    process = replayed(f"trace({path})", records)
-    return replace(process, names=tuple(names), read=" ".join(", ".join(facts).split()))
-
-
 def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
     """Replay listed durations [s] per worker, cyclic; workers beyond reuse them in turn."""
     lengths = np.array([len(row) for row in records])
@@ -278,6 +213,24 @@ def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
     return Process(name, shortest, False, lambda seed: draw, records=tuple(records))
 
 
-PROCESSES: dict[str, Callable[..., Process]] = {
-    factory.__name__: factory for factory in (persistent, spells, markov, trace)
-}
+PROCESSES = Registry({
+    "persistent": persistent,
+    "spells": spells,
+    "markov": markov,
+    "trace": "stragglers.traces.files:trace",
+    "like": "stragglers.traces.statistics:like",
+    "alibaba_job_1": "stragglers.traces.statistics:alibaba_job_1",
+    "alibaba_job_2": "stragglers.traces.statistics:alibaba_job_2",
+    "alibaba_job_3": "stragglers.traces.statistics:alibaba_job_3",
+    "alibaba_job_4": "stragglers.traces.statistics:alibaba_job_4",
+    "bytedance_ar": "stragglers.traces.statistics:bytedance_ar",
+    "bytedance_se": "stragglers.traces.statistics:bytedance_se",
+    "bytedance_st": "stragglers.traces.statistics:bytedance_st",
+})
+
+
+def __getattr__(name: str) -> Callable[..., Process]:
+    """Return a process of another file, which is imported when it is first used."""
+    if name in PROCESSES:
+        return PROCESSES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

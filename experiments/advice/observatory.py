@@ -51,7 +51,7 @@ class Loss(NamedTuple):
 
 
 def rounds_of(measured: Measured, mini_batches: int) -> np.ndarray:
-    """Return the seconds of each worker's rounds of so many mini-batches [workers, rounds]."""
+    """Return the seconds of each worker's rounds, `mini_batches` each [workers, rounds]."""
     count = min(map(len, measured.seconds)) // mini_batches
     whole_rounds = [values[: count * mini_batches] for values in measured.seconds]
     return np.array(whole_rounds).reshape(len(whole_rounds), count, mini_batches).sum(axis=2)
@@ -180,7 +180,8 @@ def observed(measured: Measured, mini_batches: int) -> dict:
 def advice(record: dict) -> str:
     """Return a sentence about what to do."""
     said = f"A barrier's round takes {1 + sum(record['loss'].values()):.2f} times the mean worker's"
-    gained = {call: gain for call, gain in record["gains"].items() if call != BARRIER}
+    _, *gains_of_others = record["gains"].items()  # the first is the barrier
+    gained = dict(gains_of_others)
     others = [(round(gain["mean"], 2), call) for call, gain in gained.items()]
     fresh = [one for one in others if not gained[one[1]]["staleness"]]
     most, call = max(others, key=lambda one: one[0])  # the first of equal ones

@@ -19,6 +19,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -26,9 +27,16 @@ from typing import NamedTuple
 import numpy as np
 
 from stragglers import reading
+from stragglers.processes import Process, replayed
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # unit at the end of a column's name
+LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
+IN_STEP = (
+    "warning: at equal times all workers took about equally long, as steps that end with an "
+    "all-reduce do, which hides who is slow; give times of computing alone, or waiting=COLUMN, the "
+    "part of them that is waiting"
+)
 MOST_SHOWN = 16  # names of workers that an error lists on a line
 EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
 COLLECTIVE = re.compile("nccl|rccl|gloo", re.IGNORECASE)  # in the name of a profiled event
@@ -44,6 +52,7 @@ class Columns(NamedTuple):
     waiting: str | None = None  # is taken off a duration
 
 
+STEP_TIME = "step", "time"  # the time is the duration where there is a step, too
 USUAL = (  # other names, in the order of the columns, that are taken where the default is missing
     ("rank", "worker_id", "replica", "node", "host", "hostname"),
     ("step", "iteration", "iter", "timestamp"),
@@ -70,7 +79,7 @@ class Recorded(NamedTuple):
 
     durations: name of a worker -> numbers in the order of their times. column: of these numbers.
     empty: rows without a value. in_step: True if workers seem to go in step. apart: seconds of
-    communication that were told apart, of all workers.
+    communication that a profile has beside the computing, of all workers.
     """
 
     durations: dict[str, np.ndarray]
@@ -78,6 +87,65 @@ class Recorded(NamedTuple):
     empty: int
     in_step: bool
     apart: np.ndarray
+
+
+def trace(
+    path: str,
+    *,
+    worker: str = "worker",
+    time: str | None = "time",
+    duration: str = "batch_time",
+    waiting: str | None = None,
+    scale: float | None = None,
+    mean: float | None = None,
+) -> Process:
+    """Replay recorded durations from a CSV file, per worker in the order of `time`, cyclic.
+
+    `worker`, `time` and `duration` name the columns; without `time` the order is that of the rows.
+    Commas, semicolons or tabs part them, and lines from # on are left out. A table with a column
+    per worker, such as rank0, rank1, is read too, in the order of its rows unless it has a `time`.
+    A duration is that of computing alone. If it includes a wait for other workers, `waiting` names
+    the column of that wait, which is subtracted.
+    Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
+    as in batch_time_ms; `mean` scales them instead so that they have this mean. Workers are in the
+    natural order of their names, rank2 before rank10; workers beyond the file's reuse them in turn.
+    The seed has no effect. `read` of the process gives the facts about the file. Raises ValueError
+    for an unreadable file, and for durations that can hardly be seconds.
+    """
+    for value in (scale, mean):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(
+                f"trace: needs scale > 0 and mean > 0, got scale={scale}, mean={mean}; set seconds"
+            )
+    if mean is not None and scale is not None:
+        raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
+    found = read(path, Columns(worker, time, duration, waiting))
+    names = sorted(found.durations, key=natural)
+    everything = np.concatenate([found.durations[name] for name in names])
+    ending = UNIT.search(found.column)
+    if mean is not None:
+        scale, unit = mean / everything.mean(), f"scaled to mean={mean:g}"
+    elif scale is not None:
+        unit = f"scale={scale:g}"
+    elif ending:
+        scale, unit = SECONDS[ending[1]], f"column {found.column} in {ending[1]}"
+    else:
+        scale, median = 1.0, np.median(everything)
+        if median > LONGEST_USUAL:
+            raise ValueError(
+                f"trace: {path} has durations with a median of {median:.4g}, long for seconds of a "
+                "mini-batch; give scale=1e-3 for milliseconds, 1e-6 for microseconds, 1e-9 "
+                "for nanoseconds, 1 for seconds"
+            )
+        unit = f"taken as seconds{' (milliseconds have scale=0.001)' if median > 1 else ''}"
+    records = [scale * found.durations[name] for name in names]
+    facts = [f"{path}: {described(names, records)}", unit]
+    if found.apart.size:
+        facts.append(f"communication apart, median {np.median(found.apart):.3g} s a step")
+    facts += [f"{found.empty} empty rows left out"] if found.empty else []
+    facts += [IN_STEP] if found.in_step else []
+    process = replayed(f"trace({path})", records)
+    return replace(process, names=tuple(names), read=" ".join(", ".join(facts).split()))
 
 
 def read(path: str, wanted: Columns) -> Recorded:
@@ -133,8 +201,8 @@ def read(path: str, wanted: Columns) -> Recorded:
                 )
     durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
     in_step = when is not None and _in_step(list(observed.values()))
-    told = [] if apart is None else [float(row[apart]) for _, row in full[1:]]
-    return Recorded(durations, columns[what], empty, in_step, np.array(told))
+    beside = [] if apart is None else [float(row[apart]) for _, row in full[1:]]
+    return Recorded(durations, columns[what], empty, in_step, np.array(beside))
 
 
 def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
@@ -257,7 +325,7 @@ def _of_parquet(file: io.BufferedReader) -> list[list[str]]:
     except ArrowException as error:
         raise ValueError(" ".join(str(error).split())[:200]) from error
     columns = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
-    if columns.keys() >= OPERATIONS:
+    if OPERATIONS.issubset(columns):
         return _micro_batches(columns)
     cells = [[repr(x) if isinstance(x, float) else str(x) for x in column.tolist()]
              for column in columns.values()]
@@ -268,7 +336,7 @@ OPERATIONS = {"dp_rank", "stage", "rank", "step", "optype", "duration", "mb_id"}
 
 
 def _micro_batches(columns: dict[str, np.ndarray]) -> list[list[str]]:
-    """Return the seconds of each micro-batch of a replica: those of its slowest pipeline stage.
+    """Return the seconds of each micro-batch of a replica, in its slowest pipeline stage.
 
     ByteDance's StragglerAnalysis (arXiv 2505.05713) records every operation of every rank. A
     stage takes its forward and backward computing, the mean over its ranks.
@@ -346,8 +414,8 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
     for i, others in enumerate(USUAL):
         if names[i] == default[i] and names[i] not in plain:
             names[i] = next((name for name in others if name in {*plain} - {*names}), names[i])
-    if wanted == default and default.duration not in plain and {"step", "time"} <= {*plain}:
-        names[1:3] = "step", "time"
+    if wanted == default and default.duration not in plain and {*plain}.issuperset(STEP_TIME):
+        names[1:3] = STEP_TIME
     places: list[int | None] = []
     for parameter, name in zip(Columns._fields, names, strict=True):
         if name is None:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from stragglers.processes import Draw, Process, trace
+from stragglers.processes import Draw, Process
+from stragglers.traces.files import trace
 
 PUBLIC = Path(__file__).parents[1] / "data" / "public_traces.json"
 PROBABILITIES = np.array(
@@ -101,7 +102,7 @@ def drawn(name: str, statistics: Statistics, read: str = "") -> Process:
 
 
 def like(path: str, mean: float | None = None) -> Process:
-    """Draw durations like those of a trace, without end and for any number of workers.
+    """Draw durations like a recorded trace, without end and for any number of workers.
 
     path, mean: as the delay `trace` has them.
     """
@@ -184,4 +185,9 @@ def _named(name: str) -> Callable[..., Process]:
     return public
 
 
-TRACES = {like.__name__: like, **{name: _named(name) for name in _public()}}
+alibaba_job_1, alibaba_job_2, alibaba_job_3, alibaba_job_4 = (
+    _named(f"alibaba_job_{number}") for number in (1, 2, 3, 4)
+)
+bytedance_ar, bytedance_se, bytedance_st = (
+    _named(f"bytedance_{job}") for job in ("ar", "se", "st")
+)

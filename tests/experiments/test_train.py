@@ -69,7 +69,7 @@ BAD = [
     ({"wait": "quorum(k=0)"}, "quorum: needs 1 <= k <= 8 (workers x mini-batches), got k=0"),
     ({"wait": "quorum(k=9)"}, "quorum: needs 1 <= k <= 8 (workers x mini-batches), got k=9"),
     ({"wait": "barrier(leftovers=keep)"}, "unknown leftovers='keep'; choose one of carry, drop"),
-    ({"wait": "barrier(in_flight=stop)"}, "unknown in_flight='stop'; choose one of finish, cut"),
+    ({"wait": "barrier(in_flight=stop)"}, "unknown in_flight='stop'; choose one of cut, finish"),
     ({"wait": "first_finisher(landing=some)"}, "unknown landing='some'; choose one of neighbours"),
     ({"wait": "neighbour_barrier"}, "got neither graph nor links; wait for adaptive_deadline, "),
     ({"wait": "replay(path='none.npz')"}, "load: none.npz holds no schedule ("),

@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from stragglers.processes import trace
+from stragglers.processes import PROCESSES, trace
 from stragglers.traces import statistics
 
 HEADER, ROWS = "worker,time,batch_time\n", ["0,0,1.5", "1,0,2.5", "0,1,3.5", "1,1,4.5"]
@@ -20,7 +20,7 @@ def event(name, cat, start, duration):
 
 
 def profiled(computing, rank=None, kernels=True):
-    """Return a profile of steps of 1 s, each computing for so many seconds, then reducing."""
+    """Return a profile of steps of 1 s, each of which computes and then reduces."""
     events = [{"ph": "M", "name": "process_name"}]
     for number, seconds in enumerate(computing):
         at = 1e6 * number
@@ -124,7 +124,7 @@ def test_operations_of_a_pipeline_become_micro_batches_of_its_slowest_stage(tmp_
     np.testing.assert_allclose(found.records, wanted.max(axis=-1).reshape(2, 6))
 
 
-PUBLIC = [name for name in statistics.TRACES if name != "like"]
+PUBLIC = json.loads(statistics.PUBLIC.read_text())
 
 
 def drawn(process, seed, workers, count=2 * statistics.LENGTH):
@@ -133,9 +133,9 @@ def drawn(process, seed, workers, count=2 * statistics.LENGTH):
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_traces_come_back_with_their_statistics(name):
-    recorded = json.loads(statistics.PUBLIC.read_text())[name]
+    recorded = PUBLIC[name]
     quantiles = np.array(recorded["quantiles"])
-    process = statistics.TRACES[name]()
+    process = PROCESSES[name]()
     durations = [drawn(process, seed, len(quantiles)) for seed in range(4)]
     middle = slice(2, -2)  # from 2 % to 98 %
     found = np.quantile(np.concatenate(durations, axis=1), statistics.PROBABILITIES, axis=1).T
@@ -146,7 +146,7 @@ def test_public_traces_come_back_with_their_statistics(name):
     assert np.mean([one.share for one in moments]) == pytest.approx(recorded["share"], abs=0.05)
     assert process.shortest == quantiles.min()
     with pytest.raises(ValueError, match="needs mean > 0"):
-        statistics.TRACES[name](mean=-1.0)
+        PROCESSES[name](mean=-1.0)
 
 
 def test_draws_like_a_trace_have_its_spells_and_its_pairs(tmp_path):
