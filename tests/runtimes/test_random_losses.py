@@ -82,7 +82,8 @@ def test_a_mesh_draws_as_the_simulator(name, watched):
     found = np.asarray(runtime.models(run))[0]
     replayed, _ = simulated(LOSSES[name], recorded(schedule))
     np.testing.assert_allclose(found, replayed, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
+    if not watched:  # else work that an update has cut goes on in the next one
+        np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
