@@ -115,7 +115,7 @@ def known_models():
     """Of seeds, workers and updates: what CHOCO-SGD's neighbours know of one vector."""
     vector = np.random.default_rng(0).standard_normal(64).astype(np.float32)
     for seed in SEEDS:
-        method = choco_sgd(SGD, topology.ring(N), exchange=quantise(bits=3), gamma=0.5, seed=seed)
+        method = choco_sgd(SGD, topology.ring(N), exchange=quantise(bits=8), gamma=0.1, seed=seed)
 
         def one(update, method=method):
             state = method.exchange.init(jnp.zeros(64))
