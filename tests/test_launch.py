@@ -104,10 +104,10 @@ def test_the_same_command_again_finds_its_work_done(call, here):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("actors")
-def test_arms_run_elsewhere(call, here):
+def test_arms_run_elsewhere(here):
     """With the same records as here, and those that are done are not run again."""
     flags = ("--config=config.py", "--sweep", "--config.seconds=0.5", "--checkpoint_seconds=0")
-    assert call(*flags, "--workdir=here")[0] == 0
+    assert start(here, *flags, "--workdir=here").returncode == 0
     for name, how in {"jobs": ("--jobs=2",), "ray": ("--executor=ray", "--ray=cpus=1")}.items():
         there = (*flags, f"--workdir={name}", *how, "--loggers=tensorboard")
         done = start(here, *there)
