@@ -3,9 +3,9 @@
     python -m experiments.advice.observatory 'rank*.csv' --figure=look.png
     python -m experiments.advice.observatory alibaba_job_4 bytedance_se --mini_batches=8
 
-A source is a file of durations, a pattern of files, or a delay as in configs. Nothing is trained:
-rules are compared by the mini-batches that they finish in a second, each update of as many as a
-barrier's has where the rule allows it.
+A source is a run's workdir, a file of durations, a pattern of files, or a delay as in configs.
+Nothing is trained: rules are compared by the mini-batches that they finish in a second, whatever an
+update has of them.
 """
 
 import glob
@@ -25,6 +25,7 @@ from rich.console import Console
 from experiments import figures, files, prepare, registry, tables
 from experiments.advice import durations
 from experiments.advice.durations import Measured
+from experiments.records import CONFIG
 from experiments.stats import Numbers
 from stragglers.rule import Setting, Unfit, whole
 from stragglers.rules import RULES
@@ -140,12 +141,16 @@ def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0
 
     workers: of a delay that has no records, by default 8, or as many as a public trace has.
     """
-    found = Path(text).expanduser().exists() or (glob.has_magic(text) and "(" not in text)
-    delay = prepare.build_delay(registry.part("trace", path=text) if found else text)
-    workers = len(getattr(delay, "names", ())) or workers or statistics.workers(text) or 8
-    file = re.search(r"path=['\"]?([^'\",)]*)", text)
-    source = Path(file[1] if file else text).name if found or file else text
-    measured = durations.of_delay(delay, workers, seed, source)
+    if (Path(text) / CONFIG).exists():
+        measured = durations.read(text, None, []).measured
+    else:
+        found = Path(text).expanduser().exists() or (glob.has_magic(text) and "(" not in text)
+        delay = prepare.build_delay(registry.part("trace", path=text) if found else text)
+        named = statistics.workers(text.partition("(")[0])
+        workers = len(getattr(delay, "names", ())) or workers or named or 8
+        file = re.search(r"path=['\"]?([^'\",)]*)", text)
+        source = Path(file[1] if file else text).name if found or file else text
+        measured = durations.of_delay(delay, workers, seed, source)
     if rounds_of(measured, mini_batches).shape[1] < 2:
         raise ValueError(
             f"{text}: a worker has too few durations for two rounds of {mini_batches} mini-batches;"

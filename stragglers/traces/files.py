@@ -99,11 +99,12 @@ def trace(
     scale: float | None = None,
     mean: float | None = None,
 ) -> Process:
-    """Replay recorded durations from a CSV file, per worker in the order of `time`, cyclic.
+    """Replay recorded durations from files, per worker in the order of `time`, cyclic.
 
-    `worker`, `time` and `duration` name the columns; without `time` the order is that of the rows.
-    Commas, semicolons or tabs part them, and lines from # on are left out. A table with a column
-    per worker, such as rank0, rank1, is read too, in the order of its rows unless it has a `time`.
+    The head of this module lists the files. `worker`, `time` and `duration` name the columns of a
+    table, by default usual ones; without `time` the order is that of the rows. Lines from # on are
+    left out. A table with a column per worker, such as rank0, rank1, is in the order of its rows
+    unless it has a `time`.
     A duration is that of computing alone. If it includes a wait for other workers, `waiting` names
     the column of that wait, which is subtracted.
     Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,

@@ -21,7 +21,7 @@ def gradients(workers, share, dtype=np.float32, shape=(200, 5)):
     [(3, (200, 5), jnp.float32), (1, (333,), jnp.float32), (4, (60, 2, 3), jnp.bfloat16)],
 )
 def test_bits_of_the_dense_sum_within_the_budget_and_beyond(spmd, workers, shape, dtype):
-    """Whether or not the union fits: budgets just too small, just large enough, and ample."""
+    """Budgets of the union that are just too small, just large enough, and ample."""
     x = gradients(workers, 0.1, dtype, shape)
     union = int((np.asarray(x, np.float32) != 0).reshape(*x.shape[:2], -1).any((0, 2)).sum())
     budgets = union - 1, union, 10_000

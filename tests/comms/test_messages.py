@@ -154,7 +154,7 @@ def test_a_number_of_seconds_is_shared_out_by_bytes():
 
 
 def test_sequences_travel_step_by_step():
-    """What is reduced or gathered stands beside it, what goes over the same links adds up."""
+    """Reduced and gathered bytes stand beside it; what goes over the same links adds up."""
     short = (Payload((8,)),)
     long = (Payload((4,), (5,)), Payload(exchanged=7, matchings=RING[:1]))
     first, second = messages.in_step([long, short, long])

@@ -119,7 +119,7 @@ def test_who_begins_anew_begins_at_the_servers_model():
 
 
 def test_asynchronous_workers_wait_for_the_update_that_changes_their_models():
-    """Where their own contribution alone does that, they may go on before."""
+    """If their own contribution alone does that, they may go on before."""
     for method, name, own in (
         ("easgd", "k_async", {"k": 2, "grace": 0.1}),
         ("easgd", "k_batch_async", {"k": 1}),

@@ -40,7 +40,7 @@ def test_a_replayed_version_lives_until_the_segment_that_reads_it_last():
 
 
 def test_turns_of_equal_updates_have_equal_shapes():
-    """What is left of the rows that were planned is no turn of its own."""
+    """The rest of the planned rows is no turn of its own."""
     plans = planner(planned.rule("k_async", delays.exponential(1.0), 8, 1, 0, k=3))
     every = 3 * planning.PLANNED_UPDATES // 8  # does not divide what is planned at once
     plan, counts, ran = plans.start(remembers=False), [], []

@@ -104,7 +104,7 @@ PROMISED = {
     ids=["two processes", "a process for every device"],
 )
 def test_rules_count_across_processes_what_the_plan_counts(tmp_path, count, rows):
-    """What the rule promises, the counts of the plan if the machine was in time, and a replay."""
+    """The promise of the rule, the counts of the plan if the machine was in time, and a replay."""
     arrays, _ = results(tmp_path, "rules", *rows, count=count, devices=4 // count)
     assert not arrays.pop("keys").size  # of rounds, in the service
     for name in rows:

@@ -105,7 +105,7 @@ def test_a_streamed_mesh_is_the_mesh_in_memory(table_updates, monkeypatch):
 
 
 def test_a_watched_round_streams_what_its_workers_take():
-    """Who is cut short takes up where it was; the clock counts the wait for the input."""
+    """A worker cut short takes up its work again; the clock counts the wait for the input."""
 
     def run(examples):
         rule = planned.rule("first_finisher", delays.deterministic(0.005), N, M)

@@ -144,6 +144,7 @@ def test_public_traces_come_back_with_their_statistics(name):
     lag_1 = np.mean([one.autocorrelation[0] for one in moments])
     assert lag_1 == pytest.approx(recorded["lag_1"], abs=0.05)
     assert np.mean([one.share for one in moments]) == pytest.approx(recorded["share"], abs=0.05)
+    assert np.mean([one.barrier for one in moments]) == pytest.approx(recorded["barrier"], rel=0.03)
     assert process.shortest == quantiles.min()
     with pytest.raises(ValueError, match="needs mean > 0"):
         PROCESSES[name](mean=-1.0)
@@ -166,5 +167,9 @@ def test_draws_like_a_trace_have_its_spells_and_its_pairs(tmp_path):
     assert found.max(axis=0).mean() > 1.02 * found[:3].max(axis=0).mean()
     again = process.seeded(1).duration(np.array([4]), 9.0, np.array([77]))
     assert again == found[4, 77] != drawn(process, 2, 6)[4, 77]
+    noted = statistics.entry("log", recorded)
+    assert noted["lag_1"] == pytest.approx(wanted.autocorrelation[0], rel=1e-3)
+    assert noted["barrier"] == pytest.approx((recorded.max(axis=0) / recorded.mean()).mean(), 1e-3)
+    np.testing.assert_allclose(np.array(noted["quantiles"])[:, 12], np.median(recorded, 1), 1e-3)
     with pytest.raises(ValueError, match="a worker has 40 durations"):
         statistics.of(recorded[:, :40])

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs import nonblocking
+from experiments import train
 from experiments.advice import observatory
 from experiments.advice.durations import Measured
 
@@ -51,6 +53,16 @@ def test_gains_are_those_of_known_durations():
 def test_the_page_shows_the_record():
     record = json.loads((ROOT / "docs/results/benchmarks/observatory.json").read_text())
     assert observatory.markdown(record["sources"]) in (ROOT / "docs/observatory.md").read_text()
+
+
+def test_a_run_is_looked_at(tmp_path):
+    config = nonblocking.get_config("delay=slow4")
+    config.task, config.updates = "synthetic_logistic(samples=256, dimension=8)", 30
+    config.wait = "barrier"
+    train.run(config, str(tmp_path / "run"))
+    record = observatory.observed(observatory.read(str(tmp_path / "run"), 8), 8)
+    assert record["slowest"][0]["worker"] == "0" and record["loss"]["persistent"] > 1
+    assert observatory.read("alibaba_job_4(mean=2.0)", 8).workers == 10
 
 
 def test_a_look_at_files_from_the_command_line(tmp_path):
