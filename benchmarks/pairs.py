@@ -141,7 +141,8 @@ def main(argv: list[str]) -> None:
     path = pathlib.Path(_RECORD.value)
     points = json.loads(path.read_text())["summary"]["points"] if path.exists() else []
     known = {(point["runtime"], point["method"]) for point in points}
-    command = " ".join(["python -m benchmarks.pairs", *sys.argv[1:]])
+    options = [flag for flag in sys.argv[1:] if not flag.startswith("--record")]
+    command = " ".join(["python -m benchmarks.pairs", *options])
     for runtime in _RUNTIMES.value:
         names = [name for name in _METHODS.value if (runtime, name) not in known]
         chosen = {*covering(runtime)} if _COVERING.value and names else None
