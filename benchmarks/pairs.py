@@ -2,17 +2,23 @@
 
     python -m benchmarks.pairs
     python -m benchmarks.pairs --runtimes=simulate --of_methods=top_k
+    python -m benchmarks.pairs --runtimes=actors --covering
 
 `experiments.prepare.fitting_rule` decides from declarations; here it shows whether what is accepted
 trains and whether anything is refused too late. A point per runtime and method has the numbers of
-rules that are refused, that train and under which the parameters have not moved yet; whatever ends
+rules that are accepted, that train and under which the parameters have not moved yet; whatever ends
 in an error is listed by rule. Small models on four workers, and on two where each is a process:
-what counts is that they run.
+what counts is that they run. With --covering all pairs are decided, and only those train in which
+every method and every rule occurs once. Points stand in the record as soon as they are known, and
+a later start goes on after them.
 """
 
 import contextlib
 import itertools
+import json
 import os
+import pathlib
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -22,12 +28,14 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS
-from benchmarks import every_rule
+from benchmarks import every_rule, harness
 from experiments import parts, prepare, runtime_builders
 from stragglers.rules import RULES
 
 _RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where to train.")
 _METHODS = flags.DEFINE_list("of_methods", sorted(ALGORITHMS), "Methods to train.")
+_COVERING = flags.DEFINE_bool("covering", False, "Train every method and every rule once.")
+_RECORD = flags.DEFINE_string("record", str(harness.FOLDER / "pairs.json"), "Where points go.")
 
 WORKERS, UPDATES = 4, 3
 PROCESSES = {"actors": 2}  # workers where each is one
@@ -115,26 +123,53 @@ def covering(runtime: str) -> Iterator[tuple[str, str]]:
                 yield method, wait
 
 
+def accepted(method: str, wait: str, runtime: str) -> bool:
+    """Return whether `prepare` takes a pair."""
+    try:
+        prepare.prepare(config(method, wait, runtime)).runtime.close()
+    except ValueError:
+        return False
+    return True
+
+
 def main(argv: list[str]) -> None:
     """Train all pairs, a method after the other."""
     del argv
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", WORKERS)  # of a mesh
     assert set(_RUNTIMES.value) <= set(runtime_builders.RUNTIMES)
-    for runtime, name in itertools.product(_RUNTIMES.value, _METHODS.value):
-        seen: Counter[str] = Counter()
-        errors = []
-        for wait in WAITS:
+    path = pathlib.Path(_RECORD.value)
+    points = json.loads(path.read_text())["summary"]["points"] if path.exists() else []
+    known = {(point["runtime"], point["method"]) for point in points}
+    options = [flag for flag in sys.argv[1:] if not flag.startswith("--record")]
+    command = " ".join(["python -m benchmarks.pairs", *options])
+    for runtime in _RUNTIMES.value:
+        names = [name for name in _METHODS.value if (runtime, name) not in known]
+        chosen = {*covering(runtime)} if _COVERING.value and names else None
+        for name in names:
+            point = {"runtime": runtime, "method": name} | _tried(name, runtime, chosen)
+            print(point, flush=True)
+            harness.put(path, command, ("runtime", "method"), [point])
+            jax.clear_caches()
+
+
+def _tried(name: str, runtime: str, chosen: set[tuple[str, str]] | None) -> dict:
+    """Return the counts of one method's rules; chosen: the pairs that train, None for all."""
+    seen: Counter[str] = Counter()
+    errors = []
+    for wait in WAITS:
+        pair = call(name), wait
+        if not accepted(*pair, runtime):
+            seen["refused"] += 1
+            continue
+        seen["accepted"] += 1
+        if chosen is None or pair in chosen:
             try:
-                seen["trained" if trained(call(name), wait, runtime) else "unmoved"] += 1
-            except ValueError:
-                seen["refused"] += 1
-            except RuntimeError as error:
+                seen["trained" if trained(*pair, runtime) else "unmoved"] += 1
+            except (ValueError, RuntimeError) as error:
                 errors.append(f"{wait}: {error}"[:200])
-        jax.clear_caches()
-        counts = {kind: seen[kind] for kind in ("refused", "trained", "unmoved")}
-        point = {"runtime": runtime, "method": name, **counts, "errors": errors}
-        print(point, flush=True)
+    counts = {kind: seen[kind] for kind in ("accepted", "refused", "trained", "unmoved")}
+    return counts | {"errors": errors}
 
 
 if __name__ == "__main__":

@@ -79,13 +79,20 @@ def address(count) -> jax.Array:
     """Return the uint32 address of random draws after this many samples, [] for [].
 
     A count below 2^24 addresses by the bits that it has as float32, which is exact there, and a
-    larger one by itself. One that comes as a float has those bits, exact or not.
+    larger one by itself. One that comes as a float, from a caller who has no other, has those bits;
+    ValueError for a known one from 2^24 on, where two counts are the same float.
     """
     if isinstance(count, int | np.integer):
         count = counted(words(count))["count"]
     count = jnp.asarray(count)
     bits = jax.lax.bitcast_convert_type(count.astype(jnp.float32), jnp.uint32)
     if jnp.issubdtype(count.dtype, jnp.floating):
+        if not isinstance(count, jax.core.Tracer) and np.max(count, initial=0) >= 2**24:
+            raise ValueError(
+                f"random draws: {np.max(count):.0f} samples are too many for a float to count by "
+                "one, and counts that are the same float draw alike; give `samples` as a whole "
+                "number, or `count` beside it"
+            )
         return bits
     count = count.astype(jnp.uint32)
     return jnp.where(count < 2**24, bits, count ^ jnp.uint32(1 << 31))

@@ -282,6 +282,13 @@ def check(graph: Any, workers: int | None = None, name: str = "graph") -> None:
             f"{name}: worker {loops[0]} has an edge to itself, which sends nothing; remove it, as "
             "a mixing matrix weighs what a worker holds"
         )
+    for i, j, weight in graph.edges(data="weight", default=1):
+        if weight != 1:
+            raise ValueError(
+                f"{name}: the edge ({i}, {j}) has weight={weight!r}, and a graph says only who is "
+                "linked; remove it, and give weights as mixing_matrix=weights(path='...') of the "
+                "method"
+            )
     _check_connected(name, graph)
 
 

@@ -10,12 +10,14 @@ Whatever happens comes out of one queue: answers, deaths, and processes that are
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import os
 import queue
 import secrets
 import shutil
 import signal
 import socket
+import stat
 import statistics
 import subprocess
 import sys
@@ -74,6 +76,7 @@ _FOLDER = "gossax_"  # of a session of our own; what follows is random
 # Ray's longest socket in it, and what that leaves of the 107 bytes that the name of one may have.
 _SOCKET = "/gossax_12345678/r/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store"
 _LONGEST = 107 - len(_SOCKET)
+_STARTING = 5.0  # s after which a session has a lock on its folder
 SERVICE_LOOK = 1.0  # s between two looks at Ray's control service
 # Seconds of refused connections after which it has gone; on a cluster it may be restarted, and Ray
 # itself waits for a minute.
@@ -235,7 +238,10 @@ class _Folder:
         place = Path(tempfile.gettempdir())
         if len(os.fsencode(place)) > _LONGEST:
             place = Path("/tmp")
+        _remove_left(place)
         self.path = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=place))
+        self._held = os.open(self.path, os.O_RDONLY)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
         self._heir: subprocess.Popen | None = None
 
     def outlive(self, agents: list[int]) -> None:
@@ -258,6 +264,37 @@ class _Folder:
             self._heir.kill()
             self._heir.communicate()
         shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._held)
+
+
+def _remove_left(place: Path) -> None:
+    """Remove the folders of this user's sessions that have ended without a chance to do so."""
+    for path in place.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):  # it is in use, or another start is quicker
+            seen = path.lstat()
+            young = time.time() - seen.st_mtime < _STARTING
+            if seen.st_uid != os.getuid() or not stat.S_ISDIR(seen.st_mode) or young:
+                continue
+            held = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not any(map(_listens, path.glob("r/session_*/sockets/raylet"))):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(held)
+
+
+def _listens(path: Path) -> bool:
+    """Return whether a process listens at a socket of this machine."""
+    with socket.socket(socket.AF_UNIX) as held:
+        held.settimeout(SERVICE_LOOK)
+        try:
+            held.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            pass  # it is busy
+    return True
 
 
 def _gone(raylet: str, control: str, patience: float, ended: threading.Event) -> str | None:

@@ -39,6 +39,7 @@ IN_STEP = (
 )
 MOST_SHOWN = 16  # names of workers that an error lists on a line
 EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
+ODD = AttributeError, TypeError, KeyError, RecursionError  # of JSON that is no profile
 COLLECTIVE = re.compile("nccl|rccl|gloo", re.IGNORECASE)  # in the name of a profiled event
 STEP = re.compile(r"ProfilerStep#(\d+)")
 
@@ -139,7 +140,10 @@ def trace(
                 "for nanoseconds, 1 for seconds"
             )
         unit = f"taken as seconds{' (milliseconds have scale=0.001)' if median > 1 else ''}"
-    records = [scale * found.durations[name] for name in names]
+    with np.errstate(over="ignore"):
+        records = [scale * found.durations[name] for name in names]
+    if not all(np.isfinite(values).all() for values in records):
+        raise ValueError(f"trace: {path} has {unit} durations that are not finite; scale them down")
     facts = [f"{path}: {described(names, records)}", unit]
     if found.apart.size:
         facts.append(f"communication apart, median {np.median(found.apart):.3g} s a step")
@@ -157,8 +161,10 @@ def read(path: str, wanted: Columns) -> Recorded:
     """
     try:
         rows, comma = _tables(path, wanted.worker)
-    except (OSError, ValueError, KeyError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error, *ODD) as error:
         reason = getattr(error, "strerror", None) or error
+        if type(error) in ODD:
+            reason = f"it is no profile as PyTorch writes it: {error!r:.200}"
         raise ValueError(
             f"trace: cannot read {path} ({reason}); give the path of a CSV, Parquet or Kineto "
             "file, or a pattern with a file per worker, as 'rank*.csv'"
@@ -449,7 +455,7 @@ def _long(
         return rows
     if {"worker", _plain(duration)} & set(map(_plain, columns)):
         return rows
-    if len(whose) == len(columns) and "" in whose.values():  # numbers without a header
+    if all(math.isfinite(_number(column, ".")) for column in columns):  # there is no header
         return rows
     when = names.index(time) if time in names else None
     ending = UNIT.search(columns[next(iter(whose))])
@@ -463,8 +469,8 @@ def _long(
 
 
 def _plain(column: str | None) -> str:
-    """Return the name of a column without its unit and without capitals."""
-    return UNIT.sub("", column or "").lower()
+    """Return the name of a column without its unit and capitals, joined by underscores."""
+    return re.sub(r"\W+", "_", UNIT.sub("", column or "").strip().lower())
 
 
 def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:

@@ -88,3 +88,5 @@ def test_a_count_of_64_bits_is_held_added_to_and_told_apart():
         assert hashing.address(count) == hashing.address(jnp.float32(count))
         assert hashing.address(count) == hashing.address(jnp.uint32(count))
     assert hashing.address(2**24 + 1) != hashing.address(2**24)
+    with pytest.raises(ValueError, match="too many for a float to count"):
+        hashing.address(np.float32(2**25))

@@ -98,6 +98,7 @@ def test_errors_are_one_clear_sentence(build, message):
         (nx.path_graph(range(1, 4)), "nodes must be the workers' numbers, 0 to 2, got 3; use"),
         (nx.path_graph([False, True]), "0 to 1, got False"),
         (nx.Graph([(0, 1), (1, 1)]), "mine: worker 1 has an edge to itself, .* remove it"),
+        (nx.Graph([(0, 1, {"weight": 0.5})]), r"the edge \(0, 1\) has weight=0.5, .* mixing_"),
         (nx.Graph([(0, 1), (2, 3)]), "of 4 workers falls into 2 components, .* try more edges"),
     ],
 )

@@ -5,13 +5,18 @@ Their arrivals come in the order of a virtual clock, so that the rows equal the 
 
 import functools
 import heapq
+import os
 import queue
+import socket
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from runtimes.asynchronous import pool
 from runtimes.asynchronous import runtime as asynchronous_runtime
 from runtimes.asynchronous.pool import News, Options, Supervisor
 from runtimes.asynchronous.runtime import AsynchronousRuntime, misfit
@@ -504,3 +509,21 @@ def test_a_process_that_is_silent_or_computes_for_too_long_is_ended():
     assert pool.killed == [0]
     assert watched._lives(1, computing=19.0) and pool.asked == [1]
     assert not watched._lives(1, computing=21.0) and pool.killed == [0, 1]
+
+
+def test_folders_that_sessions_left_are_removed_at_the_next_start(monkeypatch):
+    with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as raylet:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        left, foreign, served = (Path(place, f"{name}_x") for name in ("gossax", "g", "gossax_2"))
+        for path in (left, foreign, served):
+            (path / "r" / "session_1" / "sockets").mkdir(parents=True)
+        raylet.bind(str(served / "r" / "session_1" / "sockets" / "raylet"))
+        raylet.listen()
+        young = pool._Folder()
+        for path in (left, foreign, served, young.path):  # all look old, one is in use
+            os.utime(path, (0, 0))
+        second = pool._Folder()
+        assert {*Path(place).iterdir()} == {foreign, served, young.path, second.path}
+        for folder in (young, second):
+            folder.remove()
+        assert {*Path(place).iterdir()} == {foreign, served}

@@ -67,7 +67,15 @@ def test_compressed_tables_and_parquet(tmp_path):
     np.testing.assert_allclose(trace(str(tmp_path / "log.parquet")).records, np.divide(WANTED, 1e3))
 
 
-@pytest.mark.parametrize("damaged", [b"\x1f\x8b\x08", b"PAR1 but no more", b'{"a": 1}', b"{"])
+ODD_PROFILES = (  # JSON that a profiler does not write
+    b'{"traceEvents": [7]}', b'{"traceEvents": [{"ph": "X", "dur": null, "cat": "kernel"}]}',
+    b'{"traceEvents": [{"ph": "X", "dur": 1, "cat": "user_annotation", "name": 3}]}', 99999 * b"[",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"\x1f\x8b\x08", b"PAR1 but no more", b'{"a": 1}', b"{", *ODD_PROFILES]
+)
 def test_what_is_damaged_or_foreign_is_refused_in_a_sentence(tmp_path, damaged):
     (tmp_path / "log").write_bytes(damaged)
     with pytest.raises(ValueError, match=r"trace: cannot read .*; give the path of"):
@@ -79,6 +87,7 @@ def test_what_is_damaged_or_foreign_is_refused_in_a_sentence(tmp_path, damaged):
     [
         ("rank,step,step_time", "{worker},{step},{seconds}"),
         ("host,iteration,duration_s", "n{worker},{step},{seconds}"),
+        ("Worker,Time,Batch Time (s)", "{worker},{step},{seconds}"),
         ("worker,step,time", "{worker},{step},{seconds}"),  # where time is what it took
         (",worker,gpu,time,batch_time_norm", "9{step}{worker},{worker},5,{step},{seconds}"),
     ],
@@ -88,6 +97,15 @@ def test_usual_columns_are_found(tmp_path, header, rows):
     lines = [rows.format(worker=w, step=t, seconds=s) for w, t, s in cells]
     (tmp_path / "log.csv").write_text("\n".join([header, *lines]))
     np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, WANTED)
+
+
+def test_numbers_without_a_header_and_beyond_floats_are_refused(tmp_path):
+    (tmp_path / "log.csv").write_text("0.5,0.25\n0.5,0.25\n")
+    with pytest.raises(ValueError, match=r"no column 'worker'; it has 0.5, 0.25"):
+        trace(str(tmp_path / "log.csv"))
+    (tmp_path / "log.csv").write_text(HEADER + "0,0,1e300\n")
+    with pytest.raises(ValueError, match="are not finite; scale them down"):
+        trace(str(tmp_path / "log.csv"), scale=1e9)
 
 
 def test_profiles_tell_exposed_communication_apart(tmp_path):
