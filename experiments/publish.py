@@ -268,15 +268,15 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
     yield f"Rows: [{path}](../{path}). Commands of the records: [sweeps](results.md#sweeps)."
 
 
-def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer]]:
-    """Return the claims of a paper and what their records say of them."""
+def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, stats.Answer]]:
+    """Return the claims of a paper and what their records say of them; apart: see `judge`."""
 
     def answer(claim: stats.Claim) -> stats.Answer:
         try:
             found = record(claim.record)
         except ValueError:
             return stats.Answer(stats.INCONCLUSIVE, "", "there is no record")
-        return stats.judge(claim, arms(found), found)
+        return stats.judge(claim, arms(found), found, apart)
 
     return [(claim, answer(claim)) for claim in paper.CLAIMS]
 
@@ -297,9 +297,8 @@ def of_headlines() -> Iterator[str]:
 
 def of_verdicts() -> Iterator[str]:
     """Give the number of verdicts of each kind, and how many tests stand beside all others."""
-    usual = [answer for paper in papers() for _, answer in answers(paper)]
-    with stats.chosen_by_other_seeds():
-        apart = [answer for paper in papers() for _, answer in answers(paper)]
+    usual, apart = ([answer for paper in papers() for _, answer in answers(paper, apart)]
+                    for apart in (False, True))  # fmt: skip
     counts = Counter(answer.verdict for answer in usual)
     yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])
     tests = sorted(answer.p for answer in usual if answer.p is not None)
