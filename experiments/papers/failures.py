@@ -92,9 +92,12 @@ CLAIMS = (
 def figure(records: Records) -> Figure:
     """Draw goodput by learners and by failures, simulated, and of processes that are killed."""
     names = {OURS: OURS, BARRIER: BARRIER}
-    killed = [Panel(title, "goodput_real", names, quantity, label) for title, quantity, label in (
-        ("some processes killed", "share", "samples per second over those without kills"),
-        ("the same", "there", "share of the learners' time with a process"))]  # fmt: skip
+    killed = [
+        Panel("processes killed: speed", "goodput_real", names, "share",
+              "samples per second over those without kills"),
+        Panel("processes killed: learners there", "goodput_real", names, "there",
+              "share of the learners' time with a process"),
+    ]  # fmt: skip
     return draw([*_panels(records("goodput")["summary"]), *killed], records)
 
 
