@@ -124,7 +124,7 @@ def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
         axes.set_xscale("log")
         mark(axes.xaxis)
     elif panel.quantity in (stats.SECONDS, "share", "there", *stats.COUNTED):
-        axes.set_xlim(0, max(axes.get_xlim()[1], 1.04 * axes.dataLim.x1))  # no dot is cut
+        axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * axes.dataLim.x1))  # no dot is cut
     label = panel.label or LABELS[panel.quantity]
     label += f" [{unit.strip()}]" if unit.strip() in ("MB", "%") else ""
     axes.set_xlabel(label, fontsize=9)
