@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from experiments import registry
 from experiments.formats import BY_SEED
 from experiments.records import plain
 
@@ -47,7 +48,7 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
     merged = {}
     for field, first in summaries[0].items():
         values = [summary.get(field) for summary in summaries]
-        merged[field] = _mean(values) if any(map(_is_number, values)) else first
+        merged[field] = _mean(values) if any(map(registry.is_number, values)) else first
         if field in WITH_SPREAD:
             spread = None if None in values or len(values) < 2 else float(np.std(values, ddof=1))
             merged[f"{field}_std"] = spread
@@ -67,7 +68,3 @@ def _mean(values: list):
         return None
     # Equal values stay what they are: 8 workers, not 8.0.
     return values[0] if len(set(values)) == 1 else float(np.mean(values))
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -47,8 +47,9 @@ _UP = {
     "test_accuracy": ("accuracy", "test accuracy [%]", False, _PERCENT),
     "consensus_distance": ("distance", "consensus distance", True, _LOGARITHM),
 }
-# Plots that stand in files and as pictures.
-_STILL = ("loss_time", "loss_samples", "loss_bytes", "accuracy_time", "distance_time")
+# Plots that have a file of their own, and a picture in a page.
+_STILL = ("loss_time", "loss_samples", "loss_bytes", "accuracy_time", "distance_time", "staleness",
+          "idle")  # fmt: skip
 
 Runs = Sequence[Sequence[Mapping]]  # metrics records of each seed
 
@@ -70,11 +71,6 @@ class Plot(NamedTuple):
     curves: Mapping[str, Curve]  # by arm
     target: float | None = None
     top: float | None = None  # of the vertical axis, where an arm that diverges would hide others
-
-    @property
-    def is_still(self) -> bool:
-        """True for a plot that has a file of its own, and a picture in a page."""
-        return self.name in _STILL or not self.name.startswith(("loss", "accuracy", "distance"))
 
 
 class Look(NamedTuple):
@@ -294,7 +290,7 @@ def every(
 ) -> dict[str, Figure]:
     """Return all figures of some arms by the name of a file; their labels are captions."""
     lines, found = _chosen(curves, looks, target, clock)
-    return {one.name: canvas([one], lines) for one in found if one.is_still}
+    return {one.name: canvas([one], lines) for one in found if one.name in _STILL}
 
 
 def _chosen(curves, looks, target, clock) -> tuple[dict[str, dict], list[Plot]]:

@@ -14,12 +14,12 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from experiments import checkpoints, figures, files, formats, records, registry, report, slurm
+from experiments import figures, files, formats, records, registry, report, slurm
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # s for what a connection says next
@@ -48,17 +48,9 @@ class State(NamedTuple):
         return self.finished + self.failed + len(self.left)
 
 
-def places(root: Path) -> Iterator[Path]:
-    """Yield the directories of all runs below a workdir, begun or not; links are not followed."""
-    for folder, below, names in os.walk(root):
-        below[:] = sorted(set(below) - {checkpoints.CHECKPOINT, slurm.FOLDER})
-        if records.METRICS in names or records.CONFIG in names:
-            yield Path(folder)
-
-
 def state(root: Path) -> State:
     """Return the progress of the runs below a workdir."""
-    every = list(places(root))
+    every = list(report.places(root))
     finished = [place for place in every if (place / records.SUMMARY).exists()]
     rest = [place for place in every if place not in finished]
     left = [place for place in rest if not (place / records.ERROR).exists()]
@@ -72,7 +64,7 @@ class Attendance:
         self._root, self._asked, self._queued = root, -BETWEEN_QUEUES, False
 
     def __bool__(self) -> bool:
-        own = (place / files.RUN_LOCK for place in places(self._root))
+        own = (place / files.RUN_LOCK for place in report.places(self._root))
         for path in (self._root / files.LAUNCH_LOCK, *own):
             with contextlib.suppress(OSError, ValueError):  # no lock of ours
                 try:
@@ -95,24 +87,18 @@ def page(root: Path, version: int, looks: dict[Path, figures.Look]) -> tuple[str
 
     looks: at the schedules of runs that have been looked at before, to which new ones are added.
     """
-    every, arms, unfinished = list(places(root)), [], []
-    if any((place / records.METRICS).exists() for place in every):
-        arms, unfinished = report.gather(root)
-    done, taken = {place for arm in arms for place in arm.places}, {arm.name for arm in arms}
-    begun = {root / one.place for one in unfinished}
-    waiting = [place for place in every if place not in done | begun]
-    unfinished += [report.Unfinished(str(at.relative_to(root)), "not begun") for at in waiting]
+    arms, unfinished = report.gather(root)
     failed = sum(one.state.startswith("failed") for one in unfinished)
-    now = str(State(len(done), failed, [None] * (len(unfinished) - failed)))  # as the page has it
-    lines = [(arm.name, arm.runs) for arm in arms]
-    for place in every:
-        if place in done or not (place / records.METRICS).exists():
-            continue
-        metrics = [line for line in records.read_metrics(place)
-                   if formats.fits(line, formats.WHOLE_LINE)]  # fmt: skip
+    left, finished = unfinished[failed:], sum(len(arm.places) for arm in arms)
+    now = str(State(finished, failed, left))  # as the page has it
+    lines, taken = [(arm.name, arm.runs) for arm in arms], {arm.name for arm in arms}
+    for one in unfinished:
+        place = root / one.place
+        begun = records.read_metrics(place) if (place / records.METRICS).exists() else []
+        metrics = [line for line in begun if formats.fits(line, formats.WHOLE_LINE)]
         if metrics:
             name = records.read_config(place / records.CONFIG).name
-            name = f"{name}, {place.relative_to(root)}" if name in taken else name
+            name = f"{name}, {one.place}" if name in taken else name
             taken.add(name)
             lines.append((name, [metrics]))
     new = [arm for arm in arms if arm.places[0] not in looks]
@@ -263,7 +249,7 @@ def _follow(root: Path, attended: Attendance, server: Server) -> None:
     while True:
         began = time.monotonic()
         new = []  # changes when records arrive
-        for path in (place / name for place in places(root) for name in _FOLLOWED):
+        for path in (at / name for at in report.places(root) for name in _FOLLOWED):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 new.append((path, status.st_mtime_ns, status.st_size))

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib
+import itertools
 import json
 import re
 import shlex
@@ -268,15 +269,15 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
     yield f"Rows: [{path}](../{path}). Commands of the records: [sweeps](results.md#sweeps)."
 
 
-def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer]]:
-    """Return the claims of a paper and what their records say of them."""
+def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, stats.Answer]]:
+    """Return the claims of a paper and what their records say of them; apart: see `judge`."""
 
     def answer(claim: stats.Claim) -> stats.Answer:
         try:
             found = record(claim.record)
         except ValueError:
             return stats.Answer(stats.INCONCLUSIVE, "", "there is no record")
-        return stats.judge(claim, arms(found), found)
+        return stats.judge(claim, arms(found), found, apart)
 
     return [(claim, answer(claim)) for claim in paper.CLAIMS]
 
@@ -297,9 +298,8 @@ def of_headlines() -> Iterator[str]:
 
 def of_verdicts() -> Iterator[str]:
     """Give the number of verdicts of each kind, and how many tests stand beside all others."""
-    usual = [answer for paper in papers() for _, answer in answers(paper)]
-    with stats.chosen_by_other_seeds():
-        apart = [answer for paper in papers() for _, answer in answers(paper)]
+    usual, apart = ([answer for paper in papers() for _, answer in answers(paper, apart)]
+                    for apart in (False, True))  # fmt: skip
     counts = Counter(answer.verdict for answer in usual)
     yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])
     tests = sorted(answer.p for answer in usual if answer.p is not None)
@@ -342,40 +342,34 @@ def of_points(name: str, *words: str) -> Iterator[str]:
     values, also = asked.pop("value").split(","), asked.pop("also", None)
     digits, over = asked.pop("digits", "2"), asked.pop("over", None)
     found = record(name)
-    points = {(str(p[down]), str(p.get(across, ""))): p for p in found["summary"]["points"]
+    points = {(str(p.get(across, "")), str(p[down])): p for p in found["summary"]["points"]
               if all(str(p.get(key)) == text for key, text in asked.items())}  # fmt: skip
 
-    def number(row: str, column: str, value: str) -> float | None:
+    def cell(column: str, row: str, value: str) -> str:
         field, _, factor = value.rstrip("%").partition("*")
-        found = points.get((row, column), {}).get(field)
-        return None if found is None else found * float(factor or 1)
-
-    def cell(row: str, column: str, value: str) -> str:
-        own = number(row, column, value)
-        if own is None:
+        own, there = (points.get((column, at), {}).get(field) for at in (row, over))
+        if own is None or (there is None and over is not None):
             return ""
+        scaled = own * float(factor or 1)
         if value.endswith("%"):
-            return f"{round(100 * own):+d}%"
-        text = f"{own:,.{digits}f}"
-        if over not in (None, row):
-            there = number(over, column, value)
-            text = "" if there is None else f"{there / own:.2f}x"
-        return text + (f" ({cell(row, column, also)})" if also else "")
+            return f"{round(100 * scaled):+d}%"
+        text = f"{there / own:.2f}x" if over not in (None, row) else f"{scaled:,.{digits}f}"
+        return text + (f" ({cell(column, row, also)})" if also else "")
 
-    rows = dict.fromkeys(row for row, _ in points)
-    columns = list(dict.fromkeys(column for _, column in points))
+    columns, rows = (list(dict.fromkeys(key[place] for key in points)) for place in (0, 1))
     with contextlib.suppress(ValueError):
         columns.sort(key=float)
-    headings = [(column, value) for column in columns for value in values]
-    cells = {row: [cell(row, *heading) for heading in headings] for row in rows}
-    kept = [n for n in range(len(headings)) if any(cells[row][n] for row in rows)]
-    labels = [" ".join(filter(None, (column, re.split(r"[*%]", value)[0].replace("_", " ")
-                                     if len(values) > 1 or not column else "")))
-              for column, value in headings]  # fmt: skip
+    headings = {}
+    for column, value in itertools.product(columns, values):
+        field = re.split(r"[*%]", value)[0].replace("_", " ")
+        headings[f"{column} {field if values[1:] or not column else ''}".strip()] = column, value
+    cells = {row: [cell(column, row, value) for column, value in headings.values()] for row in rows}
+    kept = [any(of_heading) for of_heading in zip(*cells.values(), strict=True)]
     yield from table(
-        (down, *(labels[n] for n in kept)),
-        [(row, *(cells[row][n] or "–" for n in kept)) for row in rows if any(cells[row])],
-    )
+        (down, *itertools.compress(headings, kept)),
+        [(row, *(text or "–" for text in itertools.compress(texts, kept)))
+         for row, texts in cells.items() if any(texts)],
+    )  # fmt: skip
     yield ""
     yield made_by(name, found)
 

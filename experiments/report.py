@@ -26,12 +26,14 @@ from plotly.offline import get_plotlyjs
 
 from experiments import (
     aggregates,
+    checkpoints,
     figures,
     files,
     formats,
     provenance,
     records,
     registry,
+    slurm,
     stats,
     tables,
     timeline,
@@ -64,19 +66,25 @@ class Unfinished(NamedTuple):
     state: str
 
 
+def places(root: Path) -> Iterator[Path]:
+    """Yield the directories of all runs below a workdir, begun or not; links are not followed."""
+    for folder, below, names in os.walk(root):
+        below[:] = sorted(set(below) - {checkpoints.CHECKPOINT, slurm.FOLDER})
+        is_analysis = records.SUMMARY in names and records.METRICS not in names
+        if {records.METRICS, records.ERROR, records.CONFIG} & set(names) and not is_analysis:
+            yield Path(folder)
+
+
 def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     """Return the finished arms, in the order of the sweep's summary, and the unfinished runs.
 
     Runs of one name that are not the seeds of one arm, as of several launches, have the names of
-    their folders. Raises ValueError where there are neither, where a record cannot be read, and
-    where runs of one folder are not the seeds of one arm.
+    their folders. Raises ValueError where a record cannot be read, and where runs of one folder are
+    not the seeds of one arm.
     """
-    found = {path.parent for name in (records.METRICS, records.ERROR) for path in root.rglob(name)}
-    if not found:
-        raise ValueError(f"report: {root} holds no records of runs; give the --workdir of some")
     members: dict[str, list[tuple[Path, dict, dict]]] = {}
     unfinished = []
-    for place in sorted(found):
+    for place in places(root):
         summary = records.read_summary(place, formats.WHOLE_SUMMARY)
         if summary is None:
             unfinished.append(Unfinished(str(place.relative_to(root)), _state(place)))
@@ -96,10 +104,10 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
         if mixed := _mixed(runs):
             raise ValueError(f"report: {mixed}; give the --workdir of a single sweep")
         seeds = sorted(runs, key=lambda member: member[2]["seed"])
-        places, configs, summaries = map(list, zip(*seeds, strict=True))
+        found, configs, summaries = map(list, zip(*seeds, strict=True))
         config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
-        runs = [records.read_metrics(place, whole=True) for place in places]
-        arms.append(Arm(name, places, config, aggregates.aggregate(summaries), summaries, runs))
+        runs = [records.read_metrics(place, whole=True) for place in found]
+        arms.append(Arm(name, found, config, aggregates.aggregate(summaries), summaries, runs))
     return arms, unfinished
 
 
@@ -117,6 +125,8 @@ def _mixed(runs: Sequence[tuple[Path, dict, dict]]) -> str:
 def _state(place: Path) -> str:
     if (place / records.ERROR).exists():
         return f"failed: {records.read_error(place)}"
+    if not (place / records.METRICS).exists():
+        return "not begun"
     metrics = records.read_metrics(place)
     if not metrics or not {"update", "seconds"} <= metrics[-1].keys():
         return "not finished, nothing evaluated yet"
@@ -133,6 +143,8 @@ def write(root: str | os.PathLike, paper: bool = False) -> Path:
     """
     root = Path(root)
     arms, unfinished = gather(root)
+    if not arms and not unfinished:
+        raise ValueError(f"report: {root} holds no records of runs; give the --workdir of some")
     if paper and not arms:
         raise ValueError(f"report: no run below {root} has finished; leave out --paper")
     looks, lines = looks_of(arms), [(arm.name, arm.runs) for arm in arms]
@@ -423,7 +435,8 @@ def _rounded(values: np.ndarray) -> list[float | None]:
 
 
 def _layout(plot: figures.Plot) -> dict[str, Any]:
-    up = {"title": {"text": plot.y}, "type": "log" if plot.logarithmic else "linear"}
+    up = {"title": {"text": plot.y}, "type": "log" if plot.logarithmic else "linear",
+          "tickformat": "~g"}  # whole numbers between the powers of ten, too
     if plot.top is not None:
         up["autorangeoptions"] = {"clipmax": plot.top}
     label = {"text": f"target loss {plot.target or 0:.3g}", "textposition": "end"}

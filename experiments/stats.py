@@ -13,7 +13,6 @@ is not met: every seed at the target, equal samples, an optimum inside of its gr
 """
 
 import contextlib
-import contextvars
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,13 +25,14 @@ LEVEL = 0.05  # of a test, and of the false discoveries among all of them
 NOISE = "in the noise"
 SAME = 0.02  # relative difference that counts as none: schedules end a little apart
 SECONDS, END, ACCURACY = "seconds_to_target", "final_train_loss", "test_accuracy"
-COUNTED = ("bytes_per_worker",)  # quantities that follow from shapes, without noise
+BYTES = "bytes_per_worker"
+COUNTED = (BYTES,)  # quantities that follow from shapes, without noise
 HIGHER = (ACCURACY,)  # quantities of which more is better
 # Factor and unit of a quantity as it is shown.
 UNITS = {
     "ms": (1.0, " ms"), "meeting": (1.0, " s"), "seconds": (1.0, " s"), SECONDS: (1.0, " s"),
     "updates_to_target": (1.0, " updates"), ACCURACY: (100.0, " %"),
-    "bytes_per_worker": (1e-6, " MB"), "share": (100.0, " %"), "there": (100.0, " %"),
+    BYTES: (1e-6, " MB"), "share": (100.0, " %"), "there": (100.0, " %"),
 }  # fmt: skip
 Arm = Mapping[str, Any]
 
@@ -48,7 +48,6 @@ class Answer(NamedTuple):
     measured: str
     reason: str = ""  # of "holds where" and "inconclusive"
     p: float | None = None  # of the difference from the bound; None: nothing was tested
-    seeds: int | None = None  # None: nothing was drawn at random
 
     def __str__(self) -> str:
         test = "" if self.p is None else f"p = {self.p:.2g}"
@@ -79,13 +78,21 @@ class Claim(NamedTuple):
     judge: Judge | None = None  # another comparison
 
 
-def judge(claim: Claim, arms: Iterable[Arm], record: Mapping[str, Any] | None = None) -> Answer:
-    """Return the verdict of a claim on these arms; record: the published one that they are from."""
+def judge(
+    claim: Claim,
+    arms: Iterable[Arm],
+    record: Mapping[str, Any] | None = None,
+    apart: bool = False,
+) -> Answer:
+    """Return the verdict of a claim on these arms; record: the published one that they are from.
+
+    apart: every seed is judged at the settings that the other seeds choose, see `best`.
+    """
     try:
         arms = list(arms)
         if claim.judge is not None:
             return claim.judge(arms, record or {})
-        pair = [side(claim, arms, names) for names in (claim.ours, claim.theirs)]
+        pair = [side(claim, arms, names, apart) for names in (claim.ours, claim.theirs)]
         for quantity in claim.equal:
             equal(quantity, *pair, within=claim.within)
         found = compare(*pair, claim.quantity, claim.bound, claim.margin)
@@ -96,15 +103,17 @@ def judge(claim: Claim, arms: Iterable[Arm], record: Mapping[str, Any] | None = 
     return found
 
 
-def side(claim: Claim, arms: Sequence[Arm], names: str | Sequence[str]) -> Arm:
+def side(
+    claim: Claim, arms: Sequence[Arm], names: str | Sequence[str], apart: bool = False
+) -> Arm:
     """Return the arm that stands for one side of a claim."""
     several = [names] if isinstance(names, str) else names
     quantity = claim.chosen_by or claim.quantity
     found = named(arms, *several) if not claim.tuned else [
-        tuned(arms, name, quantity, claim.edges) for name in several
-        if len(several) == 1 or has(arms, name, quantity)
+        tuned(arms, name, quantity, claim.edges, apart) for name in several
+        if len(several) == 1 or any(_complete(arm, quantity) for arm in group(arms, name, 0))
     ]  # fmt: skip
-    return best(found, quantity) if len(found) != 1 else found[0]
+    return best(found, quantity, apart) if len(found) != 1 else found[0]
 
 
 def printed(
@@ -184,12 +193,15 @@ def settings(name: str) -> dict[str, float]:
     return found
 
 
-def group(arms: Iterable[Arm], name: str) -> list[Arm]:
-    """Return the arm of this name, or the arms of its grid, whose names go on with settings."""
+def group(arms: Iterable[Arm], name: str, least: int = 1) -> list[Arm]:
+    """Return the arm of this name, or the arms of its grid, whose names go on with settings.
+
+    Raise Inconclusive where there are fewer than `least`.
+    """
     found = [arm for arm in arms if arm["name"] == name or (
         arm["name"].startswith(f"{name}/")
         and all("=" in piece for piece in arm["name"][len(name) + 1 :].split("/")))]  # fmt: skip
-    if not found:
+    if len(found) < least:
         raise Inconclusive(f"there is no arm {name}")
     return found
 
@@ -203,22 +215,19 @@ def _without_rates(name: str) -> str:
     return "/".join(p for p in name.split("/") if not p.startswith(("rate=", "outer=")))
 
 
-def has(arms: Iterable[Arm], name: str, quantity: str) -> bool:
-    """Return whether some arm of a group has the quantity in every seed."""
-    with contextlib.suppress(Inconclusive):
-        return bool(best(group(arms, name), quantity))
-    return False
+def best(members: Sequence[Arm], quantity: str, apart: bool = False) -> Arm:
+    """Return the best of the members that have the quantity in every seed.
 
-
-def best(members: Sequence[Arm], quantity: str) -> Arm:
-    """Return the best of the members that have the quantity in every seed."""
+    apart: for every seed the numbers of the setting that the other seeds choose, so that no seed is
+    judged at a setting that it has helped to choose. The name is that of all seeds' choice.
+    """
     complete = [arm for arm in members if _complete(arm, quantity)]
     if not complete:
         name = groups(members)[0] if members else "the grid"
         what = "came to the target" if "_to_target" in quantity else f"has a {words(quantity)}"
         raise Inconclusive(f"no arm of {name} {what} in every seed")
     found = min(complete, key=lambda arm: _sign(quantity) * arm[quantity])
-    return _of_other_seeds(found, complete, quantity) if _OTHER_SEEDS.get() else found
+    return _of_other_seeds(found, complete, quantity) if apart else found
 
 
 def _sign(quantity: str) -> int:
@@ -246,7 +255,11 @@ def ends(arm: Arm, members: Sequence[Arm], edges: Mapping[str, float] | None = N
 
 
 def tuned(
-    arms: Iterable[Arm], name: str, quantity: str, edges: Mapping[str, float] | None = None
+    arms: Iterable[Arm],
+    name: str,
+    quantity: str,
+    edges: Mapping[str, float] | None = None,
+    apart: bool = False,
 ) -> Arm:
     """Return the best arm of a group; raise Inconclusive unless it lies inside of its grid.
 
@@ -254,7 +267,7 @@ def tuned(
     end, as no search can go on from there.
     """
     members = group(arms, name)
-    found = best(members, quantity)
+    found = best(members, quantity, apart)
     if len(members) < 2:
         raise Inconclusive(f"{name} was run at one setting")
     for key in settings(found["name"]).keys() - settings(name).keys():
@@ -263,23 +276,6 @@ def tuned(
     if at_end := ends(found, members, edges):
         raise Inconclusive(f"{at_end[0]} of {found['name']}, the best, is at its grid's end")
     return found
-
-
-_OTHER_SEEDS = contextvars.ContextVar("_OTHER_SEEDS", default=False)
-
-
-@contextlib.contextmanager
-def chosen_by_other_seeds() -> Iterator[None]:
-    """Let `best` give, for every seed, the numbers of the setting that the other seeds choose.
-
-    No seed is then judged at a setting that it has helped to choose. The name is that of the
-    setting which all seeds choose.
-    """
-    token = _OTHER_SEEDS.set(True)
-    try:
-        yield
-    finally:
-        _OTHER_SEEDS.reset(token)
 
 
 def _of_other_seeds(found: Arm, members: Sequence[Arm], quantity: str) -> Arm:
@@ -315,11 +311,10 @@ def compare(
     if quantity not in HIGHER and theirs[quantity]:
         ratio = ours[quantity] / theirs[quantity]
         measured += f", {ratio:.2f}x" if ratio >= 0.01 else f", {ratio:.2g}x"
-    seeds = min(len(arm.get("seeds", ())) or 1 for arm in (ours, theirs))
     if quantity in COUNTED:
         verdict = HOLDS if ours[quantity] <= bound * theirs[quantity] + margin else FAILS
-        return Answer(verdict, measured, seeds=seeds)
-    if seeds < 2:
+        return Answer(verdict, measured)
+    if min(len(arm.get("seeds", ())) for arm in (ours, theirs)) < 2:
         raise Inconclusive(f"one seed leaves no deviation: {measured}")
     if quantity in HIGHER:
         resolved(margin, ours, theirs)
@@ -327,8 +322,8 @@ def compare(
     least = 0.5 / ours["test_samples"] if quantity in HIGHER and ours.get("test_samples") else 0.0
     beyond *= _sign(quantity)
     if p < LEVEL and abs(beyond) >= least:
-        return Answer(HOLDS if beyond <= 0 else FAILS, measured, "", p, seeds)
-    return Answer(INCONCLUSIVE, measured, NOISE, p, seeds)
+        return Answer(HOLDS if beyond <= 0 else FAILS, measured, "", p)
+    return Answer(INCONCLUSIVE, measured, NOISE, p)
 
 
 def difference(
@@ -343,22 +338,15 @@ def difference(
     margin *= _sign(quantity)
     a, b = (arm.get(f"{quantity}_by_seed") for arm in (ours, theirs))
     if a and b and list(ours["seeds"]) == list(theirs["seeds"]) and len(a) > 1:
-        return paired(np.asarray(a) - (bound * np.asarray(b) + margin))
+        beyond = np.asarray(a) - (bound * np.asarray(b) + margin)
+        test = _student(beyond)  # of differences that are all the same p is 0
+        return float(beyond.mean()), 0.0 if test is None else float(test.pvalue)
     (mean, spread, n), (other, noise, m) = (_moments(arm, quantity) for arm in (ours, theirs))
     beyond = mean - bound * other - margin
     if not spread and not noise:
         return beyond, 0.0
     test = stats.ttest_ind_from_stats(beyond, spread, n, 0.0, bound * noise, m, equal_var=False)
     return beyond, float(test.pvalue)
-
-
-def paired(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of the seeds' differences from a bound, and the p-value of its being 0.
-
-    Differences that are all the same leave no noise, so that p is 0: at the bound it is met.
-    """
-    test = _student(differences)
-    return float(np.mean(differences)), 0.0 if test is None else float(test.pvalue)
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:

@@ -12,14 +12,14 @@ Source: Trace Event Format (Google, 2016), JSON object format.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments import files
-from stragglers.schedule import Event, Schedule
+from stragglers.schedule import Schedule
 
 TIMELINE = "timeline.json"
 KINDS = ("compute", "wait", "communicate")
@@ -79,78 +79,58 @@ def trace(
     schedule: Schedule,
     name: str,
     clock: str,
-    most: int = MOST_STRETCHES,
     metrics: Sequence[Mapping[str, Any]] = (),
+    most: int = MOST_STRETCHES,
 ) -> dict[str, Any]:
     """Return a run as a process with a thread per worker, in the JSON format of trace events.
 
-    name: of the run; clock: what its seconds are, "virtual" or "wall". Only the first `most`
-    stretches are drawn, and `otherData` says so. metrics: its records, for the lane of the input.
+    name: of the run; clock: what its seconds are, "virtual" or "wall"; metrics: its records, for
+    the lane of the input. Only the first `most` stretches are drawn, and `otherData` says so.
     """
     drawn = stretches(schedule, most)
-    whole, shown = float(schedule.time[-1]), drawn.begin.max(initial=0) / NANOSECONDS
     contents, until = "all of the run", np.inf
     if drawn.begin.size == most:
-        until = shown
+        until = drawn.begin.max(initial=0) / NANOSECONDS
         contents = (
-            f"the first {most} events, which begin within {shown:.4g} s of {whole:.4g} s; "
-            "schedule.npz has all"
+            f"the first {most} events, which begin within {until:.4g} s of "
+            f"{float(schedule.time[-1]):.4g} s; schedule.npz has all"
         )
+    events: list[dict[str, Any]] = []
+
+    def add(event: str, phase: str, thread: int, arguments: dict, **own) -> None:
+        """Add an event in microseconds; thread 0 is special to viewers, workers begin at 1."""
+        made = {"name": event, "ph": phase, "pid": 1, "tid": thread, "args": arguments}
+        events.append(made | own)
+
+    def microseconds(seconds: float) -> float:
+        return np.rint(NANOSECONDS * seconds) / 1000
+
+    add("process_name", "M", 0, {"name": name})
+    add("process_labels", "M", 0, {"labels": contents})
     instants = [event for event in schedule.events if event.time <= until]
-    metrics = [record for record in metrics if record["seconds"] <= until]
-    workers = sorted({*drawn.worker.tolist(), *(event.worker for event in instants)})
-    events = _events(drawn, workers, instants, metrics, {"name": name}, {"labels": contents})
-    return {
-        "traceEvents": list(events),
-        "displayTimeUnit": "ms",
-        "otherData": {"run": name, "clock": clock, "contents": contents},
-    }
-
-
-def write(
-    schedule: Schedule,
-    path: str | os.PathLike,
-    name: str,
-    clock: str,
-    metrics: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Write `trace` as a file that ui.perfetto.dev opens."""
-    traced = trace(schedule, name, clock, metrics=metrics)
-    text = json.dumps(traced, allow_nan=False, separators=(",", ":"))
-    files.write(path, text, durable=False)
-
-
-def _events(
-    drawn: Stretches,
-    workers: Sequence[int],
-    instants: Sequence[Event],
-    metrics: Sequence[Mapping[str, Any]],
-    name: dict[str, str],
-    labels: dict[str, str],
-) -> Iterator[dict]:
-    """Yield events in microseconds; thread 0 is special to viewers, workers begin at 1."""
-
-    def made(event: str, phase: str, thread: int, arguments: dict, **own) -> dict:
-        return {"name": event, "ph": phase, "pid": 1, "tid": thread, "args": arguments} | own
-
-    yield made("process_name", "M", 0, name)
-    yield made("process_labels", "M", 0, labels)
-    for worker in workers:  # worker 10 comes after 9
-        yield made("thread_name", "M", worker + 1, {"name": f"worker {worker}"})
-        yield made("thread_sort_index", "M", worker + 1, {"sort_index": worker})
+    for worker in sorted({*drawn.worker.tolist(), *(event.worker for event in instants)}):
+        add("thread_name", "M", worker + 1, {"name": f"worker {worker}"})
+        add("thread_sort_index", "M", worker + 1, {"sort_index": worker})  # 10 comes after 9
     rows = zip(*(column.tolist() for column in drawn), strict=True)
     for worker, kind, begin, end, update, mini_batches, staleness, partner in rows:
         about = {"update": update, "mini_batches": mini_batches, "staleness": staleness}
         about |= {"partner": partner} if partner != worker else {}
         times = {"ts": begin / 1000, "dur": (end - begin) / 1000}
-        yield made(KINDS[kind], "X", worker + 1, about, cat="worker", **times)
+        add(KINDS[kind], "X", worker + 1, about, cat="worker", **times)
     for event in instants:  # on the threads of their workers
         source = {} if event.source < 0 else {"source": event.source}
-        at = np.rint(NANOSECONDS * event.time) / 1000
-        yield made(event.kind, "i", event.worker + 1, source, cat="event", s="t", ts=at)
+        at = microseconds(event.time)
+        add(event.kind, "i", event.worker + 1, source, cat="event", s="t", ts=at)
     # Seconds on the wall that devices waited for their input, from one record to the next.
-    streamed = (record for record in metrics if "input_wait_seconds" in record)
+    streamed = [r for r in metrics if r["seconds"] <= until and "input_wait_seconds" in r]
     for before, after in pairwise(streamed):
         waited = {"seconds": after["input_wait_seconds"] - before["input_wait_seconds"]}
-        at = np.rint(NANOSECONDS * before["seconds"]) / 1000
-        yield made("input wait", "C", 0, waited, cat="input", ts=at)
+        add("input wait", "C", 0, waited, cat="input", ts=microseconds(before["seconds"]))
+    about = {"run": name, "clock": clock, "contents": contents}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def write(schedule: Schedule, path: str | os.PathLike, *run: Any, **more: Any) -> None:
+    """Write the `trace` of a run, of these arguments, as a file that ui.perfetto.dev opens."""
+    text = json.dumps(trace(schedule, *run, **more), allow_nan=False, separators=(",", ":"))
+    files.write(path, text, durable=False)

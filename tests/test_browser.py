@@ -72,6 +72,9 @@ def test_a_page_fits_its_window_and_its_arms_axes_and_strips_are_switched(tab, r
     ink = tab.value(f"{CURVES}._fullLayout.font.color")
     assert ink == {"light": "#1b1d21", "dark": "#e6e8ea"}[mode]
     assert tab.value(f"{CURVES}._fullLayout.plot_bgcolor") == "rgba(0,0,0,0)"
+    bars = "[...document.querySelectorAll('#strips .bars path')]"
+    fills = tab.value(f"{bars}.map((bar) => getComputedStyle(bar).fill)")
+    assert ("rgb(217, 217, 217)" in fills) == (mode == "light")  # who waits
     heights = tab.value(
         "[...document.querySelectorAll('label, button, select, summary')].filter((part) => "
         "part.offsetParent).map((part) => part.getBoundingClientRect().height)"

@@ -1,16 +1,13 @@
 """Asynchronous SGD without and with local steps, its baselines, and uneven data."""
 
-from matplotlib.figure import Figure
-
-from experiments.papers.base import Panel, Records, Sweep, draw
+from experiments.papers.base import Panel, drawn, swept
 from experiments.stats import END, Claim
 
 TITLE = "Asynchronous methods"
 SWEEPS = (
-    Sweep("async_baselines", "--config=configs/async_baselines.py --sweep --seeds=5 --together",
-          0.3),
-    Sweep("frontier_async", "--config=configs/frontier_async.py --sweep --seeds=3 --together", 0.7),
-)  # fmt: skip
+    swept("async_baselines", "async_baselines.py", 0.3, seeds=5),
+    swept("frontier_async", "frontier_async.py", 0.7),
+)
 # Groups that leave old gradients out, each with a limit at which it does: at 128 none is reached.
 LIMITED = (
     *(f"ringmaster_ignore/limit={limit}" for limit in (8, 16, 32)),
@@ -52,13 +49,7 @@ BASELINES = {
     "rennala_ignore": "Rennala, ignores", "rennala_interrupt": "Rennala, interrupts",
     "k_sync": "K-sync",
 }  # fmt: skip
-
-
-def figure(records: Records) -> Figure:
-    """Draw losses after the same time on the left, seconds to a loss on the right."""
-    panels = [
-        Panel("one worker 4x slower", "frontier_async", FRONTIER, END, "training loss at the end",
-              log=True),
-        Panel("one worker 10x slower", "async_baselines", BASELINES),
-    ]  # fmt: skip
-    return draw(panels, records)
+figure = drawn(
+    Panel("one worker 4x slower", "frontier_async", FRONTIER, END, log=True),
+    Panel("one worker 10x slower", "async_baselines", BASELINES),
+)

@@ -1,5 +1,6 @@
 """The parts of which a paper's file is made: its sweeps, and panels of its figures."""
 
+import functools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,10 @@ from experiments.figures import COLOURS, DASHES, literal, mark, plain
 
 Records = Callable[[str], Mapping[str, Any]]  # name of a record -> the record
 Points = Sequence[Mapping[str, Any]]  # rows of an analysis
+LABELS = {
+    stats.SECONDS: "seconds to the target loss", stats.END: "training loss at the end",
+    stats.BYTES: "sent by a worker", stats.ACCURACY: "test accuracy",
+}  # fmt: skip
 
 
 class Sweep(NamedTuple):
@@ -24,6 +29,11 @@ class Sweep(NamedTuple):
     hours: float  # expected, on two slow cores of a CPU
 
 
+def swept(name: str, config: str, hours: float, seeds: int = 3, last: str = " --together") -> Sweep:
+    """Return the sweep of a file of configs with its argument and what follows it."""
+    return Sweep(name, f"--config=configs/{config} --sweep --seeds={seeds}{last}", hours)
+
+
 class Panel(NamedTuple):
     """A panel with a row of dots per group of arms, each at its best setting, in one quantity."""
 
@@ -31,7 +41,7 @@ class Panel(NamedTuple):
     record: str
     groups: Mapping[str, str]  # group of arms -> its label
     quantity: str = stats.SECONDS
-    label: str = "seconds to the target loss"
+    label: str = ""  # of the horizontal axis; "": that of the quantity
     by: str = ""  # the quantity by which the best setting is chosen; "": the one that is shown
     log: bool = False
 
@@ -48,6 +58,11 @@ class Lines(NamedTuple):
     theory: tuple[str, str] | None = None  # fields with bounds of y, of which dots have no line
     log: bool = False  # of the vertical axis
     share: bool = False  # the vertical axis is one from 0 to 100 %
+
+
+def drawn(*panels: Panel) -> Callable[[Records], Figure]:
+    """Return the function `figure(records)` of a paper."""
+    return functools.partial(draw, panels)
 
 
 def draw(panels: Sequence[Panel | Lines], records: Records | None = None, columns=2) -> Figure:
@@ -109,9 +124,10 @@ def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
         axes.set_xscale("log")
         mark(axes.xaxis)
     elif panel.quantity in (stats.SECONDS, "share", "there", *stats.COUNTED):
-        axes.set_xlim(left=0)
-    axes.set_xlabel(panel.label + (f" [{unit.strip()}]" if unit.strip() in ("MB", "%") else ""),
-                    fontsize=9)  # fmt: skip
+        axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * axes.dataLim.x1))  # no dot is cut
+    label = panel.label or LABELS[panel.quantity]
+    label += f" [{unit.strip()}]" if unit.strip() in ("MB", "%") else ""
+    axes.set_xlabel(label, fontsize=9)
     return missing
 
 

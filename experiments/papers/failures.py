@@ -10,7 +10,7 @@ import os
 import random
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -92,9 +92,12 @@ CLAIMS = (
 def figure(records: Records) -> Figure:
     """Draw goodput by learners and by failures, simulated, and of processes that are killed."""
     names = {OURS: OURS, BARRIER: BARRIER}
-    killed = [Panel(title, "goodput_real", names, quantity, label) for title, quantity, label in (
-        ("some processes killed", "share", "samples per second over those without kills"),
-        ("the same", "there", "share of the learners' time with a process"))]  # fmt: skip
+    killed = [
+        Panel("processes killed: speed", "goodput_real", names, "share",
+              "samples per second over those without kills"),
+        Panel("processes killed: learners there", "goodput_real", names, "there",
+              "share of the learners' time with a process"),
+    ]  # fmt: skip
     return draw([*_panels(records("goodput")["summary"]), *killed], records)
 
 
@@ -125,17 +128,6 @@ ENTRIES = (
 )  # fmt: skip
 
 
-class Point(NamedTuple):
-    """The success of a method with a number of learners."""
-
-    method: str
-    workers: int
-    between: float  # s of work between two failures of a learner
-    goodput: float  # share of the learners' seconds that went into mini-batches which count
-    taking_part: float | None  # mean share of the learners in an update; None: no updates of a rule
-    staleness: float | None  # updates between reading a model and using what was made of it
-
-
 def analyse(config: ConfigDict) -> analysis.Analysis:
     """Return goodputs by learners and by failures; ValueError for a config that makes no sense.
 
@@ -156,9 +148,9 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         if name == ELASTIC:
             raise ValueError(f"goodput: {ELASTIC} is no waiting rule; give {rule!r} another name")
     summary = {
-        "by_workers": [point._asdict() for workers in config.workers
+        "by_workers": [point for workers in config.workers
                        for point in _points(config, workers, config.between)],
-        "by_between": [point._asdict() for between in config.betweens
+        "by_between": [point for between in config.betweens
                        for point in _points(config, config.at_workers, between)],
     }  # fmt: skip
     assumed = (
@@ -188,18 +180,20 @@ def _rule(config: ConfigDict, part, mini_batches: int, workers: int, between: fl
     return RULE.build(registry.spec(part), setting=setting)
 
 
-def _points(config: ConfigDict, workers: int, between: float) -> Iterator[Point]:
+def _points(config: ConfigDict, workers: int, between: float) -> Iterator[dict[str, Any]]:
+    """Yield the success of every method; between: s of work between two failures of a learner."""
     seconds = config.learner_seconds / workers
+    place = {"workers": workers, "between": between}
     for name, mini_batches, part in config.rules:
         rule = _rule(config, part, mini_batches, workers, between)
-        yield Point(name, workers, between, *_of_rule(rule, config.step, seconds))
+        yield {"method": name} | place | _of_rule(rule, config.step, seconds)
     process = from_law(_law(config, between)).seeded(config.seed)
     ran = elastic_all_reduce(process, workers, config.step, config.stop, seconds)
     share = ran.mini_batches * config.step / (workers * ran.seconds)
-    yield Point(ELASTIC, workers, between, share, None, None)
+    yield {"method": ELASTIC} | place | {"goodput": share, "taking_part": None, "staleness": None}
 
 
-def _of_rule(rule, step: float, seconds: float) -> tuple[float, float, float]:
+def _of_rule(rule, step: float, seconds: float) -> dict[str, float]:
     """Return goodput, share of learners in an update and staleness in a rule's first `seconds`."""
     state, counted, there, stale, updates, time = rule.init(), 0, 0, 0, 0, 0.0
     most = 64
@@ -222,8 +216,11 @@ def _of_rule(rule, step: float, seconds: float) -> tuple[float, float, float]:
             f"goodput: {rule.workers} learners make no update in {seconds:g} s; set "
             "config.learner_seconds to more"
         )
-    goodput = counted * step / (rule.workers * time)
-    return goodput, there / updates / rule.workers, stale / there
+    return {
+        "goodput": counted * step / (rule.workers * time),
+        "taking_part": there / updates / rule.workers,
+        "staleness": stale / there,
+    }
 
 
 # --- processes that are killed while they train ---
@@ -234,18 +231,6 @@ KILLING = (
     ("methods, each a name, an algorithm and a waiting rule",
      lambda v: len(v) and all(len(method) == 3 for method in v), ("methods",)),
 )  # fmt: skip
-
-
-class Run(NamedTuple):
-    """A run of one method, first undisturbed, then with kills."""
-
-    name: str
-    seed: int
-    kills: int
-    undisturbed: float  # samples/s
-    disturbed: float  # samples/s while processes are killed
-    share: float  # the second over the first: goodput
-    there: float  # share of the learners' time in which they had a process, while some are killed
 
 
 def kill(config: ConfigDict) -> analysis.Analysis:
@@ -264,22 +249,22 @@ def kill(config: ConfigDict) -> analysis.Analysis:
             "config.runtime='actors' and methods with a server"
         )
     runs = [_run(name, seed, prepared, config) for name, seed, prepared in arms]
-    methods = [of_seeds([run for run in runs if run.name == name]) for name, *_ in config.methods]
+    methods = [of_seeds([run for run in runs if run["name"] == name])
+               for name, *_ in config.methods]  # fmt: skip
     rules = ", ".join(f"{name} under {registry.text(wait)}" for name, _, wait in config.methods)
     conditions = (
         f"{config.workers} processes of one machine, {config.undisturbed:g} s undisturbed, then a "
         f"kill every {config.every:g} s, {config.kills} in a run; a mini-batch sleeps for "
         f"{registry.text(config.delay)} s; {rules}"
     )
-    rows = [
-        (row["name"], f"{row['undisturbed']:,.0f}", f"{row['disturbed']:,.0f}",
-         stats.shown(row, "share"), stats.shown(row, "there"), f"{row['kills']:g}")
-        for row in methods
-    ]  # fmt: skip
-    headings = ("method", "samples/s", "with kills", "goodput", "learners there", "kills")
-    table = stats.Numbers("goodput while learners are killed", headings, rows)
-    summary = {"methods": methods, "runs": [run._asdict() for run in runs]}
-    return analysis.Analysis(summary, [table, conditions], claims=CLAIMS)
+    table = stats.Numbers(
+        "goodput while learners are killed",
+        ("method", "samples/s", "with kills", "goodput", "learners there", "kills"),
+        [(row["name"], f"{row['undisturbed']:,.0f}", f"{row['disturbed']:,.0f}",
+          stats.shown(row, "share"), stats.shown(row, "there"), f"{row['kills']:g}")
+         for row in methods],
+    )  # fmt: skip
+    return analysis.Analysis({"methods": methods, "runs": runs}, [table, conditions], claims=CLAIMS)
 
 
 def _arm(config: ConfigDict, algorithm: str, wait: str, seed: int) -> ConfigDict:
@@ -291,7 +276,7 @@ def _arm(config: ConfigDict, algorithm: str, wait: str, seed: int) -> ConfigDict
     return own
 
 
-def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> Run:
+def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> dict[str, Any]:
     """Train undisturbed, then kill `config.kills` processes, one every `config.every` seconds."""
     runtime, draw = prepared.runtime, random.Random(seed)
     with contextlib.closing(runtime):
@@ -311,8 +296,11 @@ def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> Run:
     absent = absences([event for schedule in rows for event in schedule.events], end.seconds)
     away = sum(until - since for since, until in absent)
     there = 1 - away / (config.workers * (end.seconds - middle.seconds))
-    kills = end.deaths - middle.deaths
-    return Run(name, seed, kills, alone, among_kills, among_kills / alone, there)
+    return {
+        "name": name, "seed": seed, "kills": end.deaths - middle.deaths,
+        "undisturbed": alone, "disturbed": among_kills,  # samples/s
+        "share": among_kills / alone, "there": there,  # goodput, and time with a process
+    }  # fmt: skip
 
 
 def rate(before, after) -> float:
@@ -331,10 +319,10 @@ def absences(events: Iterable[Event], end: float) -> list[tuple[float, float]]:
     return absent + [(time, end) for time in lost.values() if time < end]
 
 
-def of_seeds(runs: Sequence[Run]) -> dict[str, Any]:
+def of_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return means over the runs of a method, and every seed's shares."""
-    found = {"name": runs[0].name, "seeds": [run.seed for run in runs]}
+    found = {"name": runs[0]["name"], "seeds": [run["seed"] for run in runs]}
     for field in ("kills", "undisturbed", "disturbed", "share", "there"):
-        values = [getattr(run, field) for run in runs]
+        values = [run[field] for run in runs]
         found |= {field: float(np.mean(values)), f"{field}_by_seed": values}
     return found

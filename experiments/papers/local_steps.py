@@ -1,16 +1,12 @@
 """Local steps and small messages on a small GPT: DiLoCo and its kin, DeMo, NoLoCo."""
 
-from matplotlib.figure import Figure
-
-from experiments.papers.base import Panel, Records, Sweep, draw
-from experiments.stats import END, Claim
+from experiments.papers.base import Panel, Sweep, drawn, swept
+from experiments.stats import BYTES, END, Claim
 
 TITLE = "Local steps, small messages"
 SWEEPS = (
-    Sweep("local_training", "--config=configs/local_training.py:size=140k,steps=1500 --sweep "
-          "--seeds=3 --together", 3.0),
-    Sweep("small_messages", "--config=configs/small_messages.py:size=140k,steps=750 --sweep "
-          "--seeds=3 --together", 0.8),
+    swept("local_training", "local_training.py:size=140k,steps=1500", 3.0),
+    swept("small_messages", "small_messages.py:size=140k,steps=750", 0.8),
     Sweep("language_model_10M", "--config=configs/language_model.py:size=10M,steps=200,batch=1 "
           "--sweep", 0.8),
 )  # fmt: skip
@@ -33,12 +29,12 @@ CLAIMS = (
     _ends("arXiv 2506.10911", "noloco/H=30", "diloco/H=30", 0.01),
     _ends("arXiv 2508.15706", "sparse_loco/H=30", "diloco/H=30", 0.01),
     Claim("sparse_loco/H=30 sends a hundredth of the bytes of diloco/H=30", "arXiv 2508.15706",
-          "local_training", "sparse_loco/H=30", "diloco/H=30", "bytes_per_worker", 0.01,
-          tuned=True, chosen_by=END, equal=SAMPLES),
+          "local_training", "sparse_loco/H=30", "diloco/H=30", BYTES, 0.01, tuned=True,
+          chosen_by=END, equal=SAMPLES),
     _ends("arXiv 2411.19870", "demo/8 of 64", "all_reduce", 0.01, "small_messages"),
     Claim("demo/1 of 256 sends a hundredth of the bytes of all_reduce", "arXiv 2411.19870",
-          "small_messages", "demo/1 of 256", "all_reduce", "bytes_per_worker", 0.01, tuned=True,
-          chosen_by=END, equal=SAMPLES),
+          "small_messages", "demo/1 of 256", "all_reduce", BYTES, 0.01, tuned=True, chosen_by=END,
+          equal=SAMPLES),
 )  # fmt: skip
 GROUPS = {
     "all_reduce": "all-reduce, AdamW", "local_sgd/H=30": "local SGD, H = 30",
@@ -47,14 +43,7 @@ GROUPS = {
     "sparse_loco/H=30": "SparseLoCo", "noloco/H=30": "NoLoCo",
     "all_reduce_muon": "all-reduce, Muon", "muloco/H=30": "MuLoCo",
 }  # fmt: skip
-
-
-def figure(records: Records) -> Figure:
-    """Draw how low training ends after the same steps, and what a worker has sent by then."""
-    panels = [
-        Panel("after the same steps", "local_training", GROUPS, END, "training loss at the end",
-              log=True),
-        Panel("at that setting", "local_training", GROUPS, "bytes_per_worker",
-              "sent by a worker", by=END, log=True),
-    ]  # fmt: skip
-    return draw(panels, records)
+figure = drawn(
+    Panel("after the same steps", "local_training", GROUPS, END, log=True),
+    Panel("at that setting", "local_training", GROUPS, BYTES, by=END, log=True),
+)

@@ -3,24 +3,20 @@
 from collections.abc import Iterator, Sequence
 
 import networkx as nx
-from matplotlib.figure import Figure
 
 from algorithms.gossip import graph_matchings
 from comms import matcha, topology
 from experiments import prepare, registry, stats
-from experiments.papers.base import Panel, Records, Sweep, draw
+from experiments.papers.base import Panel, drawn, swept
 from experiments.stats import Claim
 
 TITLE = "MATCHA"
 VANILLA, HALF, PERIODIC = "vanilla", "matcha/budget=0.5", "periodic/budget=0.5"
 BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # shares of D-PSGD's communication
-SWEEPS = tuple(
-    Sweep(
-        "matcha" + (f"_graph_{graph}" if graph else ""),
-        f"--config=configs/matcha.py:graph={graph} --sweep --seeds=5 --together",
-        0.25 if graph in (0, 5) else 0.5,
-    )
-    for graph in range(6)
+SWEEPS = (
+    swept("matcha", "matcha.py:graph=0", 0.25, seeds=5),
+    *(swept(f"matcha_graph_{n}", f"matcha.py:graph={n}", 0.5, seeds=5) for n in range(1, 5)),
+    swept("matcha_graph_5", "matcha.py:graph=5", 0.25, seeds=5),
 )
 ABSTRACT = "arXiv 1905.09435, abstract"
 CLAIMS = (
@@ -37,12 +33,10 @@ CLAIMS = (
 )  # fmt: skip
 GROUPS = {VANILLA: "D-PSGD, all links", PERIODIC: "periodic D-PSGD, half",
           **{f"matcha/budget={share:g}": f"MATCHA, {share:.0%}" for share in BUDGETS}}  # fmt: skip
-
-
-def figure(records: Records) -> Figure:
-    """Draw the seconds to the target by budget, on the paper's graph and on a ring."""
-    graphs = (("8 workers, graph 0", "matcha"), ("8 workers, a ring", "matcha_graph_5"))
-    return draw([Panel(title, record, GROUPS) for title, record in graphs], records)
+figure = drawn(
+    Panel("8 workers, graph 0", "matcha", GROUPS),
+    Panel("8 workers, a ring", "matcha_graph_5", GROUPS),
+)
 
 
 def numbers(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:

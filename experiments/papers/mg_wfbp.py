@@ -39,21 +39,16 @@ def change_nothing(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
     if "claims" in record:
         (text,) = (found for claim, found in record["claims"] if claim.startswith(BITS))
         verdict, _, measured = text.partition(": ")
-        return Answer(verdict, measured, seeds=1)
+        return Answer(verdict, measured)
     (plain_arm,) = stats.named(arms, "pmean")
     stats.equal("updates", *arms, within=0.0)
     stats.finite("train_loss", *arms)
-    differ = [
-        arm["name"]
-        for arm in arms
-        if not all(
-            _same(*pair) for pair in zip(arm["workdirs"], plain_arm["workdirs"], strict=True)
-        )
-    ]
+    differ = [arm["name"] for arm in arms
+              if not all(map(_same, arm["workdirs"], plain_arm["workdirs"]))]  # fmt: skip
     names = ", ".join(differ or [arm["name"] for arm in arms if arm is not plain_arm])
     words = "another result than" if differ else "the result of"
     measured = f"{words} pmean after {plain_arm['updates']:,.0f} updates: {names}"
-    return Answer(stats.FAILS if differ else stats.HOLDS, measured, seeds=1)  # fmt: skip
+    return Answer(stats.FAILS if differ else stats.HOLDS, measured)
 
 
 def _same(one: Path, other: Path) -> bool:

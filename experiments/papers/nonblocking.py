@@ -3,14 +3,13 @@
 Beside its claims stands its run-time analysis, in theory and simulated; that trains nothing.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from experiments import analysis, prepare, registry, stats, tables
-from experiments.papers.base import Lines, Panel, Records, Sweep, draw
+from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
 from experiments.stats import END, Answer, Claim
 from stragglers import delays, processes
 from stragglers.theory import rounds as theory
@@ -18,24 +17,19 @@ from stragglers.theory import rounds as theory
 TITLE = "Non-blocking SGD"
 ABSTRACT = "arXiv 2211.00889, abstract"
 MIXERS = ("all_reduce", "dpsgd", "matcha")
-_DELAYS = ("jitter", "slow2", "slow4", "shifted_exponential", "pause", "pareto", "markov")
 SWEEPS = (
     Sweep("demo", "--config=configs/demo.py --sweep", 0.02),
     *(
-        Sweep(f"nonblocking_{delay}", f"--config=configs/nonblocking.py:delay={delay} --sweep "
-              "--seeds=3 --together", 0.07)
-        for delay in _DELAYS
+        swept(f"nonblocking_{delay}", f"nonblocking.py:delay={delay}", 0.07)
+        for delay in
+        ("jitter", "slow2", "slow4", "shifted_exponential", "pause", "pareto", "markov")
     ),
-    Sweep("nonblocking_dirichlet", "--config=configs/nonblocking.py:delay=slow4 "
-          "--config.split='dirichlet(alpha=0.1)' --sweep --seeds=3 --together", 0.05),
-    Sweep("nonblocking_tuned", "--config=configs/nonblocking.py:tuned,communication=0.25 --sweep "
-          "--seeds=3 --together", 0.4),
-    Sweep("nonblocking_tuned_images", "--config=configs/nonblocking.py:tuned_images --sweep "
-          "--seeds=3 --together", 1.5),
-    Sweep("nonblocking_tuned_text", "--config=configs/nonblocking.py:tuned_text --sweep --seeds=3 "
-          "--together", 0.9),
-    Sweep("nonblocking_weightings", "--config=configs/nonblocking.py:weightings --sweep --seeds=10 "
-          "--together", 0.3),
+    swept("nonblocking_dirichlet",
+          "nonblocking.py:delay=slow4 --config.split='dirichlet(alpha=0.1)'", 0.05),
+    swept("nonblocking_tuned", "nonblocking.py:tuned,communication=0.25", 0.4),
+    swept("nonblocking_tuned_images", "nonblocking.py:tuned_images", 1.5),
+    swept("nonblocking_tuned_text", "nonblocking.py:tuned_text", 0.9),
+    swept("nonblocking_weightings", "nonblocking.py:weightings", 0.3, seeds=10),
     Sweep("nonblocking_analysis", "--config=configs/nonblocking.py:analysis", 0.02),
 )  # fmt: skip
 
@@ -78,19 +72,17 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def figure(records: Records) -> Figure:
-    """Draw the seconds to the target, untuned on the left and tuned on the right."""
-    variants = {"blocking": "blocking", "nonblocking": "non-blocking",
-                "small_batch": "blocking, one mini-batch", "deadline": "deadline"}  # fmt: skip
-    panels = [
-        Panel(title, record, {f"{mixer}/{variant}": f"{mixer}, {words}" for mixer in MIXERS
-                              for variant, words in list(variants.items())[:several]})
-        for title, record, several in (
-            ("one worker 4x slower, one rate for all", "nonblocking_slow4", 4),
-            ("each side at its best rounds and rate", "nonblocking_tuned", 2),
-        )
-    ]  # fmt: skip
-    return draw(panels, records)
+def _groups(**variants: str) -> dict[str, str]:
+    return {f"{mixer}/{variant}": f"{mixer}, {words}"
+            for mixer in MIXERS for variant, words in variants.items()}  # fmt: skip
+
+
+TWO = {"blocking": "blocking", "nonblocking": "non-blocking"}
+figure = drawn(
+    Panel("one worker 4x slower, one rate for all", "nonblocking_slow4",
+          _groups(**TWO, small_batch="blocking, one mini-batch", deadline="deadline")),
+    Panel("each side at its best rounds and rate", "nonblocking_tuned", _groups(**TWO)),
+)  # fmt: skip
 
 
 # --- the run-time analysis: nothing is trained ---
@@ -111,18 +103,6 @@ ENTRIES = (
 )  # fmt: skip
 
 
-class Gain(NamedTuple):
-    """Samples per second of non-blocking over blocking rounds, expected and simulated."""
-
-    delay: str
-    workers: int
-    communication: float  # s per round
-    source: str  # of what is expected: "closed form", or "estimate" from another simulation
-    expected: float
-    simulated: float
-    error: float  # relative, of the simulation
-
-
 def analyse(config: ConfigDict) -> analysis.Analysis:
     """Return gains in theory and simulated, with the same draws for all rules.
 
@@ -133,16 +113,15 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     first long simulation, for a config that makes no sense.
     """
     registry.check(config, ENTRIES)
-    built = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     brief = ConfigDict(config)
     brief.update(rounds=1, rounds_in_time=1)
-    for name, delay in built.items():
-        _gain(brief, name, delay, max(*config.workers, config.at_workers), 0.0)
+    for name in config.delays:
+        _gain(brief, name, max(*config.workers, config.at_workers), 0.0)
     summary = {
-        "by_workers": [_gain(config, name, delay, workers, config.at_communication)._asdict()
-                       for name, delay in built.items() for workers in config.workers],
-        "by_communication": [_gain(config, name, delay, config.at_workers, seconds)._asdict()
-                             for name, delay in built.items() for seconds in config.communication],
+        "by_workers": [_gain(config, name, workers, config.at_communication)
+                       for name in config.delays for workers in config.workers],
+        "by_communication": [_gain(config, name, config.at_workers, seconds)
+                             for name in config.delays for seconds in config.communication],
     }  # fmt: skip
     shown, panels = [], []
     for field, label in (("workers", "workers"), ("communication", "communication per round [s]")):
@@ -160,15 +139,15 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     return analysis.Analysis(summary, shown, draw(panels), CLAIMS)
 
 
-def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
+def _gain(config: ConfigDict, name: str, workers: int, communication: float) -> dict[str, Any]:
+    """Return samples per second of non-blocking over blocking rounds, expected and simulated."""
+    delay = prepare.build_delay(config.delays[name])
     place = (workers, config.mini_batches, communication)
     in_time = processes.as_process(delay).uses_time
-    simulation = {
-        "rounds": config.rounds_in_time if in_time else config.rounds,
-        # A slow spell ends within a round only where durations are drawn within it.
-        "draw": "mini_batch" if in_time else config.draw,
-        "in_flight": config.in_flight,
-    }
+    # A slow spell ends within a round only where durations are drawn within it.
+    simulation = {"rounds": config.rounds_in_time if in_time else config.rounds,
+                  "draw": "mini_batch" if in_time else config.draw,
+                  "in_flight": config.in_flight}  # fmt: skip
     part = registry.spec(config.delays[name])
     law = prepare.build_delay(part["law"]) if "factors" in part else None
     source = "closed form"
@@ -185,5 +164,8 @@ def _gain(config, name: str, delay, workers: int, communication: float) -> Gain:
         source = "estimate"
         expected = theory.estimate_gain(delay, *place, seed=config.seed + 1, **simulation)
     simulated = theory.estimate_gain(delay, *place, seed=config.seed, **simulation)
-    return Gain(name, workers, communication, source, expected, simulated,
-                simulated / expected - 1)  # fmt: skip
+    return {
+        "delay": name, "workers": workers, "communication": communication,  # s per round
+        "source": source,  # of what is expected: "closed form" or "estimate"
+        "expected": expected, "simulated": simulated, "error": simulated / expected - 1,
+    }  # fmt: skip

@@ -9,33 +9,30 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 
 from comms import messages
 from comms.messages import Row
 from experiments import codec_times, prepare, stats, tasks
-from experiments.papers.base import Panel, Records, Sweep, draw
-from experiments.stats import Answer, Arm, Claim, Inconclusive
+from experiments.papers.base import Panel, drawn, swept
+from experiments.stats import BYTES, Answer, Arm, Claim, Inconclusive
 
 TITLE = "S2 Reducer"
-NCF = "--config=configs/s2_reducer.py:task=ncf"
 SWEEPS = (
     *(
-        Sweep(f"s2_{task}", f"--config=configs/s2_reducer.py:task={task} --sweep --seeds={seeds}",
-              hours)
+        swept(f"s2_{task}", f"s2_reducer.py:task={task}", hours, seeds, last="")
         for task, seeds, hours in (
             ("hashed_logistic", 3, 0.3), ("ncf", 5, 0.7), ("transformer", 10, 0.5),
             ("lstm", 3, 0.5), ("skip_gram", 3, 0.5),
         )
     ),
     *(  # a quarter of the updates: bytes, and updates that fall back, against the ratio
-        Sweep(f"s2_ncf_ratio_{percent}",
-              f"{NCF},ratio={percent / 100:g},updates=375 --sweep --seeds=3", 0.15)
+        swept(f"s2_ncf_ratio_{percent}",
+              f"s2_reducer.py:task=ncf,ratio={percent / 100:g},updates=375", 0.15, last="")
         for percent in (1, 2, 5, 10, 18, 30, 50)
     ),
     *(  # samples as with four workers: bytes and the time of a step against the workers
-        Sweep(f"s2_ncf_workers_{workers}",
-              f"{NCF},workers={workers},updates={6000 // workers} --sweep --seeds=3", 0.5)
+        swept(f"s2_ncf_workers_{workers}",
+              f"s2_reducer.py:task=ncf,workers={workers},updates={6000 // workers}", 0.5, last="")
         for workers in (16, 64)
     ),
 )  # fmt: skip
@@ -104,7 +101,7 @@ _SOURCE = "arXiv 2110.02140, abstract"
 CLAIMS = (
     Claim("NCF: a step 1.8x faster than OmniReduce, 1 Gbit/s", _SOURCE, "s2_ncf", judge=faster),
     Claim("NCF: a sketch sends less than SparCML", _SOURCE, "s2_ncf", AS_PUBLISHED, "sparcml",
-          "bytes_per_worker", equal=("samples",)),
+          BYTES, equal=("samples",)),
     *(
         Claim(f"{words}: 81 % fewer bytes for sparse gradients at the same loss", _SOURCE, record,
               judge=fewer_bytes)
@@ -116,17 +113,10 @@ GROUPS = {
     "s2/exact": "union of rows, exact", "sparse_all_gather": "sparse all-gather",
     "sparcml": "SparCML", "omnireduce": "OmniReduce", "parallax": "Parallax",
 }  # fmt: skip
-
-
-def figure(records: Records) -> Figure:
-    """Draw the bytes that a worker sends on two tasks."""
-    return draw(
-        [Panel(words, record, GROUPS, "bytes_per_worker", "sent by a worker", log=True)
-         for record, words in (("s2_hashed_logistic", "hashed features"), ("s2_ncf", "NCF"))],
-        records,
-    )  # fmt: skip
-
-
+figure = drawn(
+    Panel("hashed features", "s2_hashed_logistic", GROUPS, BYTES, log=True),
+    Panel("NCF", "s2_ncf", GROUPS, BYTES, log=True),
+)
 _MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # beside arms that are kept
 
 

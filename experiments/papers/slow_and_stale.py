@@ -5,13 +5,12 @@ Beside its claims stands the runtime of an update, in theory and simulated; that
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any
 
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from experiments import analysis, prepare, registry, stats, tables
-from experiments.papers.base import Lines, Panel, Records, Sweep, draw
+from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
 from experiments.papers.nonblocking import follows_theory
 from experiments.stats import END, Arm, Claim
 from stragglers.delays import Law
@@ -22,14 +21,18 @@ from stragglers.theory import k_protocols
 TITLE = "Slow and stale gradients"
 PAPER = "arXiv 1803.01113"
 SWEEPS = (
-    Sweep("slow_and_stale", "--config=configs/slow_and_stale.py --sweep --seeds=5 --together", 0.3),
+    swept("slow_and_stale", "slow_and_stale.py", 0.3, seeds=5),
     Sweep("runtime_analysis", "--config=configs/runtime_analysis.py", 0.02),
-    Sweep("slow_and_stale_real", "--config=configs/slow_and_stale.py:real --sweep --seeds=3", 0.7),
+    swept("slow_and_stale_real", "slow_and_stale.py:real", 0.7, last=""),
 )
-PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
+# The numbers of mini-batches that the swept protocols wait for.
+PROTOCOLS = {"k_sync": (1, 2, 4, 8), "k_batch_sync": (2, 4, 8),
+             "k_async": (1, 2, 4), "k_batch_async": (2, 4, 8)}  # fmt: skip
 FIXED = "k_async/K=1"
-
-
+WITH, WITHOUT = (
+    tuple(f"{name}/K={k}" for name, ks in PROTOCOLS.items() if name.endswith(kind) for k in ks)
+    for kind in ("_sync", "_async")
+)
 CLAIMS = (
     Claim("at one rate for all, the first at the target, k_async/K=1, does not end lowest",
           f"{PAPER}, abstract", "slow_and_stale", "k_batch_async/K=4/rate=0.16",
@@ -38,10 +41,7 @@ CLAIMS = (
           f"{PAPER}, abstract", "slow_and_stale", "k_batch_async/K=2", "k_async/K=2", END,
           tuned=True, equal=("seconds",)),
     Claim("the lowest end without waiting is below the lowest with waiting", "", "slow_and_stale",
-          ("k_async/K=1", "k_async/K=2", "k_async/K=4", "k_batch_async/K=2", "k_batch_async/K=4",
-           "k_batch_async/K=8"),
-          ("k_sync/K=1", "k_sync/K=2", "k_sync/K=4", "k_sync/K=8", "k_batch_sync/K=2",
-           "k_batch_sync/K=4", "k_batch_sync/K=8"), END, tuned=True, equal=("seconds",)),
+          WITHOUT, WITH, END, tuned=True, equal=("seconds",)),
     Claim("a staleness-compensating rate ends 1 % lower than the tuned fixed rate",
           f"{PAPER}, Sec. 4", "slow_and_stale", "compensated", FIXED, END, 0.99, tuned=True),
     Claim("expected seconds of an update are within 5 % of simulated ones", f"{PAPER}, Sec. 3",
@@ -50,20 +50,13 @@ CLAIMS = (
           f"{PAPER}, Sec. 3", "slow_and_stale_real", f"real/exponential/{FIXED}",
           f"simulated/exponential/{FIXED}", "staleness_mean", 1.1),
 )  # fmt: skip
-
-
-def figure(records: Records) -> Figure:
-    """Draw the seconds to a loose loss, and how low training ends, each at its best rate."""
-    groups = {f"{protocol}/K={k}": f"{protocol}, K = {k}" for protocol in PROTOCOLS
-              for k in (1, 2, 4, 8)} | {f"compensated/threshold={c}": f"compensated, C = {c:g}"
-                                        for c in (0.01, 0.1, 1.0)}  # fmt: skip
-    known = stats.groups(stats.arms(records("slow_and_stale")))
-    groups = {name: label for name, label in groups.items() if name in known}
-    panels = [
-        Panel("first at training loss 1", "slow_and_stale", groups),
-        Panel("after the same time", "slow_and_stale", groups, END, "training loss at the end"),
-    ]
-    return draw(panels, records)
+GROUPS = {name: name.replace("/K=", ", K = ") for name in WITH + WITHOUT} | {
+    f"compensated/threshold={c}": f"compensated, C = {c:g}" for c in (0.01, 0.1, 1.0)
+}
+figure = drawn(
+    Panel("first at training loss 1", "slow_and_stale", GROUPS),
+    Panel("after the same time", "slow_and_stale", GROUPS, END),
+)
 
 
 # --- the runtime of an update: nothing is trained ---
@@ -74,20 +67,6 @@ ENTRIES = (
     registry.SEED,
     ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
 )
-
-
-class Runtime(NamedTuple):
-    """Seconds between two updates, expected and simulated."""
-
-    delay: str
-    rule: str
-    case: str  # how K depends on the workers
-    workers: int
-    k: int
-    low: float  # s, the least that theory allows; equal to `high` where it is known
-    high: float  # s, infinite where there is no bound
-    simulated: float  # s
-    error: float  # relative distance of the simulation from what theory allows
 
 
 def analyse(config: ConfigDict) -> analysis.Analysis:
@@ -112,14 +91,13 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
             )
     cases = {f"K = {config.share:g} P": lambda workers: max(1, round(config.share * workers))}
     cases |= {f"K = {config.k}": lambda workers: config.k}
-    points = [
+    found = [
         _runtime(config, name, law, rule, case, workers, k_of(workers))
         for case, k_of in cases.items()
         for name, law in laws.items()
         for rule in PROTOCOLS
         for workers in config.workers
     ]
-    found = [point._asdict() for point in points]
     few, most = min(config.workers), max(config.workers)
 
     def cell(point) -> str:
@@ -142,7 +120,10 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     return analysis.Analysis({"points": found}, [table], draw(panels, columns=len(laws)), CLAIMS)
 
 
-def _runtime(config, name: str, law: Law, rule: str, case: str, workers: int, k: int) -> Runtime:
+def _runtime(
+    config, name: str, law: Law, rule: str, case: str, workers: int, k: int
+) -> dict[str, Any]:
+    """Return the seconds between two updates, expected and simulated."""
     low, high = k_protocols.runtime_bounds(rule, law, k, workers)
     simulated = RULES[rule](Setting(law, workers, 1, config.seed), k=k)
     state, begin = simulated.init(), 0.0
@@ -152,8 +133,13 @@ def _runtime(config, name: str, law: Law, rule: str, case: str, workers: int, k:
     updates = max(500, config.pushes // k)
     _, schedule = simulated.extend(state, updates)
     seconds = float(schedule.time[-1] - begin) / updates
-    error = max(seconds / high - 1, 1 - seconds / low, 0.0)
-    return Runtime(name, rule, case, workers, k, low, high, seconds, error)
+    return {
+        "delay": name, "rule": rule, "case": case,  # how K depends on the workers
+        "workers": workers, "k": k,
+        "low": low, "high": high,  # what theory allows; equal where it is known
+        "simulated": seconds,
+        "error": max(seconds / high - 1, 1 - seconds / low, 0.0),  # relative, from what it allows
+    }  # fmt: skip
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:

@@ -88,6 +88,8 @@ def sweep(tmp_path_factory):
     leave(root / "nasty", NASTY, "k_async", stopped=stopped, seconds_to_target=1.0, baseline="sync")
     leave(root / "pairs", "pairs", "random_pairs", distance=0.5, nodes=P - 1.0)
     leave(root / "cut", "cut", finished=False)
+    leave(root / "waits", "waits", finished=False)
+    (root / "waits" / records.METRICS).unlink()
     leave(root / "broken", "broken", finished=False)
     (root / "broken/error.txt").write_text("ValueError: <bad> luck\nTraceback ...")
     names = ["pairs", NASTY, "sync"]
@@ -140,6 +142,7 @@ def test_a_page_says_what_came_out_and_how_to_repeat_it_without_scripts_too(swee
         written["command"], f"jax {written['versions']['jax']}", "Of <b> and code . More.",
         "training loss is not finite at update 12", "it is <fast>", "ended with 4 of 5 nodes",
         "failed: ValueError: <bad> luck", "cut not finished: 30 updates until 3 s",
+        "waits not begun",
     ):  # fmt: skip
         assert words in page.text
     rows = [name for name in page.words if name in ("pairs", NASTY, "sync")]
