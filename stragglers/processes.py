@@ -21,11 +21,16 @@ from stragglers.streams import addressed
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
+Cost = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, counter -> time, 1 on average
 
 
 @dataclass(frozen=True)
 class Process:
-    """Durations in seconds by worker, start and count; `seeded` binds it to a seed."""
+    """Durations in seconds by worker, start and count; `seeded` binds it to a seed.
+
+    With a `cost`, a mini-batch takes as much longer as its samples do. They are those with its
+    counter, and the count is the number of the attempt.
+    """
 
     name: str
     shortest: float  # s, no duration is below it
@@ -41,21 +46,44 @@ class Process:
     )  # recorded durations that it replays
     names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of these workers
     read: str = field(default="", compare=False, kw_only=True)  # facts about its file, on one line
+    cost: Cost | None = field(default=None, repr=False, compare=False, kw_only=True)
+    seed: int | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def seeded(self, seed: int) -> "Process":
         """Return a copy whose durations are a pure function of `seed` and their address."""
-        return replace(self, draw=self.bind(seed))
+        return replace(self, draw=self.bind(seed), seed=seed)
 
     def duration(
-        self, worker: ArrayLike, start_time: ArrayLike, count: ArrayLike = 0
+        self,
+        worker: ArrayLike,
+        start_time: ArrayLike,
+        count: ArrayLike = 0,
+        counter: ArrayLike | None = None,
     ) -> np.ndarray:
         """Return the seconds of the `count`-th mini-batch of `worker`, begun at `start_time`.
 
-        The three broadcast against each other: int, seconds (float), int.
+        counter: of its samples, for their cost; None: the count. All broadcast against each other:
+        int, seconds (float), int, int.
         """
         if self.draw is None:
             raise ValueError(f"{self.name}: has no seed; call .seeded(seed) first")
-        return self.draw(*np.broadcast_arrays(worker, start_time, count))
+        if self.cost is None:
+            return self.draw(*np.broadcast_arrays(worker, start_time, count))
+        counter = count if counter is None else counter
+        worker, start, count, counter = np.broadcast_arrays(worker, start_time, count, counter)
+        cost = self.cost(worker, counter)
+        if self.in_time is None:
+            return cost * self.draw(worker, start, count)
+        work, paths, slowest, constant = self.in_time(self.seed)
+        target = cost * work(worker, count)
+        many = int(worker.max(initial=0)) + 1
+        path = paths.beyond(many, np.max(start + slowest * target, initial=0.0))
+        lasts = finish(path, worker, start, target) - start
+        return lasts if constant is None else constant(many)[worker] * lasts
+
+    def costing(self, cost: Cost, least: float) -> "Process":
+        """Return a copy whose mini-batches take `cost` times as long; least: the lowest cost."""
+        return replace(self, cost=cost, shortest=least * self.shortest)
 
 
 def as_process(delay: Law | Process) -> Process:
