@@ -21,15 +21,15 @@ from stragglers.streams import addressed
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
-Cost = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, counter -> time, 1 on average
+Cost = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, counter -> factor of the time
 
 
 @dataclass(frozen=True)
 class Process:
     """Durations in seconds by worker, start and count; `seeded` binds it to a seed.
 
-    With a `cost`, a mini-batch takes as much longer as its samples do. They are those with its
-    counter, and the count is the number of the attempt.
+    With `costs`, a mini-batch takes as much longer as its samples do. They are found by its
+    counter, while the count is that of attempts.
     """
 
     name: str
@@ -46,12 +46,16 @@ class Process:
     )  # recorded durations that it replays
     names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of these workers
     read: str = field(default="", compare=False, kw_only=True)  # facts about its file, on one line
+    costs: Callable[[int], Cost] | None = field(
+        default=None, repr=False, compare=False, kw_only=True
+    )  # seed -> cost of mini-batches; None: all are alike
     cost: Cost | None = field(default=None, repr=False, compare=False, kw_only=True)
     seed: int | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def seeded(self, seed: int) -> "Process":
         """Return a copy whose durations are a pure function of `seed` and their address."""
-        return replace(self, draw=self.bind(seed), seed=seed)
+        cost = None if self.costs is None else self.costs(seed)
+        return replace(self, draw=self.bind(seed), cost=cost, seed=seed)
 
     def duration(
         self,
@@ -83,7 +87,12 @@ class Process:
 
     def costing(self, cost: Cost, least: float) -> "Process":
         """Return a copy whose mini-batches take `cost` times as long; least: the lowest cost."""
-        return replace(self, cost=cost, shortest=least * self.shortest)
+        if self.costs is not None:
+            raise ValueError(
+                f"{self.name}: its durations belong to samples already; take another delay, or "
+                "no costs of samples"
+            )
+        return replace(self, costs=lambda seed: cost, shortest=least * self.shortest)
 
 
 def as_process(delay: Law | Process) -> Process:
@@ -241,8 +250,35 @@ def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
     return Process(name, shortest, False, lambda seed: draw, records=tuple(records))
 
 
+def by_sample(law: Law | Process) -> Process:
+    """Let each duration belong to samples: a mini-batch that is begun again takes as long again.
+
+    The straggler is in the data then, as long texts are, and not in the machine. Rules of a server
+    lose the samples of work that they cancel; those in rounds do as `leftovers` says.
+    """
+    process = as_process(law)
+    if process.uses_time or process.costs is not None:
+        raise ValueError(
+            f"by_sample: durations of {process.name} depend on more than the mini-batch; give a "
+            "delay distribution or a trace"
+        )
+
+    def costs(seed: int) -> Cost:
+        seeded = process.seeded(seed)
+        return lambda worker, counter: seeded.duration(worker, 0.0, counter)
+
+    def bind(seed: int) -> Draw:
+        return lambda worker, start, count: np.ones(worker.shape)
+
+    name = f"by_sample({process.name})"
+    return replace(
+        process, name=name, bind=bind, draw=None, costs=costs, in_time=None, records=()
+    )
+
+
 PROCESSES = Registry({
     "persistent": persistent,
+    "by_sample": by_sample,
     "spells": spells,
     "markov": markov,
     "trace": "stragglers.traces.files:trace",

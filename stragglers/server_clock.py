@@ -103,7 +103,7 @@ class EventClock:
         check_draw(name, setting, "")
         self.check_k(k)
         process = as_process(setting.delay)
-        self.renews = process.cost is not None
+        self.renews = process.costs is not None
         self._ahead = Ahead(process, setting.seed)
         self._communication = setting.communication
         self._seconds = checked_cost(name, setting.communication, self.workers)
