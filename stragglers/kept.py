@@ -56,9 +56,10 @@ def by_cost(schedule: Schedule, costs: Costs, parts: int = 10) -> Kept | None:
     kept = np.broadcast_to(kept.reshape(-1, *[1] * (cost.ndim - 1)), cost.shape).ravel()
     cost = cost.ravel()
     order = np.argsort(cost, kind="stable")
-    tied = np.searchsorted(cost[order], cost, side="left"), np.searchsorted(cost[order], cost, "right")
+    rising, in_order = cost[order], kept[order]
+    begin, end = (np.searchsorted(rising, rising, side) for side in ("left", "right"))
     # Equal costs share their parts: each counts as the mean of its equals.
-    totals = np.concatenate([[0.0], np.cumsum(kept[order], dtype=np.float64)])
-    level = (totals[tied[1]] - totals[tied[0]]) / (tied[1] - tied[0])
-    by_part = np.array([part.mean() for part in np.array_split(level[order], parts)])
+    totals = np.concatenate([[0.0], np.cumsum(in_order, dtype=np.float64)])
+    level = (totals[end] - totals[begin]) / (end - begin)
+    by_part = np.array([part.mean() for part in np.array_split(level, parts)])
     return Kept(by_part, float(kept.mean()), float(cost[kept].mean() / cost.mean()))

@@ -77,11 +77,11 @@ class Sampler:
 
 
 class Balanced:
-    """Sampler that deals the samples of a round anew, so that all workers have equally much to do.
+    """Sampler that deals the samples of a round anew, so that all workers have as much to do.
 
-    By falling cost they go to the workers in turn, there and back, and so do the samples of a worker
-    to its mini-batches, whose order moves on by one from round to round. Every sample is taken as
-    often as before, by any worker: a split by label is lost.
+    By falling cost they go to the workers in turn, there and back, and so do those that a worker
+    has to its mini-batches, whose order moves on by one from round to round. Every sample is taken
+    as often as before, by any worker: a split by label is lost.
 
     cost: [samples], relative time of each; workers, mini_batches: of a round.
     """
@@ -115,23 +115,20 @@ class Balanced:
 
 
 def _in_turn(dealt: np.ndarray, hands: int) -> np.ndarray:
-    """Deal the last axis to `hands` in turn, there and back; [..., n] -> [..., hands, n / hands]."""
+    """Deal the last axis in turn, there and back; [..., n] -> [..., hands, n / hands]."""
     laps = dealt.reshape(*dealt.shape[:-1], -1, hands).copy()
     laps[..., 1::2, :] = laps[..., 1::2, ::-1]
     return laps.swapaxes(-1, -2)
 
 
-PACKING = {"packed": np.mean, "padded": np.max}  # samples one after the other; all as the longest
-
-
 def costs_of(sampler: Sampler, cost: np.ndarray, packing: str) -> tuple[Callable, float]:
     """Return (worker, counter) -> relative time of mini-batches, and its least value.
 
-    The mean over all samples is 1. cost: [samples], relative time of each; packing: a key of
-    `PACKING`, as a padded mini-batch takes as long as if all its samples were like the longest.
+    The mean over all samples is 1. cost: [samples], relative time of each; packing: "packed", or
+    "padded", where a mini-batch takes as long as if all its samples were like the longest.
     """
     cost = np.asarray(cost, np.float64)
-    cost, of_batch = cost / cost.mean(), PACKING[packing]
+    cost, of_batch = cost / cost.mean(), np.max if packing == "padded" else np.mean
 
     def costs(worker: np.ndarray, counter: np.ndarray) -> np.ndarray:
         indices = sampler.on_host(np.ravel(worker), np.ravel(counter))

@@ -415,9 +415,9 @@ def pack(part: Documents, length: int) -> Packed:
 
 
 def pad(part: Documents, length: int) -> Packed:
-    """Return a sequence of up to `length` words and the one after each per document, cut as in `pack`.
+    """Return sequences of up to `length` words, and the word after each, of a document alone.
 
-    What follows the words of a sequence repeats END.
+    A longer document is cut as in `pack`. What follows the words of a sequence repeats END.
     """
     pieces = _pieces(part, length)
     tokens = np.full((len(pieces), length + 1), END, np.int32)

@@ -6,7 +6,7 @@ is kept with probability
 
     deadline d, cut           P(S(j-1) + x <= d)
     first finisher, cut       E (1 - F_M(S(j-1) + x))^(n-1),  F_M the distribution of S(M)
-    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) what the others have ended by t
+    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) ends of others have ended by t
     K-sync with k of n        P(of n - 1 others fewer than k have S(M) < S(M-1) + x)
 
 and, in a round that finishes the mini-batch in flight, as soon as it was begun: this does not
@@ -38,7 +38,7 @@ class Sums:
         self.workers, self.mini_batches = workers, mini_batches
         if not self.durations.size or not 0 < self.durations[0] <= self.durations[-1] < np.inf:
             raise ValueError(
-                "kept: needs positive, finite durations of mini-batches; give those of a delay"
+                "kept: needs positive, finite durations of mini-batches; give a delay's"
             )
         if workers < 1 or mini_batches < 1:
             raise ValueError(
@@ -67,7 +67,7 @@ class Sums:
 
 
 def deadline(seconds: float, in_flight: str = "cut") -> Kept:
-    """Return the kept work of rounds that end after `seconds`; also of `anytime`, `drop_compute`."""
+    """Return the kept work of rounds that end after `seconds`, as `anytime`, `drop_compute`."""
     return _rounds(
         lambda sums, place: np.float64(np.arange(sums.length) <= seconds / sums.step), in_flight
     )

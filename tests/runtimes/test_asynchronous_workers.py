@@ -165,7 +165,7 @@ def test_rows_are_those_of_the_plan_and_replay_gives_the_parameters(wait):
     assert difference(world, method, schedule, 2) < 2e-6
 
 
-@pytest.mark.parametrize("wait", slow_but(("ringmaster",), ("k_sync", "k_batch_sync", "ringmaster")))
+@pytest.mark.parametrize("wait", slow_but(("ringmaster",), ("k_sync", "ringmaster")))
 def test_what_is_cancelled_loses_its_samples_where_they_have_costs(wait):
     world = World("all_reduce", wait, 2, by_sample(LAW), **RULES[wait])
     schedule = world.run(40)

@@ -1,4 +1,4 @@
-"""Durations that samples bring along: in all clocks, what rules keep of them, and the expectation."""
+"""Durations that samples bring along: in all clocks, what rules keep, and the expectation."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_what_was_kept_by_hand():
     np.testing.assert_array_equal(found.by_part, [1, 1, 1, 0, 0])  # costs 1, 2, 3 of 1..5
     assert found.share == 0.6 and found.mean_cost == (1 + 2 + 3) / 3 / 3
     same = kept.by_cost(rows, lambda worker, counter: np.ones((len(worker), 2)), parts=5)
-    np.testing.assert_allclose(same.by_part, 0.6)  # equal costs are not told apart
+    np.testing.assert_allclose(same.by_part, 0.6)  # equal costs share their parts
     assert kept.by_cost(rows.slice(0, 0), lambda worker, counter: counter) is None
 
 
@@ -116,7 +116,7 @@ def test_a_cost_is_work_at_a_changing_speed():
 
 
 def test_costs_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="durations of markov.* depend on more than"):
+    with pytest.raises(ValueError, match=r"durations of markov.* depend on more than"):
         by_sample(processes.markov(LAW, 2.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="belong to samples already"):
         by_sample(LAW).costing(lambda worker, counter: counter, 1.0)
