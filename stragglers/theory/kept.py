@@ -6,7 +6,7 @@ is kept with probability
 
     deadline d, cut           P(S(j-1) + x <= d)
     first finisher, cut       E (1 - F_M(S(j-1) + x))^(n-1),  F_M the distribution of S(M)
-    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) ends of others have ended by t
+    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) ends of others by t
     K-sync with k of n        P(of n - 1 others fewer than k have S(M) < S(M-1) + x)
 
 and, in a round that finishes the mini-batch in flight, as soon as it was begun: this does not
