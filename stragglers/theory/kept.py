@@ -11,7 +11,7 @@ is kept with probability
 
 and, in a round that finishes the mini-batch in flight, as soon as it was begun: this does not
 depend on x, so that nothing is dropped for its length. Rounds begin together. Durations of two
-mini-batches do not tie. Rules are those of arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
+mini-batches do not tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
 """
 
 from collections.abc import Callable
