@@ -27,8 +27,10 @@ from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
 from runtimes.base import Runtime
 from stragglers import delays, processes
+from stragglers.kept import by_cost
 from stragglers.rule import Cost, Rule, Setting, Unfit, most_mini_batches
 from stragglers.rules import RULES, showing
+from stragglers.schedule import Schedule
 
 NETWORKS = {
     "network": cost.uniform_network,
@@ -57,6 +59,7 @@ ALIKE = delays.deterministic(1.0)  # of workers whose times do not matter
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
 SHORTEST_DELAY = 1e-9  # s
 LOOKED_AT = 64  # mini-batches of a worker, for the usual time of one
+COUNTED = 2**17  # mini-batches, for the shares that were kept
 
 
 class Prepared(NamedTuple):
@@ -67,6 +70,8 @@ class Prepared(NamedTuple):
     shapes: Any  # of the parameters
     runtime: Runtime
     exchange: Cost  # what a round's exchange takes
+    delay: delays.Law | processes.Process | None  # seconds of mini-batches, None: their own
+    sampler: sampling.Sampler
     config: ConfigDict  # with an end of every schedule of a rate
     decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
 
@@ -92,8 +97,8 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
         topology.check(graph, config.workers, f"graph {registry.text(config.graph)!r}")
     task, shapes = _task(config, task)
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
-    sampler = sampling.Sampler(shards, config.batch_size, config.seed)
-    delay, decided = own_delay(config), {}
+    sampler = _sampler(config, task, shards)
+    delay, decided = _costed(own_delay(config), config, task, sampler), {}
     if is_open(config):  # by a plan that no measured profile and no gradient changes
         drafted = _changed(config, **_ends(config, 1))
         planned = _algorithm(drafted, task, shapes, graph, False)
@@ -112,7 +117,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
         build_delay(config.delay)  # refuses it, and names others
     if METHOD.wants(config.algorithm, "profile"):
         profiling.check(config)
-    return Prepared(task, algorithm, shapes, runtime, exchange, own, decided)
+    return Prepared(task, algorithm, shapes, runtime, exchange, delay, sampler, own, decided)
 
 
 def _fitted(
@@ -384,6 +389,69 @@ def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
     return None if config.delay.name == NO_DELAY else build_delay(config.delay)
 
 
+def _sampler(config: ConfigDict, task: Task, shards: list) -> sampling.Sampler:
+    """Return the sampler; with `config.balance` it deals the samples of a round by their costs."""
+    sampler = sampling.Sampler(shards, config.batch_size, config.seed)
+    if not config.get("balance", False):
+        return sampler
+    if task.cost is None or np.ndim(config.mini_batches):
+        raise ValueError(
+            f"balance: needs samples with costs and one number of mini-batches, got "
+            f"{registry.text(config.task)!r} and {config.mini_batches}; leave balance out, or "
+            "change the two"
+        )
+    return sampling.Balanced(sampler, task.cost, config.workers, config.mini_batches)
+
+
+def _costed(
+    delay: delays.Law | processes.Process | None,
+    config: ConfigDict,
+    task: Task,
+    sampler: sampling.Sampler,
+) -> delays.Law | processes.Process | None:
+    """Return the delay of mini-batches whose samples cost what `config.sample_cost` says."""
+    packing = config.get("sample_cost")
+    if packing is None:
+        return delay
+    if task.cost is None:
+        raise ValueError(
+            f"sample_cost: samples of {registry.text(config.task)!r} have no costs; leave "
+            "sample_cost out, or take a task with lengths, as next_token(packing=False)"
+        )
+    if delay is None:
+        raise ValueError(
+            "sample_cost: without a delay devices take as long as they take; set config.delay, or "
+            "leave sample_cost out"
+        )
+    cost, least = sampling.costs_of(sampler, task.cost, packing)
+    return processes.as_process(delay).costing(cost, least)
+
+
+def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str, Any]:
+    """Return which of the costly samples the first rows of a schedule have kept; {} without costs.
+
+    kept_long, kept_short: shares of the most expensive tenth and of the cheaper half;
+    kept_by_tenth: of all tenths; kept_cost: mean cost of what was kept over that of what was
+    offered.
+    """
+    if prepared.delay is None or processes.as_process(prepared.delay).costs is None:
+        return {}
+    rows = 1 + np.searchsorted(schedule.batches.sum(axis=1).cumsum(), COUNTED)
+    costs = processes.as_process(prepared.delay).seeded(config.seed).cost
+    if config.get("sample_cost") is not None:
+
+        def costs(worker: np.ndarray, counter: np.ndarray) -> np.ndarray:
+            return np.asarray(prepared.task.cost)[prepared.sampler.on_host(worker, counter)]
+
+    found = by_cost(schedule.slice(0, rows), costs)
+    return {} if found is None else {
+        "kept_long": found.longest,
+        "kept_short": found.shorter_half,
+        "kept_by_tenth": found.by_part.tolist(),
+        "kept_cost": found.mean_cost,
+    }
+
+
 def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
     """Yield a line for every trace that configs replay: what was read of it, and who takes part."""
     distinct = {(registry.text(config.delay), config.workers): config for config in configs}
@@ -402,7 +470,7 @@ def rule(
 ) -> Rule:
     """Return the waiting rule of an arm, with another delay than the config's if one is given."""
     config = registry.canonical(config)
-    delay = delay or own_delay(config) or ANY_SPEED
+    delay = delay or prepared.delay or ANY_SPEED
     return _built_rule(config, delay, prepared.exchange, prepared.algorithm)
 
 

@@ -20,7 +20,8 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
 
     Speed-up: seconds to target of the arm that `baseline` names over this arm's. Fell back:
     share of the updates in which a method sent something else than it plans, whose bytes count; the
-    column is there if any of the methods can.
+    column is there if any of the methods can. Kept long: share that was kept of the tenth of the
+    samples that cost most, where samples have costs.
     """
     by_name = {arm["name"]: arm for arm in arms}
     named = {arm["baseline"] for arm in arms}
@@ -54,6 +55,8 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
         "idle\n[%]": lambda arm: _number(arm["idle_fraction"], ".1f", scale=100),
         "MB per\nworker": lambda arm: _number(arm["bytes_per_worker"], ",.1f", scale=1e-6),
     }
+    if any(arm.get("kept_long") is not None for arm in arms):
+        columns["kept long\n[%]"] = lambda arm: _number(arm.get("kept_long"), ".0f", 100)
     if any(arm.get("fallback_share") is not None for arm in arms):
         columns["fell back\n[%]"] = lambda arm: _number(arm.get("fallback_share"), ".1f", 100)
     result = Table(

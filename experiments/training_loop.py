@@ -199,6 +199,7 @@ class Arm:
             "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
             "idle_fraction": None if schedule is None else schedule.idle_fraction,
             "staleness_mean": None if schedule is None else schedule.mean_staleness,
+            **({} if schedule is None else prepare.kept(config, self._prepared, schedule)),
             "wall_seconds": time.monotonic() - self._began,
         }
         return self.recorder.finish(summary)

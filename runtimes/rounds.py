@@ -142,7 +142,8 @@ class Watched:
             indices, draws = jax.tree.map(lambda a: a[offset + taken], (table.indices, table.draws))
             return worker.taken(examples, indices, draws, self._augment)
 
-        batches, contribution, state = self._until_stopped(model, begun, most, batch, given)
+        stopped = self._until_stopped(model, begun, most, batch, given)
+        batches, begun, contribution, state = stopped
         total = jax.lax.psum(batches, AXIS)
         weight = algorithm.weight(batches)
         landed = _finish_round(algorithm, model, contribution, state, batches, total, given, weight)
@@ -150,11 +151,14 @@ class Watched:
         touched = _touch(landed.params)
         token = self._team.ask(self._injector.land, answer, me, model.round, touched)
         used = batches if trigger.carries else most
+        if trigger.renews:
+            whole = jnp.asarray(trigger.whole, jnp.int32)[me]
+            used = -(-begun // whole) * whole
         batch_size = table.indices.shape[1] * self._team.parts
         return _advanced(landed, total * batch_size), offset + used, token
 
     def _until_stopped(self, model: Model, begun, most, batch, given):
-        """(mini-batches that count, the contribution that they make, the worker's new state)."""
+        """(mini-batches that count, and that were begun, their contribution, the new state)."""
         algorithm, injector = self._algorithm, self._injector
         trigger, me = injector.trigger, given["worker"]
         whole = None if trigger.whole is None else jnp.asarray(trigger.whole, jnp.int32)[me]
@@ -178,11 +182,12 @@ class Watched:
             return taken, verdict, new, kept
 
         begin = gathered, model.worker.work
-        batches, _, done, kept = jax.lax.while_loop(
+        batches, verdict, done, kept = jax.lax.while_loop(
             going, take, (jnp.int32(0), begun, begin, () if whole is None else begin)
         )
+        started = batches + (verdict == inject.CUT)
         if whole is not None:  # what is left of a contribution that was cut counts for nothing
             batches, done = batches // whole * whole, kept
         gathered, work_state = done
         contribution = worker.contribution_of(algorithm, point, gathered, batches)
-        return batches, contribution, model.worker._replace(work=work_state)
+        return batches, started, contribution, model.worker._replace(work=work_state)

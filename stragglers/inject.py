@@ -94,6 +94,7 @@ class _Round:
         self.durations = np.zeros((workers, measured))
         self.first = np.zeros(workers, np.int64)
         self.finished = np.zeros(workers, np.int32)
+        self.tried = np.zeros(workers, np.int32)  # mini-batches begun
         self.start, self.ready, self.finish, self.busy = np.zeros((4, workers))
         self.last = np.zeros(workers)  # begin of the last mini-batch
         self.slept = np.zeros(workers)  # s, for the exchange
@@ -241,9 +242,11 @@ class Injector:
             count = round_index if self._per_round else self._attempts[worker]
             lasts = 0.0
             if self._delay is not None:
-                lasts = float(self._delay.duration(worker, began, count))
+                counter = self._rounds[round_index].first[worker] + done - 1
+                lasts = float(self._delay.duration(worker, began, count, counter))
             self._attempts[worker] += 1
         record = self._rounds[round_index]
+        record.tried[worker] = done
         if self.trigger.cuts and self._cut_before(round_index, worker, began + lasts):
             return np.int32(CUT)
         self._sleep(worker, began + lasts - self.now())
@@ -307,7 +310,9 @@ class Injector:
             record.slept[worker] = seconds
             record.finish[worker] = self.now()
             record.landed += 1
-            self._consumed[worker] += self._used(record.finished)[worker]
+            self._consumed[worker] += self._used(record.finished, record.tried)[worker]
+            if self.trigger.renews:
+                self._attempts[worker] = self._consumed[worker]
             if self.trigger.remembers and record.landed == len(self._here):
                 self._remember(record)
         return np.float32(0)
@@ -347,8 +352,10 @@ class Injector:
         whole = self.trigger.whole
         return finished if whole is None else finished // whole * whole
 
-    def _used(self, finished: np.ndarray) -> np.ndarray:
+    def _used(self, finished: np.ndarray, tried: np.ndarray) -> np.ndarray:
         """Return the mini-batches [workers] by which the counters move on in a round."""
+        if self.trigger.renews:
+            return -(-tried // self.trigger.whole) * self.trigger.whole
         if self.trigger.carries:
             return self._counted(finished)
         return np.broadcast_to(self.trigger.mini_batches, self.workers)
@@ -370,7 +377,7 @@ class Injector:
         rounds = [(self._rounds or unseen).pop(first + t) for t in range(updates)]
         if any(record.landed != len(self._here) for record in rounds):
             raise RuntimeError("Injector.schedule: a round has not landed on every worker yet")
-        columns = ("start", "finish", "busy", "finished", "first", "slept")
+        columns = ("start", "finish", "busy", "finished", "tried", "first", "slept")
         gathered = [getattr(record, column) for column in columns for record in rounds]
         gathered += [record.durations.T for record in rounds]
         gathered = np.vstack([*gathered, self._attempts, np.full(self.workers, self._elapsed)])
@@ -380,10 +387,10 @@ class Injector:
         if self.trigger.goal is not None:
             self._tally.close(range(first, first + updates))
         known = len(columns) * updates
-        start, finish, busy, finished, begun, slept = gathered[:known].reshape(
+        start, finish, busy, finished, tried, begun, slept = gathered[:known].reshape(
             -1, updates, self.workers
         )
-        self._consumed = (begun[-1] + self._used(finished[-1])).astype(np.int64)
+        self._consumed = (begun[-1] + self._used(finished[-1], tried[-1])).astype(np.int64)
         self._attempts, self._elapsed = gathered[-2].astype(np.int64), float(gathered[-1].max())
         if known < len(gathered) - 2:
             durations = gathered[known:-2].reshape(updates, -1, self.workers)

@@ -73,6 +73,12 @@ class Ahead:
             table = table_of(lambda i, n: duration(i, 0.0, n), counter, columns, np.float64)
             return Seconds(table, counter, columns, ones, _NO_PATH, slowest=1.0)
         work, known, slowest, constant = self._in_time
+        if (cost := self._process.cost) is not None:
+            plain = work
+
+            def work(i, n):
+                return cost(i, n) * plain(i, n)
+
         table = table_of(work, counter, columns, np.float64)
         constant = ones if constant is None else constant(workers)
         path = known.beyond(workers, until).sojourns

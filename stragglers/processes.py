@@ -21,11 +21,16 @@ from stragglers.streams import addressed
 MOST_SOJOURNS = 1000  # of a markov worker within one mini-batch
 
 Draw = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # worker, start, count -> s
+Cost = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, counter -> factor of the time
 
 
 @dataclass(frozen=True)
 class Process:
-    """Durations in seconds by worker, start and count; `seeded` binds it to a seed."""
+    """Durations in seconds by worker, start and count; `seeded` binds it to a seed.
+
+    With `costs`, a mini-batch takes as much longer as its samples do. They are found by its
+    counter, while the count is that of attempts.
+    """
 
     name: str
     shortest: float  # s, no duration is below it
@@ -41,21 +46,53 @@ class Process:
     )  # recorded durations that it replays
     names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of these workers
     read: str = field(default="", compare=False, kw_only=True)  # facts about its file, on one line
+    costs: Callable[[int], Cost] | None = field(
+        default=None, repr=False, compare=False, kw_only=True
+    )  # seed -> cost of mini-batches; None: all are alike
+    cost: Cost | None = field(default=None, repr=False, compare=False, kw_only=True)
+    seed: int | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def seeded(self, seed: int) -> "Process":
         """Return a copy whose durations are a pure function of `seed` and their address."""
-        return replace(self, draw=self.bind(seed))
+        cost = None if self.costs is None else self.costs(seed)
+        return replace(self, draw=self.bind(seed), cost=cost, seed=seed)
 
     def duration(
-        self, worker: ArrayLike, start_time: ArrayLike, count: ArrayLike = 0
+        self,
+        worker: ArrayLike,
+        start_time: ArrayLike,
+        count: ArrayLike = 0,
+        counter: ArrayLike | None = None,
     ) -> np.ndarray:
         """Return the seconds of the `count`-th mini-batch of `worker`, begun at `start_time`.
 
-        The three broadcast against each other: int, seconds (float), int.
+        counter: of its samples, for their cost; None: the count. All broadcast against each other:
+        int, seconds (float), int, int.
         """
         if self.draw is None:
             raise ValueError(f"{self.name}: has no seed; call .seeded(seed) first")
-        return self.draw(*np.broadcast_arrays(worker, start_time, count))
+        if self.cost is None:
+            return self.draw(*np.broadcast_arrays(worker, start_time, count))
+        counter = count if counter is None else counter
+        worker, start, count, counter = np.broadcast_arrays(worker, start_time, count, counter)
+        cost = self.cost(worker, counter)
+        if self.in_time is None:
+            return cost * self.draw(worker, start, count)
+        work, paths, slowest, constant = self.in_time(self.seed)
+        target = cost * work(worker, count)
+        many = int(worker.max(initial=0)) + 1
+        path = paths.beyond(many, np.max(start + slowest * target, initial=0.0))
+        lasts = finish(path, worker, start, target) - start
+        return lasts if constant is None else constant(many)[worker] * lasts
+
+    def costing(self, cost: Cost, least: float) -> "Process":
+        """Return a copy whose mini-batches take `cost` times as long; least: the lowest cost."""
+        if self.costs is not None:
+            raise ValueError(
+                f"{self.name}: its durations belong to samples already; take another delay, or "
+                "no costs of samples"
+            )
+        return replace(self, costs=lambda seed: cost, shortest=least * self.shortest)
 
 
 def as_process(delay: Law | Process) -> Process:
@@ -213,8 +250,35 @@ def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
     return Process(name, shortest, False, lambda seed: draw, records=tuple(records))
 
 
+def by_sample(law: Law | Process) -> Process:
+    """Let each duration belong to samples: a mini-batch that is begun again takes as long again.
+
+    The straggler is in the data then, as long texts are, and not in the machine. Rules of a server
+    lose the samples of work that they cancel; those in rounds do as `leftovers` says.
+    """
+    process = as_process(law)
+    if process.uses_time or process.costs is not None:
+        raise ValueError(
+            f"by_sample: durations of {process.name} depend on more than the mini-batch; give a "
+            "delay distribution or a trace"
+        )
+
+    def costs(seed: int) -> Cost:
+        seeded = process.seeded(seed)
+        return lambda worker, counter: seeded.duration(worker, 0.0, counter)
+
+    def bind(seed: int) -> Draw:
+        return lambda worker, start, count: np.ones(worker.shape)
+
+    name = f"by_sample({process.name})"
+    return replace(
+        process, name=name, bind=bind, draw=None, costs=costs, in_time=None, records=()
+    )
+
+
 PROCESSES = Registry({
     "persistent": persistent,
+    "by_sample": by_sample,
     "spells": spells,
     "markov": markov,
     "trace": "stragglers.traces.files:trace",

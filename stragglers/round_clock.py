@@ -228,7 +228,7 @@ class RoundClock:
         shape = (updates, self.workers)
         start, finish, busy, spent = (np.empty(shape) for _ in range(4))
         batches, first = np.empty(shape, np.int32), np.empty(shape, np.int64)
-        within = self._whole_rounds(state.attempts, updates, signal)
+        within = self._whole_rounds(state.attempts, state.consumed, updates, signal)
         active = activations(self._links, state.update, updates)
         free, attempts, consumed = state.free, state.attempts, state.consumed
         whole = np.full(self.workers, self.mini_batches)
@@ -236,7 +236,7 @@ class RoundClock:
         for row in range(updates):
             t = state.update + row
             if within is None:
-                ends = self._ends(t, free, attempts)
+                ends = self._ends(t, free, attempts, consumed)
                 stops = np.reshape(signal(free, ends), (-1, 1))
                 started = done = (_begins(free, ends) < stops).sum(axis=1)
                 if self.cuts:
@@ -272,22 +272,27 @@ class RoundClock:
             offset=state.update,
         )
 
-    def _ends(self, t: int, begin: np.ndarray, attempts: np.ndarray) -> np.ndarray:
+    def _ends(
+        self, t: int, begin: np.ndarray, attempts: np.ndarray, consumed: np.ndarray
+    ) -> np.ndarray:
         """Return the ends [P, M] s of the mini-batches of round t, begun at `begin`."""
         worker, steps = np.arange(self.workers), np.arange(self.mini_batches)
-        if self._by_round:
-            return begin[:, None] + self._seeded.duration(worker, begin, t)[:, None] * (steps + 1)
-        draw = self._seeded.draw
+        lasts, plain = self._seeded.duration, self._seeded.cost is None
+        if self._by_round and plain:
+            return begin[:, None] + lasts(worker, begin, t)[:, None] * (steps + 1)
+        count = np.full_like(attempts, t) if self._by_round else attempts
+        ahead = 0 * steps if self._by_round else steps
         if not self._seeded.uses_time:
-            each = draw(worker[:, None], begin[:, None], attempts[:, None] + steps)
+            counts, counters = count[:, None] + ahead, consumed[:, None] + steps
+            each = lasts(worker[:, None], begin[:, None], counts, counters)
             return begin[:, None] + each.cumsum(1)
         ends, now = np.empty((self.workers, self.mini_batches)), begin
         for step in steps:
-            now = ends[:, step] = now + draw(worker, now, attempts + step)
+            now = ends[:, step] = now + lasts(worker, now, count + ahead[step], consumed + step)
         return ends
 
     def _whole_rounds(
-        self, attempts: np.ndarray, updates: int, signal: Signal
+        self, attempts: np.ndarray, consumed: np.ndarray, updates: int, signal: Signal
     ) -> np.ndarray | None:
         """Return [updates, P, M] s from a round's begin to the ends of its mini-batches.
 
@@ -300,7 +305,9 @@ class RoundClock:
             return None
         rounds, worker, step = np.ogrid[: shape[0], : shape[1], : shape[2]]
         counts = attempts[:, None] + (rounds * self.mini_batches + step)
-        within = self._seeded.draw(worker, np.zeros((1, 1, 1)), counts).cumsum(axis=2)
+        counters = counts + (consumed - attempts)[:, None]
+        lasts = self._seeded.duration(worker, np.zeros((1, 1, 1)), counts, counters)
+        within = lasts.cumsum(axis=2)
         return within if np.isfinite(within[..., -1]).all() else None
 
     def _exchange(self, t: int, work: tuple, active: np.ndarray, under_way: tuple):

@@ -111,6 +111,7 @@ class Trigger(NamedTuple):
     remembers: rounds before the present one that `stop` looks at.
     goal: points that end the round for all workers, wherever they live.
     calibration: of a deadline that is not known before.
+    renews: the samples of a contribution that was cut are lost, and the next one has new ones.
     """
 
     stop: Callable[[RoundView], bool] | None
@@ -122,6 +123,7 @@ class Trigger(NamedTuple):
     remembers: int = 0
     goal: Goal | None = None
     calibration: Calibration | None = None
+    renews: bool = False
 
     @property
     def stops(self) -> bool:

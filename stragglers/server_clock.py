@@ -6,7 +6,8 @@ their pushes, ties by worker. Times belong to a worker: `start` of the contribut
 from which on the worker is free to begin another: the update's landing if it waits for that.
 Cancelled and ignored contributions have no row: they count as idle, except that a worker that
 contributed to a row and began another is busy until it is cut. Their samples are drawn again, in
-another time.
+another time; where samples have costs they are lost instead, as a worker that begins anew draws new
+ones.
 """
 
 import math
@@ -101,7 +102,9 @@ class EventClock:
             )
         check_draw(name, setting, "")
         self.check_k(k)
-        self._ahead = Ahead(as_process(setting.delay), setting.seed)
+        process = as_process(setting.delay)
+        self.renews = process.costs is not None
+        self._ahead = Ahead(process, setting.seed)
         self._communication = setting.communication
         self._seconds = checked_cost(name, setting.communication, self.workers)
 
@@ -175,7 +178,7 @@ class EventClock:
         unknown = np.zeros(self.workers, np.int64)
         *arrays, counter, steps = interleaved([*state[3:], unknown, self.mini_batches])
         _, end, _, attempts, _ = arrays
-        fixed = (steps, k, *self.protocol)
+        fixed = (steps, k, self.renews, *self.protocol)
         longest, (updates, width) = int(self.mini_batches.max()), rows["workers"].shape
         place, times = np.zeros(3, np.int64), np.array([0.0, 0.0, 0.0, state.opened])
         taken = np.zeros(updates, np.int64)
@@ -205,7 +208,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
     This function is compiled, except where durations are drawn when they are looked up.
     """
     table, counter, columns, constant, path, slowest = ahead
-    steps, k, idle, limit, interrupt, grace, share = protocol
+    steps, k, renews, idle, limit, interrupt, grace, share = protocol
     begin, end, version, attempts, consumed = state
     workers, start, finish, first, taken, busy, spent = rows
     updates, width = workers.shape
@@ -267,6 +270,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
                 enter(i)
                 continue
             began, pushed, landed, took = begin[i], end[i], now, 0.0
+            origin = attempts[i] - steps[i] if renews else consumed[i]
             if not (idle or cancel):
                 took = seconds(row, i)
                 landed = now + took
@@ -278,9 +282,9 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
             held[i] = late and not idle
             enter(i)
             workers[row, c], start[row, c], finish[row, c] = i, began, landed
-            first[row, c], taken[row, c] = consumed[i], version[i]
+            first[row, c], taken[row, c] = origin, version[i]
             busy[row, c], spent[row, c] = pushed - began, took
-            consumed[i] += steps[i]
+            consumed[i] = origin + steps[i]
             if not (idle or cancel):
                 version[i] = update + row + (c == k - 1 and not late)
             times[0] = now

@@ -43,6 +43,7 @@ TASKS = Registry(
         "skip_gram": "experiments.tasks.text_tasks:skip_gram",
         "synthetic_logistic": "experiments.tasks.dense_tasks:synthetic_logistic",
         "synthetic_quadratic": "experiments.tasks.dense_tasks:synthetic_quadratic",
+        "uneven_lengths": "experiments.tasks.dense_tasks:uneven_lengths",
     }
 )
 TASK = Kind("task", TASKS, Task)

@@ -32,6 +32,9 @@ class Task(NamedTuple):
     metrics: what else to report, from the parameters and the losses that `evaluate` found.
     sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
         of what is in the mini-batch.
+    cost: [samples] relative time of every training sample, as of a long text; None: all alike. It
+        makes durations differ where a config asks for it (`sample_cost`), and evaluations report
+        the losses of the longest and of the shortest tenth.
     augment: what training does to its examples at random, (examples, draws uint32 [b]) ->
         examples; see `experiments.tasks.dense_tasks`. `losses` and `correct` take them either way.
     evaluated: how many training and test examples `evaluate` takes, evenly spread; None: all.
@@ -51,6 +54,7 @@ class Task(NamedTuple):
     sparse: tuple[str, ...] = ()
     evaluated: int | None = None
     augment: Callable[[Any, jax.Array], Any] | None = None
+    cost: np.ndarray | None = None
 
 
 def check(task: Task, params: Any) -> None:
@@ -73,6 +77,13 @@ def check(task: Task, params: Any) -> None:
             f"there are {counts['labels']} labels for {counts['train']} training samples; give one "
             "a sample"
         )
+    if task.cost is not None:
+        costs = np.asarray(task.cost, np.float64)
+        if costs.shape != (counts["train"],) or not ((costs > 0) & (costs < np.inf)).all():
+            raise ValueError(
+                f"cost must be a positive number for each of {counts['train']} training samples, "
+                f"got shape {costs.shape}; correct it"
+            )
     if task.shared_draw and not worker.draws(task.losses):
         raise ValueError(
             "shared_draw says that losses draw at random, but they take no third argument; give "
@@ -237,7 +248,23 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     )
     means = {"train_loss": float(train[0]), "test_loss": float(test[0]),
              "test_accuracy": None if task.correct is None else float(test[1])}  # fmt: skip
+    if task.cost is not None:
+        means |= _by_length(task, losses, params, batch)
     return means if task.metrics is None else {**means, **task.metrics(params, means)}
+
+
+def _by_length(task: Task, losses: Callable, params: Any, batch: int) -> dict[str, float]:
+    """Return the mean losses of the tenths of the training samples that cost most and least."""
+    order = np.argsort(task.cost, kind="stable")
+    tenth = max(1, len(order) // 10)
+    if task.evaluated is not None:
+        tenth = min(tenth, task.evaluated)
+    found = {}
+    for name, chosen in (("long", order[-tenth:]), ("short", order[:tenth])):
+        parts = [np.sort(chosen)[begin : begin + batch] for begin in range(0, tenth, batch)]
+        sums = [_totals(losses, None, params, take(task.train, part))[0] for part in parts]
+        found[f"train_loss_{name}"] = float(np.sum(np.asarray(sums, np.float64)) / tenth)
+    return found
 
 
 def worker_accuracy(task: Task, models) -> dict[str, float]:

@@ -193,6 +193,36 @@ def synthetic_quadratic(
     )  # fmt: skip
 
 
+def uneven_lengths(
+    samples: int = 4096, dimension: int = 8, sigma: float = 0.5, shift: float = 1.0,
+    noise: float = 0.5, seed: int = 0,
+) -> Task:  # fmt: skip
+    """Find the mean of points that lie the farther out, the longer they take.
+
+    A sample of cost exp(sigma z), z normal, is the point shift z u plus normal noise, with a unit
+    vector u; its loss is half the squared distance. The optimum is the mean of all points, and
+    training that keeps a share p(z) of them ends at E[p z] / E[p] shift u from it.
+    """
+    data.at_least("uneven_lengths", samples=(samples, 10), dimension=(dimension, 1))
+    for name, value in (("sigma", sigma), ("noise", noise)):
+        if not 0 <= value < np.inf:
+            raise ValueError(f"uneven_lengths: {name} must be 0 or more, got {value}; raise it")
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal(samples)
+    u = rng.standard_normal(dimension)
+    points = shift * np.outer(z, u / np.linalg.norm(u))
+    points = np.float32(points + noise * rng.standard_normal(points.shape))
+
+    def losses(params, examples):
+        return 0.5 * ((examples - params[None]) ** 2).sum(1)
+
+    optimum = float(losses(points.mean(0), points).mean())
+    return Task(
+        "uneven_lengths", points, points[: max(1, samples // 8)], np.zeros(samples, np.int64),
+        lambda key: jnp.full(dimension, 3.0), losses, optimum=optimum, cost=np.exp(sigma * z),
+    )  # fmt: skip
+
+
 def synthetic_logistic(
     samples: int = 1024, dimension: int = 16, seed: int = 0, l2: float = 0.01
 ) -> Task:

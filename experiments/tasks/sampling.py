@@ -8,7 +8,7 @@ Arbitrary Finite Domains*, CT-RSA 2002).
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,67 @@ class Sampler:
         with jax.default_device(_processor()):
             indices = self.indices(np.pad(workers, (0, missing)), np.pad(counters, (0, missing)))
             return np.asarray(indices)[:count]
+
+
+class Balanced:
+    """Sampler that deals the samples of a round anew, so that all workers have as much to do.
+
+    By falling cost they go to the workers in turn, there and back, and so do those that a worker
+    has to its mini-batches, whose order moves on by one from round to round. Every sample is taken
+    as often as before, by any worker: a split by label is lost.
+
+    cost: [samples], relative time of each; workers, mini_batches: of a round.
+    """
+
+    def __init__(self, sampler: Sampler, cost: np.ndarray, workers: int, mini_batches: int):
+        self._sampler, self._cost = sampler, np.asarray(cost, np.float64)
+        self._workers, self._mini_batches = workers, mini_batches
+        self.batch_size, self.sizes = sampler.batch_size, sampler.sizes
+        self.draws = sampler.draws
+
+    def indices(self, workers, counters) -> jax.Array:
+        """Return [..., batch_size] int32 indices, as `Sampler.indices` does."""
+        return jnp.asarray(self.on_host(workers, counters))
+
+    def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
+        """Return these indices on the host."""
+        workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
+        rounds, at = np.unique(counters // self._mini_batches, return_inverse=True)
+        step = (counters + counters // self._mini_batches) % self._mini_batches
+        return self._dealt(rounds)[at.reshape(workers.shape), workers, step]
+
+    def _dealt(self, rounds: np.ndarray) -> np.ndarray:
+        """Return the samples of these rounds, [rounds, workers, mini-batches, batch_size]."""
+        addresses = np.meshgrid(np.arange(self._workers), np.arange(self._mini_batches))
+        workers, steps = (np.tile(address.ravel(), len(rounds)) for address in addresses)
+        counters = np.repeat(rounds, workers.size // len(rounds)) * self._mini_batches + steps
+        own = self._sampler.on_host(workers, counters).reshape(len(rounds), -1)
+        order = np.argsort(-self._cost[own], axis=1, kind="stable")
+        of_workers = _in_turn(np.take_along_axis(own, order, axis=1), self._workers)
+        return _in_turn(of_workers, self._mini_batches)
+
+
+def _in_turn(dealt: np.ndarray, hands: int) -> np.ndarray:
+    """Deal the last axis in turn, there and back; [..., n] -> [..., hands, n / hands]."""
+    laps = dealt.reshape(*dealt.shape[:-1], -1, hands).copy()
+    laps[..., 1::2, :] = laps[..., 1::2, ::-1]
+    return laps.swapaxes(-1, -2)
+
+
+def costs_of(sampler: Sampler, cost: np.ndarray, packing: str) -> tuple[Callable, float]:
+    """Return (worker, counter) -> relative time of mini-batches, and its least value.
+
+    The mean over all samples is 1. cost: [samples], relative time of each; packing: "packed", or
+    "padded", where a mini-batch takes as long as if all its samples were like the longest.
+    """
+    cost = np.asarray(cost, np.float64)
+    cost, of_batch = cost / cost.mean(), np.max if packing == "padded" else np.mean
+
+    def costs(worker: np.ndarray, counter: np.ndarray) -> np.ndarray:
+        indices = sampler.on_host(np.ravel(worker), np.ravel(counter))
+        return of_batch(cost[indices], axis=-1).reshape(np.shape(worker))
+
+    return costs, float(cost.min())
 
 
 def _processor() -> jax.Device | None:

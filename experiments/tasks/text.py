@@ -393,18 +393,7 @@ def pack(part: Documents, length: int) -> Packed:
     predicted from its own document alone. Raises ValueError for a length below 1, and where no
     document has two words.
     """
-    if length < 1:
-        raise ValueError(f"packing: length must be at least 1 word, got {length}; raise length")
-    size = length + 1
-    pieces = [
-        (begin, min(begin + size, stop), document)
-        for document, (start, stop) in enumerate(itertools.pairwise(part.starts.tolist()))
-        for begin in range(start, stop - 1, length)
-    ]
-    if not pieces:
-        raise ValueError(
-            f"packing: none of {len(part.names)} documents has two words; read more text"
-        )
+    pieces, size = _pieces(part, length), length + 1
     rows: list[list[tuple[int, int, int]]] = []  # pieces of a sequence
     with_room: list[list[int]] = [[] for _ in range(size + 1)]  # sequences by the words left free
     for piece in sorted(pieces, key=lambda piece: piece[0] - piece[1]):  # the longest first
@@ -423,6 +412,34 @@ def pack(part: Documents, length: int) -> Packed:
         words = np.concatenate([part.tokens[begin:end] for begin, end, _ in row])
         tokens[place, : len(words)] = words
     return Packed(tokens, np.array([row[0][2] for row in rows]))
+
+
+def pad(part: Documents, length: int) -> Packed:
+    """Return sequences of up to `length` words, and the word after each, of a document alone.
+
+    A longer document is cut as in `pack`. What follows the words of a sequence repeats END.
+    """
+    pieces = _pieces(part, length)
+    tokens = np.full((len(pieces), length + 1), END, np.int32)
+    for row, (begin, end, _) in zip(tokens, pieces, strict=True):
+        row[: end - begin] = part.tokens[begin:end]
+    return Packed(tokens, np.array([document for *_, document in pieces]))
+
+
+def _pieces(part: Documents, length: int) -> list[tuple[int, int, int]]:
+    """Return begin, end and document of pieces of `length` + 1 words, which overlap by one."""
+    if length < 1:
+        raise ValueError(f"packing: length must be at least 1 word, got {length}; raise length")
+    pieces = [
+        (begin, min(begin + length + 1, stop), document)
+        for document, (start, stop) in enumerate(itertools.pairwise(part.starts.tolist()))
+        for begin in range(start, stop - 1, length)
+    ]
+    if not pieces:
+        raise ValueError(
+            f"packing: none of {len(part.names)} documents has two words; read more text"
+        )
+    return pieces
 
 
 # --- texts of any size as token files ---

@@ -86,7 +86,7 @@ def _perplexity(params, means) -> dict[str, float]:
 def next_token(
     model: str | Mapping = "gpt", corpus: str | Mapping = "python", vocabulary: int = 8192,
     length: int = 256, compute: str = "float32", micro_batch: int | None = None,
-    evaluated: int = 256,
+    evaluated: int = 256, packing: bool = True, quadratic: float = 0.0,
 ) -> Task:  # fmt: skip
     """Predict the next word of packed documents; reports `test_perplexity`, exp of the test loss.
 
@@ -98,15 +98,25 @@ def next_token(
         states as wide as its nn.Embed called `embedding`.
     compute: float32, or bfloat16 beside float32 masters. micro_batch: sequences of a mini-batch
         whose activations are in memory at a time; None: all. evaluated: sequences of either part.
+    packing: False keeps a document, or a piece of one, in a sequence alone; its cost is its number
+        of words, of which a share `quadratic` grows with their square.
     """
     at_least("next tokens", evaluated=(evaluated, 1))
+    if not 0 <= quadratic <= 1:
+        raise ValueError(f"next tokens: quadratic is a share, 0 to 1, got {quadratic}; try 0.2")
     module = models.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=length)
     words = text.limit(text.CORPUS.build(corpus), vocabulary)
-    train, test = (text.pack(part, length) for part in (words.train, words.test))
-    return _task(
+    sequences = text.pack if packing else text.pad
+    train, test = (sequences(part, length) for part in (words.train, words.test))
+    task = _task(
         "next_token", text.Sequences(train.tokens), text.Sequences(test.tokens),
         text.groups(words.train.names)[0][train.document], module, compute, micro_batch, evaluated,
     )  # fmt: skip
+    if packing:
+        return task
+    targets = (train.tokens[:, :-1] != text.END).sum(1)
+    share = targets / targets.mean()
+    return task._replace(cost=(1 - quadratic) * share + quadratic * share**2)
 
 
 def packed_text(

@@ -94,6 +94,7 @@ class AsynchronousRuntime(ProcessRuntime):
             workers=self._rule.workers,
             mini_batches=self.parts.mini_batches,
             batch_size=self.parts.sampler.batch_size,
+            renews=self.parts.delay is not None and self.parts.delay.costs is not None,
         )
         refuse(self.parts.algorithm, self._rule, params, self.parts.mini_batches)
         self._params, self._elapsed = params, 0.0

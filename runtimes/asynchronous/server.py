@@ -332,6 +332,7 @@ class ParameterServer:
     order reads, and the contribution that comes back says where its steps have led.
 
     arrivals: the waiting rule. mini_batches: of a full contribution. batch_size: samples in one.
+    renews: a worker that begins anew takes new samples, as those have costs.
     """
 
     def __init__(
@@ -343,8 +344,9 @@ class ParameterServer:
         workers: int,
         mini_batches: int,
         batch_size: int,
+        renews: bool = False,
     ):
-        self._algorithm, self._arrivals = algorithm, arrivals
+        self._algorithm, self._arrivals, self._renews = algorithm, arrivals, renews
         self._mini_batches, self._batch_size, self.workers = mini_batches, batch_size, workers
         params = jax.tree.map(jnp.asarray, params)
         encoded = uplink.uplink(algorithm, params, mini_batches)
@@ -537,7 +539,7 @@ class ParameterServer:
             after=int(self.counted[who]),
             keep=(int(self.kept[who]), int(self.settled()[who])),
             version=version,
-            first=int(self.consumed[who]),
+            first=int((self.attempts if self._renews else self.consumed)[who]),
             batches=batches,
             attempt=int(self.attempts[who]),
             samples=self.samples,

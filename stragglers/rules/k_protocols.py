@@ -37,7 +37,9 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
     if protocol.cancels:  # an update restarts all workers, as a round does
         # A worker that idles after its push takes one contribution, else a fast one may push all k.
         most, goal = each if protocol.idle else k * each, Goal(lambda finished: finished // each, k)
-        trigger = Trigger(None, most, cuts=True, sees_all=False, whole=each, goal=goal)
+        trigger = Trigger(
+            None, most, cuts=True, sees_all=False, whole=each, goal=goal, renews=clock.renews
+        )
     return Rule(
         clock.workers,
         clock.init,

@@ -320,3 +320,49 @@ def test_a_replay_ends_with_its_schedule(tmp_path):
     updates = [record["update"] for record in metrics]
     assert updates[-3] < updates[-2] == updates[-1] == 6
     assert metrics[-2]["seconds"] >= first["seconds"] > metrics[-3]["seconds"]
+
+
+LENGTHS = {
+    "task": "uneven_lengths(samples=200, dimension=2)", "batch_size": 1, "mini_batches": 2,
+    "delay": "deterministic(value=0.01)", "communication": 0.0, "target_loss": None,
+    "optimizer.learning_rate": 0.02, "sample_cost": "packed",
+}  # fmt: skip
+
+
+def with_lengths(**changes):
+    config = configured()
+    config.update({"sample_cost": None, "balance": False})
+    return sweep.override(config, LENGTHS | changes)
+
+
+def test_a_run_says_which_samples_it_has_kept(tmp_path):
+    summaries = {
+        name: train.run(with_lengths(**changes), tmp_path / name)
+        for name, changes in {
+            "waits": {"wait": "barrier"},
+            "drops": {"wait": "k_sync(k=2)"},
+            "alike": {"wait": "k_sync(k=2)", "sample_cost": None},
+        }.items()
+    }
+    assert summaries["waits"]["kept_long"] == summaries["waits"]["kept_short"] == 1.0
+    dropped = summaries["drops"]
+    assert dropped["kept_long"] < dropped["kept_short"] - 0.2 and dropped["kept_cost"] < 0.97
+    assert len(dropped["kept_by_tenth"]) == 10
+    assert dropped["train_loss_long"] > summaries["waits"]["train_loss_long"]
+    assert "kept_long" not in summaries["alike"]
+    balanced = train.run(with_lengths(wait="barrier", balance=True), tmp_path / "balanced")
+    assert balanced["updates"] > summaries["waits"]["updates"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"task": TINY["task"]}, "have no costs; leave sample_cost out"),
+        ({"delay": "by_sample(law=exponential(scale=0.01))"}, "belong to samples already"),
+        ({"sample_cost": "longest"}, "config.sample_cost must be 'packed', 'padded' or None"),
+        ({"balance": True, "mini_batches": [1, 2, 1, 1], "wait": "k_sync(k=2)"}, "one number of"),
+    ],
+)
+def test_costs_without_lengths_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        prepare.prepare(with_lengths(**changes))

@@ -26,7 +26,7 @@ from runtimes.base import WorkersLost
 from runtimes.simulate import Simulator
 from runtimes.worker import WorkerState
 from stragglers import delays
-from stragglers.processes import as_process
+from stragglers.processes import as_process, by_sample
 from stragglers.rule import most_mini_batches, whole
 from stragglers.schedule import concatenate
 from tests import planned
@@ -58,11 +58,11 @@ GRACES = ("k_async/grace", "quorum_async")  # updates that wait on after their k
 class World:
     """A server and workers on a virtual clock, in which processes can be lost."""
 
-    def __init__(self, method, wait, mini_batches=1, **knobs):
+    def __init__(self, method, wait, mini_batches=1, delay=LAW, **knobs):
         built = parts(method, mini_batches, None)
         self.algorithm = built.algorithm
-        self.rule = planned.rule(wait.split("/")[0], LAW, N, mini_batches, 3, **knobs)
-        self.recipe, self._delay = lambda: built, as_process(LAW).seeded(3)
+        self.rule = planned.rule(wait.split("/")[0], delay, N, mini_batches, 3, **knobs)
+        self.recipe, self._delay = lambda: built, as_process(delay).seeded(3)
         self.server = ParameterServer(
             built.algorithm,
             self.rule.arrivals,
@@ -70,6 +70,7 @@ class World:
             workers=N,
             mini_batches=most_mini_batches(mini_batches),
             batch_size=SAMPLES.batch_size,
+            renews=self._delay.costs is not None,
         )
         self.workers = {who: self.process(who) for who in range(N)}
         self.queue, self.seconds = [], 0.0
@@ -167,6 +168,19 @@ def test_rows_are_those_of_the_plan_and_replay_gives_the_parameters(wait):
     schedule.validate()
     same_rows(schedule, world.rule.extend(world.rule.init(), 40)[1])
     assert difference(world, method, schedule, 2) < 2e-6
+
+
+@pytest.mark.parametrize("wait", slow_but(("ringmaster",), ("k_sync", "ringmaster")))
+def test_what_is_cancelled_loses_its_samples_where_they_have_costs(wait):
+    world = World("all_reduce", wait, 2, by_sample(LAW), **RULES[wait])
+    schedule = world.run(40)
+    same_rows(schedule, world.rule.extend(world.rule.init(), 40)[1])
+    used = np.zeros(N, int)
+    np.add.at(used, schedule.workers, schedule.batches)
+    last = np.zeros(N, int)
+    np.maximum.at(last, schedule.workers, schedule.first + schedule.batches)
+    assert (used < last).any()  # some of what was offered is in no row
+    assert difference(world, "all_reduce", schedule, 2) < 2e-6
 
 
 @pytest.mark.slow

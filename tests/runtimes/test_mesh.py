@@ -140,6 +140,35 @@ def test_workers_outside_the_first_k_are_cut(wait, k, most):
     np.testing.assert_allclose(replay, runtime.models(state), rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("wait", "own"),
+    [
+        ("k_sync", {"k": 6}), slow("first_finisher", {"in_flight": "cut"}),
+        slow("first_finisher", {"leftovers": "drop", "in_flight": "cut"}),
+    ],
+)  # fmt: skip
+def test_mini_batches_take_as_long_as_their_samples(wait, own):
+    """Whatever is cut: K-sync takes new samples after it, rounds that carry take the same again."""
+    delay = processes.by_sample(delays.jitter(0.02, 0.5))
+    watched = injector(wait, delay, 2, **own)
+    method = METHODS["all_reduce"]()
+    runtime = mesh.Mesh(method, losses, DATA, SAMPLES, workers=N, mini_batches=2, injector=watched)
+    state, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
+    schedule.validate()
+    cost = delay.seeded(0).cost
+    step = np.arange(2)
+    for row in range(12):
+        whole = schedule.batches[row] == 2
+        counter = schedule.first[row, whole, None] + step
+        least = cost(schedule.workers[row, whole, None], counter).sum(1)
+        assert (schedule.busy[row, whole] >= least - 1e-3).all()
+    ends = schedule.first + schedule.batches
+    renewed = (schedule.first[1:] > ends[:-1]).any()
+    assert renewed == (wait == "k_sync" or own.get("leftovers") == "drop")
+    replay = replayed(method, schedule, 2)
+    np.testing.assert_allclose(replay, runtime.models(state), rtol=2e-4, atol=2e-5)
+
+
 def test_triggers_stop_the_workers():
     quorum = injector("quorum", processes.persistent(delays.deterministic(0.005), {0: 20.0}), k=12)
     _, schedule = run(METHODS["all_reduce"](), quorum, 8)

@@ -38,6 +38,36 @@ def test_indices_depend_on_the_address_only():
     assert not np.array_equal(sampler.draws(0, 2**32), drawn[0, 0])
 
 
+def test_costs_of_mini_batches():
+    """The mean over all samples is 1; padded samples all take as long as the longest."""
+    cost = np.arange(1.0, 22.0)
+    sampler = sampling.Sampler(SHARDS, batch_size=3, seed=0)
+    workers, counters = np.arange(3)[:, None], np.arange(5)
+    own = cost[np.asarray(sampler.indices(workers, counters))] / 11.0
+    for packing, expected in (("packed", own.mean(-1)), ("padded", own.max(-1))):
+        costs, least = sampling.costs_of(sampler, cost, packing)
+        np.testing.assert_allclose(costs(*np.broadcast_arrays(workers, counters)), expected)
+        assert least == 1 / 11
+
+
+def test_a_balanced_round_has_the_samples_of_all_and_equal_work():
+    P, M, B = 4, 6, 2
+    cost = np.random.default_rng(3).lognormal(0.0, 0.5, 960)
+    plain = sampling.Sampler(np.split(np.arange(960), P), B, seed=5)
+    balanced = sampling.Balanced(plain, cost, P, M)
+    address = np.arange(P)[:, None], np.arange(20 * M)
+    ours, before = (np.asarray(one.indices(*address)) for one in (balanced, plain))
+    rounds = [taken.reshape(P, 20, M * B).swapaxes(0, 1) for taken in (ours, before)]
+    for dealt, own in zip(*rounds, strict=True):
+        np.testing.assert_array_equal(np.sort(dealt, axis=None), np.sort(own, axis=None))
+    work = [cost[taken].sum(-1) for taken in rounds]
+    assert np.ptp(work[0], axis=1).mean() < 0.3 * np.ptp(work[1], axis=1).mean()
+    places = cost[ours].reshape(P, 20, M, B).sum(-1).mean((0, 1))
+    assert np.ptp(places) < 0.3 * places.mean()  # no place of a round has the long ones
+    np.testing.assert_array_equal(balanced.indices(2, 7), ours[2, 7])
+    np.testing.assert_array_equal(balanced.on_host(np.array([3]), np.array([11])), ours[3, 11:12])
+
+
 def test_every_key_gives_a_bijection():
     cases = [(n, key) for n in (1, 2, 3, 5, 16, 17, 97, 1437) for key in (0, 2**32 - 1)]
     index, sizes, keys = (

@@ -252,3 +252,14 @@ def test_flat_tokens_of_nanogpt_are_mapped_with_their_end_as_ours(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             text.token_files(str(tmp_path), **given)
+
+
+def test_documents_alone_in_their_sequences():
+    part = text.Documents(("a", "b", "c"), np.arange(10, 23), np.array([0, 6, 7, 13]))
+    alone = text.pad(part, 4)
+    np.testing.assert_array_equal(
+        alone.tokens,
+        [[10, 11, 12, 13, 14], [14, 15, *3 * [text.END]], [17, 18, 19, 20, 21],
+         [21, 22, *3 * [text.END]]],
+    )  # fmt: skip
+    np.testing.assert_array_equal(alone.document, [0, 0, 2, 2])

@@ -1,0 +1,129 @@
+"""Durations that samples bring along: in all clocks, what rules keep, and the expectation."""
+
+import numpy as np
+import pytest
+
+from stragglers import delays, kept, processes
+from stragglers.processes import by_sample
+from stragglers.schedule import Schedule
+from stragglers.theory import kept as theory
+from tests import planned
+from tests.marks import slow_but
+
+P, M = 16, 4
+LAW = delays.lognormal(0.0, 0.5)
+DROP = {"leftovers": "drop", "in_flight": "cut", "landing": "all"}
+RULES = {
+    "k_sync": ({"k": 13}, theory.k_sync(13)),
+    "first_finisher": (DROP, theory.first_finisher()),
+    "deadline": ({**DROP, "seconds": 4.0}, theory.deadline(4.0)),
+    "quorum": ({**DROP, "k": 50}, theory.quorum(50)),
+    "first_finisher/finish": ({**DROP, "in_flight": "finish"}, theory.first_finisher("finish")),
+    "quorum/finish": ({**DROP, "in_flight": "finish", "k": 50}, theory.quorum(50, "finish")),
+}
+
+
+def by_tenth(name, delay, updates, **own):
+    rows = planned.plan(name.split("/")[0], delay, P, updates, M, **own)
+    return kept.by_cost(rows, delay.seeded(0).cost).by_part
+
+
+@pytest.mark.parametrize("name", slow_but(("k_sync", "quorum", "first_finisher/finish"), RULES))
+def test_the_expected_shares_are_those_of_the_clock(name):
+    own, expected = RULES[name]
+    found = by_tenth(name, by_sample(LAW), 1500, **own)
+    values = LAW.quantile((np.arange(2000) + 0.5) / 2000)
+    np.testing.assert_allclose(theory.share_by_cost(expected, values, P, M), found, atol=0.02)
+    drops_long = found[0] - found[-1] > 0.1
+    assert drops_long == ("finish" not in name)
+
+
+def test_two_workers_of_one_mini_batch_by_hand():
+    """K-sync with one of two keeps x where the other takes longer."""
+    thirds = [1.0, 2.0, 3.0]
+    shares = theory.share_by_cost(theory.k_sync(1), thirds, 2, 1, parts=3)
+    np.testing.assert_allclose(shares, [5 / 6, 1 / 2, 1 / 6], atol=1e-9)  # ties count for a half
+    gradients = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
+    np.testing.assert_allclose(theory.bias(shares, gradients), [-4 / 9, 0.0], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "longest", "shorter_half"),
+    [
+        ("k_sync", {"k": 28}, 0.634, 0.907), ("k_sync", {"k": 24}, 0.401, 0.808),
+        ("first_finisher", DROP, 0.694, 0.826),
+    ],
+)  # fmt: skip
+def test_rules_drop_the_long_work_of_a_recorded_job(name, own, longest, shorter_half):
+    """As a replay of its operations did, 32 workers with 8 micro-batches a step."""
+    delay = by_sample(processes.PROCESSES["bytedance_se"]())
+    rows = planned.plan(name, delay, 32, 1000, 8, **own)
+    found = kept.by_cost(rows, delay.seeded(0).cost)
+    assert abs(found.longest - longest) < 0.02
+    assert abs(found.shorter_half - shorter_half) < 0.02
+
+
+def schedule(workers, first, batches):
+    shape = np.shape(workers)
+    zeros, ones = np.zeros(shape), np.ones(shape)
+    return Schedule(
+        time=np.arange(1.0, 1 + shape[0]), workers=np.array(workers), start=zeros, finish=ones,
+        batches=np.array(batches), first=np.array(first), version=zeros.astype(int), busy=ones,
+        communication=zeros, population=2,
+    )  # fmt: skip
+
+
+def test_what_was_kept_by_hand():
+    """Worker 0 has kept counters 0 and 2 of 0..2, worker 1 counter 1 of 0..1."""
+    rows = schedule([[0, 1], [0, 2]], [[0, 1], [2, 0]], [[1, 1], [1, 0]])
+    costs = np.array([[1.0, 4.0, 2.0], [5.0, 3.0, 9.0]])
+    found = kept.by_cost(rows, lambda worker, counter: costs[worker, counter], parts=5)
+    np.testing.assert_array_equal(found.by_part, [1, 1, 1, 0, 0])  # costs 1, 2, 3 of 1..5
+    assert found.share == 0.6 and found.mean_cost == (1 + 2 + 3) / 3 / 3
+    same = kept.by_cost(rows, lambda worker, counter: np.ones((len(worker), 2)), parts=5)
+    np.testing.assert_allclose(same.by_part, 0.6)  # equal costs share their parts
+    assert kept.by_cost(rows.slice(0, 0), lambda worker, counter: counter) is None
+
+
+def test_work_that_is_cut_and_carried_on_takes_as_long_again():
+    """Two workers, one mini-batch a round: the slow one is cut at 1 s and has the same again."""
+    base = processes.as_process(delays.deterministic(1.0))
+    delay = base.costing(lambda worker, counter: np.where(counter == 0, 1.0 + worker, 1.0), 1.0)
+    rows = planned.plan("first_finisher", delay, 2, 3, in_flight="cut", landing="all")
+    assert rows.batches.tolist() == [[1, 0]] * 3  # worker 1 never ends its mini-batch of 2 s
+    assert rows.first[:, 1].tolist() == [0, 0, 0]
+    rows = planned.plan("first_finisher", delay, 2, 3, **DROP)
+    assert rows.batches.tolist() == [[1, 0], [1, 1], [1, 1]]
+
+
+def test_a_cost_is_work_at_a_changing_speed():
+    """Twice the cost of a mini-batch lasts as long as two, one after the other, begun then."""
+    plain = processes.persistent(processes.markov(delays.deterministic(1.0), 3.0, 2.0, 1.0), {1: 2})
+    twice = plain.costing(lambda worker, counter: np.full(worker.shape, 2.0), 2.0).seeded(4)
+    plain = plain.seeded(4)
+    start = np.linspace(0.0, 30.0, 200)
+    first = plain.duration(0, start)
+    np.testing.assert_allclose(
+        twice.duration(0, start), first + plain.duration(0, start + first), rtol=1e-9
+    )
+    assert twice.shortest == 2 * plain.shortest
+    for name, own in (("k_async", {"k": 1}), ("barrier", {})):
+        slower = planned.plan(name, twice, 2, 20, seed=4, **own)
+        each = slower.finish - slower.start
+        expected = twice.duration(slower.workers, slower.start, slower.first)
+        whole = slower.busy if name == "barrier" else each
+        np.testing.assert_allclose(whole, expected, rtol=1e-9)
+
+
+def test_costs_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"durations of markov.* depend on more than"):
+        by_sample(processes.markov(LAW, 2.0, 1.0, 1.0))
+    with pytest.raises(ValueError, match="belong to samples already"):
+        by_sample(LAW).costing(lambda worker, counter: counter, 1.0)
+    for bad, words in (([0.0, 1.0], "positive, finite"), ([], "positive, finite")):
+        with pytest.raises(ValueError, match=words):
+            theory.share_by_cost(theory.k_sync(1), bad, 2, 1)
+    with pytest.raises(ValueError, match="1 <= k <= 2, got k=3"):
+        theory.share_by_cost(theory.k_sync(3), [1.0], 2, 1, parts=1)
+    with pytest.raises(ValueError, match="shares >= 0 of 2 parts"):
+        theory.bias([0.0, 0.0], [1.0, 2.0])
