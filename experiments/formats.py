@@ -178,7 +178,7 @@ _MEASURED = (
 )  # fmt: skip
 BY_SEED = (  # fields of which a summary of several seeds has every seed's number
     "seconds_to_target", "updates_to_target", "communication_seconds_to_target", "train_loss",
-    "final_train_loss", "test_accuracy", "updates", "staleness_mean", "train_loss_long",
+    "final_train_loss", "test_accuracy", "updates", "samples", "staleness_mean", "train_loss_long",
     "train_loss_short",
 )  # fmt: skip
 _NUMBERS = (

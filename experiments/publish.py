@@ -45,6 +45,7 @@ FIELDS = (
     "communication_seconds_to_target", "train_loss", "train_loss_std", "test_accuracy",
     "test_accuracy_std", "test_samples", "final_train_loss", "idle_fraction", "bytes_per_worker",
     "workers", "staleness_mean", "fallback_share", "fallback_bytes", "fallback_seconds", "stopped",
+    "kept_long", "kept_short", "kept_by_tenth", "train_loss_long", "train_loss_short",
     *(f"{field}_by_seed" for field in formats.BY_SEED),
 )  # fmt: skip
 

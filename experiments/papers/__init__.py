@@ -19,6 +19,7 @@ PAPERS = (
     "s2_reducer",
     "local_steps",
     "failures",
+    "sample_costs",
 )
 
 

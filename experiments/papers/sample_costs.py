@@ -1,0 +1,36 @@
+"""Stragglers in the data: what waiting rules keep of samples that take longer, and remedies."""
+
+from experiments.papers.base import Panel, drawn, swept
+from experiments.stats import Claim
+
+TITLE = "Stragglers in the data"
+SWEEPS = (swept("sample_costs", "sample_costs.py", 0.1, seeds=5),)
+LONG = "train_loss_long"
+BARRIER, DROPPED, CARRIED = "barrier", "nonblocking/drop", "nonblocking/carry"
+BALANCED = "nonblocking/balanced"
+CLAIMS = (
+    Claim("a barrier ends below rounds that drop cut work, on the longest tenth", "",
+          "sample_costs", BARRIER, DROPPED, LONG, equal=("seconds",)),
+    Claim("non-blocking rounds that carry work on end with the barrier, on the longest tenth", "",
+          "sample_costs", CARRIED, BARRIER, LONG, margin=0.02, equal=("seconds",)),
+    Claim("non-blocking rounds over balanced samples do as well", "",
+          "sample_costs", BALANCED, BARRIER, LONG, margin=0.02, equal=("seconds",)),
+    Claim("dropping takes at most 1.03x the samples of balanced rounds in the same time", "",
+          "sample_costs", DROPPED, BALANCED, "samples", bound=1.03, equal=("seconds",)),
+)  # fmt: skip
+GROUPS = {
+    BARRIER: "barrier",
+    "barrier/balanced": "barrier, balanced",
+    CARRIED: "non-blocking",
+    "nonblocking/again": "non-blocking, cut work again",
+    BALANCED: "non-blocking, balanced",
+    "nonblocking/finish": "drops what has not begun",
+    DROPPED: "drops what is cut",
+    "anytime/drop": "Anytime Minibatch",
+    "drop_compute/drop": "DropCompute",
+    "k_sync/drop": "K-sync, 14 of 16",
+}
+figure = drawn(
+    Panel("samples in the same time", "sample_costs", GROUPS, "samples", "samples"),
+    Panel("the longest tenth", "sample_costs", GROUPS, LONG, "training loss at the end"),
+)
