@@ -100,7 +100,7 @@ def test_the_compiled_program_has_one_all_reduce_per_bucket_between_the_products
 
 def test_buckets_that_are_all_ready_at_once_are_warned_of():
     """By a round of several mini-batches, which add up in a loop; a single bucket overlaps none."""
-    given = {"b": jnp.ones(N), "w": jnp.ones((N, 3))}
+    given = {"module_1": {"w": jnp.ones(N)}, "module_2": {"w": jnp.ones((N, 3))}}
     for buckets, warned in (("wfbp", True), ("single", False)):
         exchange = mg_wfbp(momentum(), buckets=buckets).exchange
 
