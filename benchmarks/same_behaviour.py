@@ -14,7 +14,6 @@ fails with a sentence. What follows the clock on the wall is in WALL and REAL_TI
 
 import concurrent.futures
 import hashlib
-import html.parser
 import importlib.metadata
 import json
 import os
@@ -279,31 +278,6 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-class Cells(html.parser.HTMLParser):
-    """Rows of the first table of a page, as `rows`: the texts of their cells."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self._tables, self._inside = 0, False
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self._tables += tag == "table"
-        self._inside = self._inside or tag in ("td", "th")
-        if self._tables == 1 and tag == "tr":
-            self.rows.append([])
-        elif self._tables == 1 and tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag) -> None:
-        self._inside = self._inside and tag not in ("td", "th")
-        self._tables += tag == "table" and self._tables == 1
-
-    def handle_data(self, data) -> None:
-        if self._tables == 1 and self._inside:
-            self.rows[-1][-1] += data
-
-
 def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, str]) -> dict:
     """Everything below a directory that has to stay as it is, by name.
 
@@ -325,10 +299,6 @@ def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, 
         elif path.name == "report.json":
             note = json.loads(path.read_text())
             found |= {f"{name}/{key}": note.get(key) for key in ("claims", "numbers")}
-        elif path.name == "report.html":
-            page = Cells()
-            page.feed(path.read_text())
-            found |= {f"{name}/row {n}": row for n, row in enumerate(page.rows)}
         elif path.name in ("job.sh", "commands.txt"):
             found[name] = lines(path)
     ends = tuple(f"/{end}" for end in excluded)

@@ -18,7 +18,6 @@ import importlib
 import math
 import os
 import pathlib
-import re
 import resource
 import shutil
 import statistics
@@ -29,19 +28,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 from absl import logging
-from jax.sharding import AxisType, PartitionSpec
 from ml_collections import ConfigDict
 
 from algorithms import all_reduce, dpsgd, matcha
 from algorithms.links import of_rounds
 from benchmarks import floors
 from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, compared, head, run, write
-from comms import buckets, quantise, rounds, topology
-from comms.collectives import AXIS
+from comms import buckets, rounds, topology
 from comms.cost import AlphaBeta
 from experiments import compiled, stopwatch, tasks, train
 from experiments.config_files import override, swept_arms
@@ -56,7 +52,6 @@ MARKS = "<!-- suite -->\n", "<!-- end of the suite -->"
 DEVICES = 8  # virtual ones of a CPU
 SHARE = 0.02  # of the seconds that are left, for the turns of one comparison
 LAW = delays.shifted_exponential(1.0, 1.0)
-COLLECTIVE = re.compile(r"= \(?(\w+)\[.*? (all-reduce|all-gather|all-to-all|collective-permute)\(")
 
 
 class Sizes(NamedTuple):
@@ -233,38 +228,6 @@ def callback_row(devices: int, least: float) -> Row:
             yield Line(f"{name}, {devices} devices", value / without, "x", None, pair, facts)
 
     return Row("host callbacks", "host callbacks", measure, least, candidates)
-
-
-def wire_lines(budget: float) -> Iterator[Line]:
-    """Yield bits in which collectives of short floats travel, over the bits asked for.
-
-    XLA on CPU widens every collective of bfloat16 to float32, which sends twice the bytes that the
-    program asked for. What `comms.quantise` makes of `comms.quantise` travels in 16 bits.
-    """
-    del budget
-    workers = jax.device_count()
-    to_next = [(i, (i + 1) % workers) for i in range(workers)]
-    bodies = {
-        "psum": lambda x: jax.lax.psum(x, AXIS),
-        "all_gather": lambda x: jax.lax.all_gather(x, AXIS),
-        "all_to_all": lambda x: jax.lax.all_to_all(x.reshape(workers, -1), AXIS, 0, 0),
-        "ppermute": lambda x: jax.lax.ppermute(x, AXIS, to_next),
-        "two_phase": lambda x: quantise.two_phase_all_reduce(x, quantise.BFLOAT16).total,
-    }
-    devices = jax.make_mesh((workers,), (AXIS,), (AxisType.Auto,))
-    of_all = PartitionSpec(AXIS)
-    for name, body in bodies.items():
-        asked = jnp.float32 if name == "two_phase" else jnp.bfloat16  # which it makes short
-        program = jax.shard_map(
-            lambda x, body=body: body(x[0])[None],
-            mesh=devices, in_specs=of_all, out_specs=of_all, check_vma=False,
-        )  # fmt: skip
-        lowered = jax.jit(program).lower(jnp.zeros((workers, 128 * workers), asked))
-        found = COLLECTIVE.findall(lowered.compile().as_text())
-        bits = max((int("".join(filter(str.isdigit, kind))) for kind, _ in found), default=0)
-        goal = 1.0 if name == "two_phase" else None
-        kinds = ", ".join(f"{kind} of {collective}" for kind, collective in found)
-        yield Line(f"bits of {name} in bfloat16", bits / 16, "x", goal, {}, {"travels": kinds})
 
 
 # --- schedules ---
@@ -531,7 +494,6 @@ def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     least = sizes.least
     yield from simulator_rows(sizes)
     yield from mesh_rows(sizes, devices)
-    yield Row("wire", "collectives of bfloat16", wire_lines, 5 * least)
     yield from schedule_rows(sizes)
     yield Row("buckets", "buckets", functools.partial(bucket_lines, sizes.layers), 15 * least)
     yield from codec_rows(sizes.codecs, (sizes.coordinates,), 2 * least)

@@ -118,6 +118,22 @@ def mesh() -> jax.sharding.Mesh:
     return make_mesh(8)
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Return a directory with config.py and some broken inputs, in which the test works."""
+    from tests import launcher  # after the flags above: it imports all that is launched
+
+    return launcher.directory(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def call(here, monkeypatch, capsys):
+    """Return a launcher in this process: flags -> (exit code, stdout, stderr)."""
+    from tests import launcher
+
+    return launcher.caller(monkeypatch, capsys)
+
+
 def _vmap(body):
     return jax.jit(jax.vmap(body, axis_name="workers"))
 

@@ -23,11 +23,6 @@ def here(tmp_path, monkeypatch):
     return launcher.directory(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def call(here, monkeypatch, capsys):
-    return launcher.caller(monkeypatch, capsys)
-
-
 compilations = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None

@@ -81,6 +81,10 @@ def shell(tmp_path, monkeypatch, capsys):
         if value.keys() & {"--report", "--advise"}:
             started(words)
             return
+        if "--dry_run" in value:  # of any size; a small one has a test of its own
+            kept = (word for word in words if word != "--dry_run")
+            started([*kept, "--workdir=runs/dry"], "--seeds=1", "--print_commands")
+            return
         if "--slurm" in value:
             slurm.check(value["--slurm"], int(value.get("--jobs", 1)), cluster="local")
         given = shlex.join(word for word in words if not word.startswith("--workdir="))

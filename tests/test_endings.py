@@ -22,11 +22,6 @@ LONG = ("--config=config.py", "--config.seconds=1e6", "--config.updates=10000000
 LONG = (*LONG, "--checkpoint_seconds=1000", "--workdir=out")
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    return launcher.directory(tmp_path, monkeypatch)
-
-
 def launched(here, *flags):
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     return subprocess.Popen(

@@ -12,17 +12,6 @@ from experiments import files as disk
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
 
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    return launcher.directory(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def call(here, monkeypatch, capsys):
-    return launcher.caller(monkeypatch, capsys)
-
-
 OK = ("--config=config.py", "--workdir=out")
 KEYS = {
     "name", "algorithm", "wait", "runtime", "workers", "seed", "updates", "samples", "clock",
@@ -104,7 +93,7 @@ def test_the_same_command_again_finds_its_work_done(call, here):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("actors")
-def test_arms_run_elsewhere(here):
+def test_arms_run_elsewhere(call, here):
     """With the same records as here, and those that are done are not run again."""
     flags = ("--config=config.py", "--sweep", "--config.seconds=0.5", "--checkpoint_seconds=0")
     assert start(here, *flags, "--workdir=here").returncode == 0
@@ -117,8 +106,8 @@ def test_arms_run_elsewhere(here):
             assert metrics(here / "here" / arm) == metrics(here / name / arm)
             assert (here / name / arm / "tensorboard").is_dir()
     before = files(here / "jobs" / "all_reduce")
-    again = start(here, *flags, "--workdir=jobs", "--jobs=2")
-    assert again.returncode == 0 and files(here / "jobs" / "all_reduce") == before, again.stderr
+    code, _, err = call(*flags, "--workdir=jobs", "--jobs=2")
+    assert code == 0 and files(here / "jobs" / "all_reduce") == before, err
 
 
 @pytest.mark.slow

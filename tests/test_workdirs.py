@@ -13,16 +13,6 @@ OK = ("--config=config.py", "--workdir=out", "--config.updates=2")
 SWEEP = (*OK, "--sweep")
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    return launcher.directory(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def call(here, monkeypatch, capsys):
-    return launcher.caller(monkeypatch, capsys)
-
-
 def everything(place):
     """Contents of all files, and what else there is, with where links lead."""
     return {

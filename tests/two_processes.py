@@ -3,11 +3,11 @@
 import contextlib
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
 
+from benchmarks.harness import free_port
 from tests.launcher import ROOT
 
 # A run that trains until it is ended, with an evaluation every few rounds.
@@ -22,13 +22,6 @@ ENDLESS = (
     "--config.evaluate_every=0.5",
     "--checkpoint_seconds=1000",
 )
-
-
-def free_port() -> int:
-    """Return a port of this machine where nobody listens now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextlib.contextmanager

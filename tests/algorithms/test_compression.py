@@ -1,4 +1,4 @@
-"""Compressed methods on a small tree: conservation, exactness, NaN, draws, bytes, training."""
+"""Compressed methods on a small tree: conservation, exactness, NaN, draws, bytes."""
 
 import functools
 
@@ -19,7 +19,6 @@ from comms.messages import (
     fallback_seconds,
     sent_bytes,
 )
-from runtimes import mesh, simulate
 from stragglers import delays
 from tests import planned
 from tests.marks import slow, slow_but
@@ -398,73 +397,3 @@ def test_a_pull_that_does_not_fit_has_cost_the_push():
     _, _, pull, _ = method.messages(PARAMS, N, Row(0))
     more = cost.ring_all_reduce_bytes(WHOLE, N) - collective_bytes(pull, N)
     assert fallback_bytes(found, N) == more
-
-
-# Logistic regression on the sum of a few rows of a table.
-_RNG = np.random.default_rng(0)
-WORDS = _RNG.integers(0, ROWS, (96, 3)).astype(np.int32)
-DATA = {
-    "words": WORDS,
-    "label": np.sign(_RNG.standard_normal(ROWS)[WORDS].sum(1, dtype=np.float32)),
-}
-MODEL = {
-    "table": {"embedding": np.zeros((ROWS, 2), np.float32)},
-    "head": {"kernel": np.ones(2, np.float32)},
-    "last": {"bias": np.float32(0)},
-}
-
-
-def losses(params, examples):
-    rows = params["table"]["embedding"][examples["words"]].sum(1)
-    scores = rows @ params["head"]["kernel"] + params["last"]["bias"]
-    return jax.nn.softplus(-examples["label"] * scores)
-
-
-def mean_loss(model):
-    return float(losses(model, DATA).mean())
-
-
-class Sampler:
-    batch_size = 4
-
-    def indices(self, workers, counters):
-        position = np.asarray(counters)[..., None] * 4 + np.arange(4)
-        return ((position + 17 * np.asarray(workers)[..., None]) % 96).astype(np.int32)
-
-
-def trained(method, updates=60, losses=losses):
-    waiting = planned.rule("first_finisher", delays.exponential(1.0), N, 2, 0)
-    runtime = simulate.Simulator(method, losses, DATA, Sampler(), waiting, mini_batches=2)
-    state, schedule = runtime.advance(runtime.start(MODEL), np.inf, updates)
-    model = jax.tree.map(lambda a: a[0], runtime.models(state))
-    return model, runtime.memory(state), schedule
-
-
-@pytest.mark.slow
-def test_s2_trains_without_blocking_and_in_planned_buckets():
-    """As well as the dense method, and its exact variant exactly as well.
-
-    Mini-batches add up in a loop, after which all buckets are ready at once, and it is said so.
-    """
-    optimizer = optax.sgd(0.5)
-    dense, _, schedule = trained(use.all_reduce(optimizer))
-    assert schedule.batches.min() < schedule.batches.max()
-    assert mean_loss(dense) < 0.5 * np.log(2)
-    with pytest.warns(UserWarning, match="all buckets are ready at once"):
-        sketched, *_ = trained(use.s2_reducer(optimizer, rows=3, ratio=0.9, buckets="wfbp"))
-    assert mean_loss(sketched) < 1.1 * mean_loss(dense)
-    method = use.s2_reducer(optimizer, exact=True, ratio=1.0, buckets="fixed:1kB")
-    exact, memory, _ = trained(method)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), exact, dense)
-    assert method.metrics(memory)["fallbacks"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["powersgd", "parallax"])
-def test_methods_train_on_eight_devices(name):
-    """The loss comes down from log 2 = 0.69."""
-    method = {"powersgd": use.powersgd, "parallax": use.parallax}[name](SGD)
-    options = {"workers": 8, "mini_batches": 1, "rounds_per_dispatch": 20}
-    runtime = mesh.Mesh(method, losses, DATA, Sampler(), **options)
-    state, _ = runtime.advance(runtime.start(MODEL), np.inf, 60)
-    assert mean_loss(jax.tree.map(lambda a: np.asarray(a[0]), runtime.models(state))) < 0.67

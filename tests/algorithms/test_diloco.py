@@ -231,6 +231,20 @@ def test_streaming_diloco_by_hand(fragments, overlap, alpha):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_rounds_of_the_server_choose_the_fragment():
+    """Of a worker that has read version 1, in the update after two more: fragment 0 of three."""
+    method = use.streaming_diloco(optax.sgd(RATE), fragments=3, overlap=0, alpha=0.0)
+    model, progress = np.zeros(6, np.float32), np.arange(1.0, 7).astype(np.float32)
+
+    def update(progress):
+        state = method.exchange.init(model)
+        known = {"current": model, "version": 1, "staleness": 2, "weight": 1.0, "batches": 1}
+        return method.exchange.update(progress, state, model, **known)[0].served
+
+    found = jax.vmap(update, axis_name=AXIS)(progress[None])
+    np.testing.assert_array_equal(found[0], [1, 2])
+
+
 @pytest.mark.slow
 def test_with_nothing_cut_and_nothing_late_it_is_diloco():
     method = use.streaming_diloco(optax.sgd(RATE, 0.5), fragments=1, overlap=0, alpha=0.0)

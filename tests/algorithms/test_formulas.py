@@ -3,6 +3,7 @@
 A row for each method whose own test file has none.
 """
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -22,6 +23,7 @@ from algorithms import (
 from algorithms.gossip import graph_matchings
 from comms import matcha as sampling
 from comms import mixing, topology
+from comms.messages import Row, collective_bytes
 from tests.algorithms.quadratics import D, N, gradients, in_step
 
 RATE, DECAY, UPDATES = 0.05, 0.8, 9
@@ -119,6 +121,13 @@ def gossip(method, alpha, order, factor):
 def test_one_model(method, combine, within):
     found = in_step(method, UPDATES, FINISHED)
     np.testing.assert_allclose(found, stepped(combine), rtol=0, atol=within)
+
+
+def test_a_ring_sends_a_buffer_of_every_dtype_in_whole_elements():
+    """Of four workers chunks of 2 float32 and of 3 bfloat16, each of them sent six times."""
+    params = {"a": jnp.zeros(5), "b": jnp.zeros(9, jnp.bfloat16), "c": jnp.zeros(2)}
+    payloads = all_reduce(sgd()).messages(params, 4, Row(0))
+    assert sum(collective_bytes(payload, 4) for payload in payloads) == 6 * 2 * 4 + 6 * 3 * 2
 
 
 def confidence(finished):

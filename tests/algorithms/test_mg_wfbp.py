@@ -1,6 +1,7 @@
 """MG-WFBP: the plan is what is compiled, and what is trained is what plain all-reduce trains."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 from algorithms import all_reduce, mg_wfbp
-from algorithms.base import scale_by_samples
+from algorithms.base import AXIS, scale_by_samples
 from algorithms.mg_wfbp import plan_with
 from comms import cost
 from comms.messages import Row, exchange_seconds, exchange_transfers, seconds, sent_bytes
@@ -95,6 +96,21 @@ def test_the_compiled_program_has_one_all_reduce_per_bucket_between_the_products
     assert operations.count("all-reduce") == len(plan.buckets)
     gaps = " ".join(operations).split("all-reduce")[1:-1]
     assert sum("dot" in gap for gap in gaps) >= min(len(gaps), max(1, len(gaps) - 2))
+
+
+def test_buckets_that_are_all_ready_at_once_are_warned_of():
+    """By a round of several mini-batches, which add up in a loop; a single bucket overlaps none."""
+    given = {"module_1": {"w": jnp.ones(N)}, "module_2": {"w": jnp.ones((N, 3))}}
+    for buckets, warned in (("wfbp", True), ("single", False)):
+        exchange = mg_wfbp(momentum(), buckets=buckets).exchange
+
+        def mean(g, exchange=exchange):
+            return exchange.update(g, exchange.init(g), nominal=2)[0]
+
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            jax.eval_shape(jax.vmap(mean, axis_name=AXIS), given)
+        assert any("all buckets are ready at once" in str(one.message) for one in found) == warned
 
 
 def test_the_profile_says_what_is_a_layer_and_in_which_order(task):

@@ -89,12 +89,10 @@ def test_three_in_a_chain_pick_of_what_was_picked():
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: by.error_feedback(by.top_k(0.1)),
-        lambda: by.error_feedback(by.random_k(0.25), by.quantise(bits=8)),
         lambda: by.error_feedback(by.random_k(0.5), by.int8(bucket=4)),
         lambda: by.error_feedback(by.top_k(0.25), by.fp16()),
     ],
-    ids=["top_k", "random_k of 8 bits", "random_k of int8", "fp16 of top_k"],
+    ids=["random_k of int8", "fp16 of top_k"],
 )
 def test_error_feedback_loses_nothing(build):
     """Sent and owed entries add up to all that there was to send."""
@@ -115,8 +113,8 @@ WEIGHTS = np.float32([[1, 3, 2, 1], [3, 0, 1, 1], [0, 2, 1, 3], [2, 1, 0, 1], [1
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "build",
-    [by.sign, lambda: by.top_k(0.1), lambda: by.int8(bucket=4), by.bf16],
-    ids=["sign", "top_k", "int8", "bf16"],
+    [lambda: by.int8(bucket=4), by.sign, lambda: by.top_k(0.1)],
+    ids=["int8", "sign", "top_k"],
 )
 def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
     """Per worker: what was sent, divided by the weight then, and what is owed make up what it had.

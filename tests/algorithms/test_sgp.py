@@ -44,18 +44,18 @@ def test_push_sum_conserves_and_agrees(overlap):
 
 
 def test_push_sum_trains_at_the_debiased_model():
-    """Twelve updates with messages that arrive one later, in which weights differ from 1."""
-    method = sgp(optimizer(decay=0.0), N, overlap=1)
+    """Twelve updates with messages that arrive two later, in which weights differ from 1."""
+    method = sgp(optimizer(decay=0.0), N, overlap=2)
     rule = planned.rule("neighbour_barrier", LAW, N, 1, 0, graph=method.graph, links=method.links)
     runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)
     state, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
     x, weight = np.tile(X0.astype(np.float64), (N, 1)), np.ones(N)
-    inbox = np.zeros_like(x), np.zeros(N)
+    inbox = [(np.zeros_like(x), np.zeros(N))] * 2
     for t in range(12):
         z = x / weight[:, None]
         x = x - RATE * np.array([gradient(z[i], i, schedule.first[t, i]) for i in range(N)])
-        arriving, hop = inbox, 2 ** (t % 3)
-        inbox = np.roll(x / 2, hop, axis=0), np.roll(weight / 2, hop)
+        arriving, hop = inbox.pop(0), 2 ** (t % 3)
+        inbox.append((np.roll(x / 2, hop, axis=0), np.roll(weight / 2, hop)))
         x, weight = x / 2 + arriving[0], weight / 2 + arriving[1]
     assert (weight < 0.9).all()
     np.testing.assert_allclose(runtime.models(state), x / weight[:, None], rtol=5e-4, atol=5e-5)

@@ -142,6 +142,26 @@ def test_who_meets_nobody_sends_and_learns_nothing(transform):
     )
 
 
+def test_unbiased_rounding_is_drawn_anew_at_every_meeting():
+    """Over 400 meetings of the same two models the mean of their average is unrounded (5 sigma)."""
+    transform, meetings = meet(Quantised(4, "unbiased", 2)), 400
+
+    @jax.jit
+    @jax.vmap
+    def met(count):
+        def one(comm, partner):
+            state = transform.init(comm)
+            codec = state.codec._replace(meetings=count, bound=0 * state.codec.bound + 8)
+            state = state._replace(codec=codec)
+            return transform.update(0 * comm, state, comm, batches=0, partner=partner)[1].comm
+
+        return jax.vmap(one, axis_name=AXIS)(MODELS[:2], jnp.array([1, 0]))
+
+    found = np.asarray(met(jnp.arange(meetings)), np.float64)
+    error = found.mean(0) - MODELS[:2].mean(0)
+    assert (np.abs(error) < 5 * found.std(0) / np.sqrt(meetings)).all()
+
+
 def pure_gossip(quantised, rounds):
     """Return (squared distances to the mean [rounds], over the first one, the state in the end).
 

@@ -10,7 +10,7 @@ from tests.launcher import ROOT
 
 @pytest.mark.slow
 def test_runs_that_are_killed_are_finished_by_the_same_command():
-    command = [sys.executable, "-m", "benchmarks.faults", "--ways=jobs", "--disks=0"]
+    command = [sys.executable, "-m", "benchmarks.faults", "--ways=simulator", "--disks=0"]
     ended = subprocess.run(
         [*command, "--kills=1", "--terms=0"], cwd=ROOT, capture_output=True, text=True, timeout=900
     )

@@ -116,13 +116,12 @@ def command(module, *arguments):
 @pytest.mark.slow
 def test_the_tiny_suite_measures_rows_that_are_named(tmp_path):
     path = tmp_path / "suite.json"
-    words = "--only=codecs,buckets,schedules,wire,simulator,host"
+    words = "--only=buckets,schedules"  # the other command measures the rest
     ended = command("suite", "--tiny", "--minutes=60", words, f"--output={path}")
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     record = json.loads(path.read_text())
-    assert set(states(record).values()) == {"ran"} and len({
-        row["section"] for row in record["rows"]
-    }) == 6  # fmt: skip
+    assert set(states(record).values()) == {"ran"}
+    assert len({row["section"] for row in record["rows"]}) == 2
     assert all(line["value"] >= 0 for row in record["rows"] for line in row["lines"])
 
 

@@ -22,9 +22,6 @@ def able():
         pytest.skip(unable())
 
 
-# --- what is expected ---
-
-
 # --- hosts ---
 
 ENDED = """

@@ -55,17 +55,15 @@ def test_fields_are_read_without_what_follows_the_wall_clock(tmp_path):
     (arm / "summary.json").write_text(json.dumps(summary))
     rows = [{"loss": 2.0, "wall_seconds": 1.0}, {"loss": 1.5, "bytes": 4}]
     (arm / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "report.html").write_text(
-        "<table><tr><th>Arm</th></tr><tr><td>arm <b>1.50</b></td><td>4 s</td></tr></table>"
-        "<p>2</p><table><tr><td>no result</td></tr></table>"
-    )
+    note = {"claims": [["it is fast", "holds"]], "numbers": [], "command": "python launch.py"}
+    (tmp_path / "report.json").write_text(json.dumps(note))
     found = fields(tmp_path, same_behaviour.WALL, {str(tmp_path): "RECORDS"})
     assert found.pop("arm/schedule.npz/time").tolist() == [0, 1, 2]
     assert found.pop("arm/schedule.npz/workers").tolist() == [0, 1]
     assert found == {
         "arm/summary.json/loss": 1.5, "arm/summary.json/wait/path": "RECORDS/x",
         "arm/metrics.jsonl/loss": [2.0, 1.5], "arm/metrics.jsonl/bytes": ["none", 4],
-        "report.html/row 0": ["Arm"], "report.html/row 1": ["arm 1.50", "4 s"],
+        "report.json/claims": note["claims"], "report.json/numbers": [],
     }  # fmt: skip
     real = fields(tmp_path, same_behaviour.REAL_TIME, {})
     assert "arm/schedule.npz/time" not in real and "arm/schedule.npz/workers" in real

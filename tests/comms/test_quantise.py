@@ -112,6 +112,21 @@ def test_sign_by_hand():
     np.testing.assert_array_equal(quantise.sign_decode(quantise.sign(x), 4), [2, -2, 2, 2])
 
 
+def test_what_fills_the_last_chunk_up_weighs_nothing_in_a_sum_of_signs():
+    """Seven entries of three workers in chunks of three: a sign has no zero."""
+
+    def signs(x):
+        return np.where(x < 0, -1, 1) * np.abs(x).mean(axis=-1, keepdims=True)
+
+    x = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32)
+    sums = signs(np.pad(x, ((0, 0), (0, 2))).reshape(3, 3, 3)).sum(0)
+    sums[2, 1:] = 0
+    codec = quantise.sign_codec()
+    body = jax.vmap(lambda x: quantise.two_phase_all_reduce(x, codec).total, axis_name="workers")
+    found = jax.jit(body)(x)
+    np.testing.assert_allclose(found, np.tile(signs(sums).ravel()[:7], (3, 1)), rtol=1e-5)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("workers", "size"), [(8, 1000), (2, 1), (1, 60)])
 def test_int8_is_near_the_sum(workers, size):

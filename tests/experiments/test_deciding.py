@@ -54,18 +54,6 @@ def test_nothing_runs_undecided():
         s2_reducer(SGD, granularity="cell")
 
 
-@pytest.mark.slow
-def test_a_run_decides_and_says_so(monkeypatch, tmp_path):
-    auto = configured(monkeypatch, "s2_reducer(granularity=auto, ratio=0.3)", communication=NETWORK)
-    summary = train.run(auto, tmp_path)
-    assert summary["decided"] == {"granularity": "row"}
-    rows, tables = s2_reducer(SGD, ratio=0.3), prepare.prepare(auto).shapes
-    said = rows.messages(tables, 4, Row(0))
-    assert summary["planned_bytes_per_worker"] == 6 * sum(collective_bytes(p, 4) for p in said)
-    written = json.loads((tmp_path / records.CONFIG).read_text())["algorithm"]
-    assert written == {"name": "s2_reducer", "granularity": "auto", "ratio": 0.3}
-
-
 def test_the_gradient_is_that_of_all_workers_first_update(monkeypatch):
     """Its rows are those that the workers' samples name."""
     config = configured(monkeypatch, "s2_reducer(granularity=auto)", mini_batches=2)
@@ -81,17 +69,20 @@ def test_the_gradient_is_that_of_all_workers_first_update(monkeypatch):
 
 
 @pytest.mark.slow
-def test_fallbacks_of_a_run_are_in_its_records(monkeypatch, tmp_path):
+def test_decisions_and_fallbacks_of_a_run_are_in_its_records(monkeypatch, tmp_path):
     """All that was sent counts as sent; what was planned, and the seconds, stand beside it."""
-    config = configured(
-        monkeypatch, "s2_reducer(ratio=0.002, fallback=dense)", communication=NETWORK
-    )
+    own = {"granularity": "auto", "ratio": 0.002, "fallback": "dense"}
+    words = ", ".join(f"{name}={value}" for name, value in own.items())
+    config = configured(monkeypatch, f"s2_reducer({words})", communication=NETWORK)
     summary = train.run(config, tmp_path)
+    assert summary["decided"] == {"granularity": "row"}
+    written = json.loads((tmp_path / records.CONFIG).read_text())["algorithm"]
+    assert written == {"name": "s2_reducer", **own}
     assert summary["fallback_share"] == 1.0 and summary["fallbacks"] == summary["updates"] == 6
     planned, more = summary["planned_bytes_per_worker"], summary["fallback_bytes"]
     assert summary["bytes_per_worker"] == planned + more and more > 3 * planned
-    made = prepare.prepare(config, settled=True)
-    said = made.algorithm.messages(made.shapes, 4, Row(0))
+    rows, tables = s2_reducer(SGD, ratio=0.002), prepare.prepare(config).shapes
+    said = rows.messages(tables, 4, Row(0))
     assert planned == 6 * sum(collective_bytes(payload, 4) for payload in said)
     assert summary["unresolved"] > 0
     assert summary["fallback_seconds"] == pytest.approx(more / 1e8, rel=0.01)

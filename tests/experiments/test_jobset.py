@@ -3,10 +3,6 @@
 import json
 import re
 
-import pytest
-
-from tests import launcher
-
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 # Where a manifest must have what; a pattern, or a value.
 REQUIRED = {
@@ -20,12 +16,6 @@ REQUIRED = {
     ("spec", "replicatedJobs", 0, "template", "spec", "completions"): 4,
     ("spec", "replicatedJobs", 0, "template", "spec", "template", "spec", "restartPolicy"): "Never",
 }
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    launcher.directory(tmp_path, monkeypatch)
-    return launcher.caller(monkeypatch, capsys)
 
 
 ARMS = ("--config=config.py", "--config.runtime=mesh", "--sweep", "--seeds=2", "--workdir=runs/a")

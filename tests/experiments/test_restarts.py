@@ -11,7 +11,7 @@ import pytest
 
 from experiments import restarts
 from stragglers import schedule
-from tests import launcher, two_processes
+from tests import two_processes
 from tests.launcher import ROOT, summary
 from tests.two_processes import said, wait_for
 
@@ -103,17 +103,12 @@ def test_nobody_goes_on_without_the_first_one(tmp_path, monkeypatch):
     call.call(stopped=lambda: True)  # somebody has asked it to end
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    return launcher.directory(tmp_path, monkeypatch)
-
-
 @pytest.mark.slow
 def test_both_start_again_when_one_is_killed_and_go_on_alone_when_it_is_gone_for_good(here):
     """At the same address, from the checkpoint, under a rule that counts, to the same end."""
-    flags = ("--restarts=2", *two_processes.ENDLESS, "--config.updates=600", "--workdir=out")
+    flags = ("--restarts=2", *two_processes.ENDLESS, "--config.updates=400", "--workdir=out")
     flags = (*flags, "--config.wait=first_finisher", "--config.delay=exponential(scale=0.004)")
-    flags = (*flags, "--checkpoint_seconds=0", "--config.evaluate_every=0.05")
+    flags = (*flags, "--checkpoint_seconds=0", "--config.evaluate_every=0.2")
     metrics = here / "out" / "metrics.jsonl"
     with two_processes.started(here, *flags) as both:
         wait_for(metrics, 4)
@@ -131,10 +126,10 @@ def test_both_start_again_when_one_is_killed_and_go_on_alone_when_it_is_gone_for
     assert "has ended with 3; it starts again, 1 of 2 times" in said(here, 0)
     left = "the run goes on with 1 of 2 processes"
     assert f"process 1 has not come back; {left}" in said(here, 0)
-    assert summary(here / "out")["updates"] == 600
+    assert summary(here / "out")["updates"] == 400
     happened = schedule.load(here / "out" / "schedule.npz")
     happened.validate()
-    assert happened.updates == 600 and (happened.batches.max(1) == 2).all()
+    assert happened.updates == 400 and (happened.batches.max(1) == 2).all()
     assert (happened.batches < 2).any() and happened.all_workers == 4
     assert len(list((here / "out" / "checkpoint").iterdir())) == 1  # of the end
 

@@ -15,6 +15,7 @@ import pytest
 import ray
 
 from benchmarks import namespaces
+from benchmarks.harness import descendants
 from experiments import records
 from runtimes.asynchronous import pool
 from runtimes.asynchronous.pool import SESSION, ActorPool, Resources
@@ -182,14 +183,6 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
     schedule = load(workdir / records.SCHEDULE)
     assert schedule.offset == 0 and schedule.updates == summary["updates"]
     used_once(schedule, 1, workers=2)
-
-
-def descendants(pid):
-    """Yield the processes that a process has started, and those that they have."""
-    path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
-    for child in path.read_text().split() if path.exists() else ():
-        yield int(child)
-        yield from descendants(int(child))
 
 
 def program(pid):

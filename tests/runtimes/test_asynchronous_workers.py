@@ -260,6 +260,7 @@ def test_a_server_that_resumes_stands_where_it_stood():
         other.workers[who].restore(number, WorkerState((), ()))
     other.carry_out(other.server.begin(world.seconds))
     assert other.server.rule.k == world.server.rule.k > 1
+    assert other.server.rule.update == world.server.rule.update == world.server.update
     before = other.server.update
     schedule = other.run(before + 30)
     assert schedule.offset == before and (schedule.version >= before).all()
@@ -277,6 +278,24 @@ def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
     slow.ready(X0)
     threading.Timer(0.2, slow.interrupt, [1]).start()
     assert slow.step(order, X0).contribution is None
+
+
+def test_durations_are_those_of_the_attempts_that_the_order_names():
+    """Which are more than its mini-batches once orders have been stopped."""
+
+    class Noted:
+        counts = ()
+
+        def duration(self, who, at, count):
+            self.counts = (*self.counts, int(count))
+            return 0.0
+
+    built = parts("all_reduce", 2, None)._replace(delay=Noted())
+    worker = AsynchronousWorker(lambda: built, 0)
+    worker.ready(X0)
+    built.delay.counts = ()
+    worker.step(Order(1, 0, (), 0, 4, 2, 7, 0, 0.0), X0)
+    assert built.delay.counts == (7, 8)
 
 
 def test_a_contribution_goes_on_from_the_state_that_its_order_names():

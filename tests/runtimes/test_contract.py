@@ -221,6 +221,24 @@ def test_several_runs_as_one_program_are_each_of_them_alone():
         )
 
 
+@pytest.mark.parametrize(
+    ("method", "wait", "mini_batches", "own"),
+    [slow("dpsgd", "first_finisher", M, {}), ("all_reduce", "k_async", 1, {"k": 2})],
+)
+def test_a_worker_axis_over_many_devices_gives_the_same_trajectory(method, wait, mini_batches, own):
+    models = []
+    for devices in (1, 2):
+        runtime = Simulator(
+            METHODS[method](), losses, DATA, SAMPLES,
+            planned.rule(wait, LAW, N, mini_batches, 3, **own),
+            mini_batches=mini_batches, devices=devices,
+        )  # fmt: skip
+        run, schedule = runtime.advance(runtime.start(X0), np.inf, 20)
+        models.append(runtime.models(run))
+    assert (schedule.staleness.max() > 0) == (wait == "k_async")
+    np.testing.assert_allclose(*models, rtol=1e-5, atol=1e-6)
+
+
 def two_momenta(init):
     """Return two sums of gradients; `init` makes their beginnings."""
 

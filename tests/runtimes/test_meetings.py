@@ -13,12 +13,14 @@ from runtimes.asynchronous import pool
 from runtimes.asynchronous.pool import SESSION, ActorPool
 from runtimes.base import WorkersLost
 from runtimes.gossip import runtime as gossip_runtime
+from stragglers import delays
 from stragglers.schedule import concatenate
 from tests.runtimes import meeters
 from tests.runtimes.meeters import X0, B, H, N
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
 PATIENCE = 300.0  # s, for a machine that has other things to do
+LAW = delays.exponential(0.03)  # so that nodes leave the processors to those that start
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +36,7 @@ def meetings():
     made = []
 
     def make(*arguments, **options):
-        made.append(meeters.meetings(*arguments, **options))
+        made.append(meeters.meetings(*arguments, law=LAW, **options))
         return made[-1]
 
     yield make

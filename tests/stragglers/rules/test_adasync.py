@@ -63,12 +63,14 @@ def test_k_follows_the_loss_at_the_end_of_every_interval():
         (15.0, 0.9),
         (21.0, 9.0),
         (26.0, 1.001),
+        (43.0, 2.0),  # news of three intervals at once
+        (44.0, 9.0),
     ):
         state = rule.observe(state, seconds, loss)
         chosen.append(state.k)
     # Nothing in between two ends; below the lowest loss everybody; never fewer than one, nor more
     # than there are.
-    assert chosen == [2, 4, 4, 8, 16, 1, 16]
+    assert chosen == [2, 4, 4, 8, 16, 1, 16, 4, 4]
     for loss in (float("inf"), float("nan")):
         assert rule.observe(state, 99.0, loss) == state
     with pytest.raises(ValueError, match=r"at a loss of 0\.9, not above lowest_loss=1; set"):
