@@ -84,6 +84,7 @@ class Source(NamedTuple):
     config: ConfigDict  # as it was given or recorded
     command: list[str]  # that starts the config, without --config where that is of a record
     delay: str | None = None  # that repeats the durations; "": the config's own; None: none does
+    parameters: Path | None = None  # of the run's end
 
 
 def read(
@@ -103,7 +104,9 @@ def read(
         simulated = as_simulated(own)
         trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
         measured = of_schedule(schedule, f"{path}", trigger, own.seed)
-        return Source(measured, config or own, list(command), None if config else "")
+        ended = path / records.PARAMETERS
+        delay, ended = None if config else "", ended if ended.exists() else None
+        return Source(measured, config or own, list(command), delay, ended)
     if config is None:
         raise ValueError(
             f"--advise={text} has durations and no config; give --config=..., whose task, method "

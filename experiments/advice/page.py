@@ -31,8 +31,8 @@ from experiments.tables import NONE, as_table
 ADVICE, PAGE, CONFIG, WAITS = "advice.json", "advice.html", "config.py", "waits.png"
 MOST_SHOWN = 40  # workers in a picture
 HEADINGS = (
-    "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "updates\nper s",
-    "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]", "waits most\nfor",
+    "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "batch",
+    "updates\nper s", "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]", "waits most\nfor",
 )  # fmt: skip
 DATA = '''"""The config of the run that the advice is about."""
 
@@ -116,7 +116,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
     """Return all numbers of an advice, for advice.json."""
     unit, measured = advice.reference.predicted(advice.ratio), advice.source.measured
     rules = []
-    for one in advice.order:
+    for one in advice.shown:
         result = advice.results.get(one.name)
         rules.append({
             "wait": one.name,
@@ -125,6 +125,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
             "trained_seconds": result and list(result.seconds),
             "learning_rate": result and result.rate,
             "rate_at_edge": result and result.edge,
+            "batch": one.batch,
             "updates_per_second": one.updates,
             "samples_per_second": one.samples,
             "idle": one.schedule.idle_fraction,
@@ -133,9 +134,11 @@ def as_json(advice: Advice) -> dict[str, Any]:
     return {
         "source": measured.source, "digest": measured.digest,
         "durations": sum(map(len, measured.seconds)), "censored": measured.censored,
-        "ratio": advice.ratio, "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
+        "straggler": play.straggler(measured, advice.config.mini_batches),
+        "exchange_seconds": _exchange(advice), "ratio": advice.ratio,
+        "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice), "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
         "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rules,
-        "values": [[one.name, one.predicted(advice.ratio) / unit] for one in advice.found],
+        "contenders": advice.contenders,
         "changes": advice.changes, "refused": advice.refused,
     }  # fmt: skip
 
@@ -154,7 +157,9 @@ def command(advice: Advice, root: Path) -> list[str]:
     simulator where the config's runtime does not know the rule. root: of the advice.
     """
     source, first = advice.source, advice.verdict.close[0]
-    config, changes = source.config, {"wait": first.name}
+    config, changes = source.config, {"wait": registry.text(first.arm.wait)}
+    if first.arm.mini_batches != config.mini_batches:
+        changes["mini_batches"] = first.arm.mini_batches
     rule = prepare.rule(first.arm, first.prepared)
     knows = {"mesh": rule.trigger is not None, "actors": rule.arrivals is not None}
     if not knows.get(config.runtime, True):
@@ -184,7 +189,7 @@ def _is_given(source: durations.Source) -> bool:
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
     """Return headings and rows, of the rules in the verdict's order, without empty columns."""
     unit, rows = advice.reference.predicted(advice.ratio), []
-    for one in advice.verdict.order:
+    for one in advice.shown:
         result, found = advice.results.get(one.name), one.found
         slowest = int(found.limits.argmax())
         share = found.limits[slowest]
@@ -199,6 +204,7 @@ def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
             "{:.2f}–{:.2f}".format(*_range(one, advice)),
             trained,
             rate,
+            f"{one.batch:.3g}",
             f"{one.updates:.3g}",
             f"{one.samples:.4g}",
             f"{found.staleness:.2f}",
@@ -210,10 +216,36 @@ def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
     return [HEADINGS[n] for n in kept], [[row[n] for n in kept] for row in rows]
 
 
+def _exchange(advice: Advice) -> float:
+    """Return the seconds of an exchange under the config's own rule, the median."""
+    return float(np.median(advice.reference.schedule.communication.max(axis=1)))
+
+
+def _facts(advice: Advice) -> Iterator[str]:
+    """Yield sentences on the straggler, the exchange and the noise."""
+    measured, count = advice.source.measured, advice.config.mini_batches
+    found = play.straggler(measured, count)
+    lost = [found["persistent"], found["drifting"], found["random"]]
+    yield (
+        f"straggler: worker {found['worker']} takes {found['times_the_mean']:.2f} times the mean and "
+        f"is last in {found['share_of_rounds_last']:.0%} of the rounds; a round with a barrier takes "
+        f"{1 + sum(lost):.2f} times the mean worker's"
+        + (", a loss that is {:.0%} persistent, {:.0%} drifting and {:.0%} random".format(
+            *(part / sum(lost) for part in lost)) if sum(lost) > 0 else "")
+    )  # fmt: skip
+    yield f"exchange: {_exchange(advice):.3g} s of an update, by the config's communication"
+    at = advice.source.parameters
+    where = f"at the end of the run, in {at}" if at else (
+        "at the initial parameters for lack of a finished run, and grows in training")  # fmt: skip
+    yield f"noise: the variance of a mini-batch's gradient is {advice.ratio:.3g} squared means {where}"
+
+
 def _show(advice: Advice, root: Path) -> None:
-    """Print the table of rules, the verdict, the command that follows from it and the page."""
+    """Print the facts, the table of rules, the advice, its command and its page."""
     if advice.source.measured.read:
         print(f"durations: {advice.source.measured.read}")
+    for fact in _facts(advice):
+        print(fact)
     console = Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000)  # so that no name is cut
@@ -222,6 +254,7 @@ def _show(advice: Advice, root: Path) -> None:
     shown = as_table(Numbers(f"yours: {advice.reference.name}", headings, rows))
     console.print(shown, markup=False)
     print(f"advice: {advice.verdict.reason}")
+    print(f"smaller batch: {play.of_smaller(advice)}")
     print(f"command: {shlex.join(command(advice, root))}")
     print(f"page: {root / PAGE}")
 
@@ -247,20 +280,23 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
         names = ", ".join(one.name for one in decided.close)
         yield _said(f"Any of these may be first: {names}. To run the first of them:")
     yield _said(shlex.join(command(advice, root)), "pre")
+    yield _said(f"A smaller batch: {play.of_smaller(advice)}.")
+    for fact in _facts(advice):
+        yield _said(f"{fact[0].upper()}{fact[1:]}.")
     yield "<h2>Ranking</h2>"
     headings, rows = columns(advice)
     yield report.table("numbers long", headings, [rows])
     trained = (
-        f"; trained: mean ± standard deviation over {len(play.DURATIONS)} seeds, each with "
+        f"; trained: mean ± standard deviation over {len(play.DURATIONS) - 1} seeds, each with "
         "resampled durations; * the best rate is the first or the last that was tried"
     ) * bool(advice.results)
     yield _said(
-        f"Every rule at its best parameter; yours: {own.name}; rules with fewer samples per second "
-        "than yours come last until they are trained; waits most for: the last to be ready in the "
-        f"most updates{trained}. Predicted without training, from the schedule of each rule and a "
-        f"gradient's variance of {advice.ratio:.3g} squared means per mini-batch; the range is of "
-        f"resampled durations and {play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. "
-        "Momentum, codecs and local steps are not in it.",
+        f"Every rule at the best parameters with which its updates have as many mini-batches (batch) "
+        f"as yours, {own.name}; the last row may have fewer; waits most for: the last to be ready in "
+        f"the most updates{trained}. Predicted without training, from the schedule of each rule and "
+        "the noise; the range is of resampled durations and "
+        f"{play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. Momentum, codecs and local "
+        "steps are not in it.",
         "quiet",
     )
     yield "<h2>What would change the verdict</h2>"
