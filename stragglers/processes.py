@@ -41,6 +41,7 @@ class Process:
     )  # recorded durations that it replays
     names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of these workers
     read: str = field(default="", compare=False, kw_only=True)  # facts about its file, on one line
+    exchange: float = field(default=0.0, compare=False, kw_only=True)  # s, where its file has them
 
     def seeded(self, seed: int) -> "Process":
         """Return a copy whose durations are a pure function of `seed` and their address."""

@@ -32,7 +32,8 @@ ADVICE, PAGE, CONFIG, WAITS = "advice.json", "advice.html", "config.py", "waits.
 MOST_SHOWN = 40  # workers in a picture
 HEADINGS = (
     "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "batch",
-    "updates\nper s", "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]", "waits most\nfor",
+    "updates\nper s", "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]",
+    "waits most\nfor",
 )  # fmt: skip
 DATA = '''"""The config of the run that the advice is about."""
 
@@ -136,7 +137,8 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "durations": sum(map(len, measured.seconds)), "censored": measured.censored,
         "straggler": play.straggler(measured, advice.config.mini_batches),
         "exchange_seconds": _exchange(advice), "ratio": advice.ratio,
-        "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice), "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
+        "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice),
+        "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
         "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rules,
         "contenders": advice.contenders,
         "changes": advice.changes, "refused": advice.refused,
@@ -170,6 +172,9 @@ def command(advice: Advice, root: Path) -> list[str]:
         changes["delay"] = source.delay or registry.text(trace)
         for name in ("seconds", "evaluate_every"):
             changes[name] = f"{config[name] * advice.config.seconds / config.seconds:.4g}"
+    simulated = changes.get("runtime", config.runtime) == advice.config.runtime
+    if simulated and config.communication != advice.config.communication:
+        changes["communication"] = advice.config.communication
     if config.draw != first.arm.draw:
         changes["draw"] = first.arm.draw
     if first.name in advice.results:
@@ -226,18 +231,24 @@ def _facts(advice: Advice) -> Iterator[str]:
     measured, count = advice.source.measured, advice.config.mini_batches
     found = play.straggler(measured, count)
     lost = [found["persistent"], found["drifting"], found["random"]]
+    parts = (f"{part / sum(lost):.0%} {name}"
+             for part, name in zip(lost, ("persistent", "drifting", "random"), strict=True)
+             if sum(lost))  # fmt: skip
     yield (
-        f"straggler: worker {found['worker']} takes {found['times_the_mean']:.2f} times the mean and "
-        f"is last in {found['share_of_rounds_last']:.0%} of the rounds; a round with a barrier takes "
-        f"{1 + sum(lost):.2f} times the mean worker's"
-        + (", a loss that is {:.0%} persistent, {:.0%} drifting and {:.0%} random".format(
-            *(part / sum(lost) for part in lost)) if sum(lost) > 0 else "")
-    )  # fmt: skip
-    yield f"exchange: {_exchange(advice):.3g} s of an update, by the config's communication"
-    at = advice.source.parameters
-    where = f"at the end of the run, in {at}" if at else (
-        "at the initial parameters for lack of a finished run, and grows in training")  # fmt: skip
-    yield f"noise: the variance of a mini-batch's gradient is {advice.ratio:.3g} squared means {where}"
+        f"straggler: worker {found['worker']} takes {found['times_the_mean']:.2f} times the mean, "
+        f"and is last in {found['share_of_rounds_last']:.0%} of the rounds; a barrier's takes "
+        f"{1 + sum(lost):.2f} times the mean worker's, a loss that is {', '.join(parts) or 'none'}"
+    )
+    recorded = advice.source.config.communication != advice.config.communication
+    by = "as it was recorded" if recorded else "by config.communication"
+    yield f"exchange: {_exchange(advice):.3g} s of an update, {by}"
+    where = "at the initial parameters, for lack of a finished run, and grows in training"
+    if advice.source.parameters:
+        where = f"at the end of the run, in {advice.source.parameters}"
+    yield (
+        f"noise: the variance of a mini-batch's gradient is {advice.ratio:.3g} times its squared "
+        f"mean {where}"
+    )
 
 
 def _show(advice: Advice, root: Path) -> None:
@@ -291,10 +302,10 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
         "resampled durations; * the best rate is the first or the last that was tried"
     ) * bool(advice.results)
     yield _said(
-        f"Every rule at the best parameters with which its updates have as many mini-batches (batch) "
-        f"as yours, {own.name}; the last row may have fewer; waits most for: the last to be ready in "
-        f"the most updates{trained}. Predicted without training, from the schedule of each rule and "
-        "the noise; the range is of resampled durations and "
+        "Every rule at the best parameters with which an update has as many mini-batches (batch) "
+        f"as yours, {own.name}; the last row may have fewer; waits most for: the last to be ready "
+        f"in most updates{trained}. Predicted without training, from each rule's schedule and the "
+        "noise; the range is of resampled durations and "
         f"{play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. Momentum, codecs and local "
         "steps are not in it.",
         "quiet",

@@ -148,7 +148,8 @@ class Advice(NamedTuple):
 def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     """Return the advice without training; named: rules to weigh beside the registry's."""
     began = time.monotonic()
-    config, measured = durations.as_simulated(source.config), source.measured
+    measured = source.measured
+    config = durations.as_simulated(source.config, measured.exchange)
     if config.target_loss is None:
         raise ValueError(
             "the advice is about seconds to a target, and config.target_loss is None; set "
@@ -202,8 +203,7 @@ def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str
 
 def times(mini_batches: int | Sequence[int], factor: float) -> int | list[int]:
     """Return a number of mini-batches, or one for each worker, times a factor, at least 1."""
-    scaled = np.maximum(1, np.rint(np.multiply(mini_batches, factor))).astype(int).tolist()
-    return scaled
+    return np.maximum(1, np.rint(np.multiply(mini_batches, factor))).astype(int).tolist()
 
 
 def at_equal_batch(
@@ -408,9 +408,9 @@ def noise_ratio(
     """Return the variance of a mini-batch's gradient over its squared mean.
 
     parameters: a file of them, as of the end of a run; None: the initial ones, where gradients are
-    hardly noisy. Both are unbiased estimates from MINI_BATCHES mini-batches of all workers, of up to
-    MOST_MINI_BATCHES until the mean stands out. An update of as many mini-batches has as much noise
-    as signal (the simple noise scale of 1812.06162, in mini-batches).
+    hardly noisy. Both are unbiased estimates from MINI_BATCHES mini-batches of all workers, or up
+    to MOST_MINI_BATCHES until the mean stands out. An update of as many mini-batches has as much
+    noise as signal (the simple noise scale of 1812.06162, in mini-batches).
     """
     task = prepared.task
     shards = prepare.SPLIT.build(
@@ -432,8 +432,8 @@ def noise_ratio(
     total, squares, number = jax.tree.map(jnp.zeros_like, params), jnp.float32(0), 0
     variance, signal, until = 1.0, 0.0, MINI_BATCHES
     while signal * number < variance and number < MOST_MINI_BATCHES:
-        for number in range(number, until):
-            counter, worker = divmod(number, config.workers)
+        for drawn in range(number, until):
+            counter, worker = divmod(drawn, config.workers)
             indices = np.asarray(sampler.indices(np.int32(worker), counter))
             examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
             total, squares = added(total, squares, examples)
@@ -464,7 +464,8 @@ def predicted_verdict(order: Sequence[Candidate], ratio: float, own: Candidate) 
     if close:
         reason = (
             f"not sure: {first.name} and {close[0].name} are within their spread, over resampled "
-            f"durations and over how noisy a gradient may be, {gain:.2f} times as fast as {own.name}"
+            f"durations and over how noisy a gradient may be, {gain:.2f} times as fast as "
+            f"{own.name}"
         )
     return Verdict(list(order), reason, [first, *close])
 
@@ -519,11 +520,10 @@ def of_smaller(advice: Advice) -> str:
     if {one.name, own.name} <= found.keys():
         gain, how = found[own.name].mean / found[one.name].mean, "was"
     return (
-        f"{one.name}, with {one.batch:.3g} mini-batches of an update instead of {own.batch:.3g} and "
-        f"{one.samples / own.samples:.2f} times as many samples per second, {how} at the target "
-        f"{gain:.2f} times as fast, " + ("at a rate of its own" if gain >= WORTH else
-        "so that a smaller batch gains little")
-    )  # fmt: skip
+        f"{one.name}, with {one.batch:.3g} mini-batches in an update instead of {own.batch:.3g} "
+        f"and {one.samples / own.samples:.2f} times as many samples per second, {how} at the target "
+        f"{gain:.2f} times as fast"
+    )
 
 
 def _changes(
