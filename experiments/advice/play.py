@@ -172,8 +172,10 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     refused += [(name, f"no parameters give it updates of {reference.batch:.3g} mini-batches")
                 for name in dict.fromkeys(names)]  # fmt: skip
     order = list(best.values())
-    order[:MOST_RESAMPLED] = [resampled(one, measured) for one in order[:MOST_RESAMPLED]]
     reference = resampled(reference, measured)
+    order[:MOST_RESAMPLED] = [
+        resampled(one, measured, reference.batch) for one in order[:MOST_RESAMPLED]
+    ]
     if reference.name not in [one.name for one in order]:
         order = sorted([*order, reference], key=lambda one: one.predicted(ratio))
     fewer = [*found, *_fewer_each(reference, measured)]
@@ -253,7 +255,12 @@ def at_equal_batch(
                 one = nearest(one, entry)
             if off(one) <= np.log1p(EQUAL) and one.name not in seen:
                 seen.add(one.name)
-                yield one
+                yield one._replace(costs=_at(own.batch, one))
+
+
+def _at(batch: float, one: Candidate) -> np.ndarray:
+    """Return costs as if an update had `batch` mini-batches, at the same samples per second."""
+    return one.costs * (batch / one.batch, 1.0)
 
 
 def _fewer_each(own: Candidate, measured: Measured) -> Iterator[Candidate]:
@@ -379,10 +386,11 @@ def play(
     return Candidate(arm, prepared, schedule, updates, samples, float(used.mean()), found, costs)
 
 
-def resampled(one: Candidate, measured: Measured) -> Candidate:
-    """Return the candidate with its costs over resampled durations, too."""
-    again = [play(one.arm, one.prepared, measured, repeat).costs for repeat in range(1, REPEATS)]
-    return one._replace(costs=np.concatenate([one.costs[:1], *again]))
+def resampled(one: Candidate, measured: Measured, batch: float | None = None) -> Candidate:
+    """Return the candidate with its costs over resampled durations, too; batch: see `_at`."""
+    again = [play(one.arm, one.prepared, measured, repeat) for repeat in range(1, REPEATS)]
+    more = [other.costs if batch is None else _at(batch, other) for other in again]
+    return one._replace(costs=np.concatenate([one.costs[:1], *more]))
 
 
 def played(
@@ -521,32 +529,41 @@ def of_smaller(advice: Advice) -> str:
         gain, how = found[own.name].mean / found[one.name].mean, "was"
     return (
         f"{one.name}, with {one.batch:.3g} mini-batches in an update instead of {own.batch:.3g} "
-        f"and {one.samples / own.samples:.2f} times as many samples per second, {how} at the target "
-        f"{gain:.2f} times as fast"
-    )
+        f"and {one.samples / own.samples:.2f} times as many samples per second, {how} at the "
+        f"target {gain:.2f} times as fast"
+        + (", with noise that is least at the initial parameters"
+           if not advice.source.parameters and how != "was" else "")
+    )  # fmt: skip
 
 
 def _changes(
     order: Sequence[Candidate], measured: Measured, ratio: float, own: str
 ) -> list[tuple[str, str]]:
-    """Return pairs (condition, first rule then) for other clusters, links and tasks."""
+    """Return pairs (condition, advised rule then) for other clusters, links and tasks."""
 
-    def first(again: Sequence[Candidate], ratio: float) -> str:
-        known = {one.name: one.predicted(ratio) for one in again}
-        name = min(known, key=known.__getitem__, default=own)
-        return name if known.get(own, np.inf) >= WORTH * known[name] else own
+    def first(known: Mapping[str, float]) -> str:
+        if own not in known:
+            return "yours could not be played"
+        name = min(known, key=known.__getitem__)
+        return name if known[own] >= WORTH * known[name] else own
+
+    def again(arms: Sequence, measured: Measured) -> str:
+        found, _ = played(arms, measured)
+        batch = next((one.batch for one in found if one.name == own), 1.0)
+        equal = (one._replace(costs=_at(batch, one)) for one in found)
+        return first({one.name: one.predicted(ratio) for one in equal})
 
     arms = [(one.arm, one.prepared) for one in order]
     medians = np.array([np.median(values) for values in measured.seconds])
     alike = zip(measured.seconds, np.median(medians) / medians, strict=True)
     even = measured._replace(seconds=tuple(values * times for values, times in alike))
-    found = [("all workers were as fast as the middle one", first(played(arms, even)[0], ratio))]
+    found = [("all workers were as fast as the middle one", again(arms, even))]
     if order[0].arm.communication != 0:
-        free = [override(arm, {"communication": 0.0}) for arm, _ in arms]
-        again, _ = played([(arm, prepare.prepare(arm, settled=True)) for arm in free], measured)
-        found.append(("an exchange took no time", first(again, ratio)))
+        cheap = [(arm, prepared._replace(exchange=0.0)) for arm, prepared in arms]
+        found.append(("an exchange took no time", again(cheap, measured)))
     for words, times in (("a tenth as", 0.1), ("ten times as", 10.0)):
-        found.append((f"a gradient was {words} noisy", first(order, ratio * times)))
+        known = {one.name: one.predicted(ratio * times) for one in order}
+        found.append((f"a gradient was {words} noisy", first(known)))
     return found
 
 

@@ -85,38 +85,60 @@ def test_costs_of_equal_workers_follow_from_the_definitions():
 
 
 def candidate(name, steps, noise=0.0, samples=1.0, repeats=1):
-    arm = SimpleNamespace(wait={"name": name})
-    costs = np.array([[steps, noise]] * repeats)
-    return play.Candidate(arm, None, None, 1.0, samples, None, costs)
+    arm = SimpleNamespace(wait={"name": name}, mini_batches=1)
+    costs, prepared = np.array([[steps, noise]] * repeats), SimpleNamespace(config=arm)
+    return play.Candidate(arm, prepared, None, 1.0, samples, 1.0, None, costs)
 
 
-def test_a_candidate_that_is_beaten_in_both_costs_is_dominated():
-    front = [candidate("a", 1, 4), candidate("b", 2, 2), candidate("c", 4, 1)]
-    beaten = [candidate("d", 2, 4), candidate("e", 3, 2), candidate("f", 4, 4)]
-    assert play.undominated([*front, *beaten]) == front
-    for ratio in np.geomspace(0.01, 100, 20):
-        assert play.ranked([*beaten, *front], ratio, front[0])[0] in front
+SLOW = persistent(delays.jitter(1.0, 0.05), [1.0, 1.0, 1.0, 3.0])
 
 
-def test_fewer_samples_are_never_first():
-    own, small, better, near = (
-        candidate(name, steps, samples=samples, repeats=2) for name, steps, samples in (
-            ("own", 4, 10), ("small", 1, 8), ("b", 3, 12), ("near", 3.01, 12))
-    )  # fmt: skip
-    order = play.ranked([small, own, better], 1.0, own)
-    assert [one.name for one in order] == ["b", "own", "small"]
-    verdict = play.predicted_verdict(order, 1.0, own)
-    assert verdict.sure and "1.20 times as many samples per second as own" in verdict.reason
-    assert not play.predicted_verdict([better, near, own], 1.0, own).sure
+def test_rules_are_compared_at_the_batch_of_the_config():
+    """A quorum of 2 makes an update of 2; at equal batch it is given 8, and more of each worker."""
+    arm, source = config(mini_batches=2, seconds=400.0), measured(SLOW)
+    prepared = prepare.prepare(arm)
+    own = play.play(arm, prepared, source)
+    quorum = play.play(override(arm, {"wait": "quorum(k=2)"}), prepared, source)
+    assert (own.batch, quorum.batch) == (8.0, 2.0)
+    found = {one.name: one for one in play.at_equal_batch([own, quorum], own, source)}
+    assert {"barrier", "quorum(k=8) of 4 each"} == found.keys()
+    # Three workers of 1 s and one of 3 s finish 10/3 mini-batches a second, a barrier 8 in 6 s.
+    assert found["quorum(k=8) of 4 each"].samples / own.samples == pytest.approx(2.5, rel=0.05)
+    smaller = [one.batch for one in play._fewer_each(own, source)]
+    assert smaller == [4.0]
+
+
+def test_the_own_rule_stays_unless_another_is_worth_the_change():
+    own, little, much, near = (
+        candidate(name, steps, repeats=2)
+        for name, steps in (("own", 4), ("little", 3.8), ("much", 3), ("near", 3.01))
+    )
+    verdict = play.predicted_verdict([little, own], 1.0, own)
+    assert verdict.sure and [one.name for one in verdict.close] == ["own"]
+    assert "keep own" in verdict.reason and "little, is predicted to be 1.05" in verdict.reason
+    verdict = play.predicted_verdict([much, little, own], 1.0, own)
+    assert verdict.sure and "1.33 times as fast" in verdict.reason
+    assert [one.name for one in verdict.close] == ["much"]
+    assert not play.predicted_verdict([much, near, own], 1.0, own).sure
+
+
+def test_the_straggler_is_named_with_the_loss():
+    seconds = np.ones((3, 64))
+    seconds[1] = 2.0
+    found = play.straggler(durations.Measured(tuple(seconds), "t", names=("a", "b", "c")), 2)
+    assert found["worker"] == "b" and found["times_the_mean"] == pytest.approx(1.5)
+    assert found["share_of_rounds_last"] == 1 and found["persistent"] == pytest.approx(0.5)
+    assert found["drifting"] == found["random"] == 0
 
 
 def test_verdicts_of_training():
     rules = [candidate(name, 1.0) for name in "abc"]
     for seconds, order, close, reason in (
         ([(10, 12), (11, 12), (20, 21)], "abc", "ab", "not sure: a (11 s) and b (11.5 s)"),
-        ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "after 11 s against 20.5 s with c"),
+        ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "after 11 s, 1.86 times as fast as c"),
+        ([(20, 20), (30, 31), (21, 21)], "acb", "c", "keep c: at equal samples per update the"),
         ([(np.inf, 12), (50, 51)], "bac", "b", "b is at the target after 50.5 s"),
-        ([(np.inf, 12), (np.inf, np.inf)], "abc", "abc", "not sure: nothing that was trained"),
+        ([(np.inf, 12), (np.inf, np.inf)], "abc", "c", "not sure: nothing that was trained"),
     ):
         results = {name: Trained(0.1, times) for name, times in zip("abc", seconds, strict=False)}
         verdict = play.trained_verdict(rules, results, rules[2])
