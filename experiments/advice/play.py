@@ -172,20 +172,21 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     refused += [(name, f"no parameters give it updates of {reference.batch:.3g} mini-batches")
                 for name in dict.fromkeys(names)]  # fmt: skip
     order = list(best.values())
-    reference = resampled(reference, measured)
+    if reference.name not in [one.name for one in order]:
+        order.insert(0, reference)
     order[:MOST_RESAMPLED] = [
         resampled(one, measured, reference.batch) for one in order[:MOST_RESAMPLED]
     ]
-    if reference.name not in [one.name for one in order]:
-        order = sorted([*order, reference], key=lambda one: one.predicted(ratio))
+    reference = resampled(reference, measured)
     fewer = [*found, *_fewer_each(reference, measured)]
     fewer = [one for one in fewer if one.batch * (1 + EQUAL) < reference.batch]
     smaller = min(fewer, key=lambda one: one.predicted(ratio), default=None)
-    verdict = predicted_verdict(order, ratio, reference)
+    cases = {one.name: one.cases(ratio) for one in order}
+    decided = verdict(order, reference, cases, "is predicted to be")
     changes = _changes(order, measured, ratio, reference.name)
     return Advice(
-        source, config, ratio, order, smaller and resampled(smaller, measured), reference, refused,
-        verdict, changes, {"played": time.monotonic() - began}, len(found) + len(equal),
+        source, config, ratio, decided.order, smaller, reference, refused, decided, changes,
+        {"played": time.monotonic() - began}, len(found) + len(equal),
     )  # fmt: skip
 
 
@@ -452,70 +453,37 @@ def noise_ratio(
     return float(np.clip(variance / signal, LEAST_RATIO, MOST_RATIO)) if signal else MOST_RATIO
 
 
-def predicted_verdict(order: Sequence[Candidate], ratio: float, own: Candidate) -> Verdict:
-    """Return the verdict without training, at equal batch; first candidates were resampled.
-
-    Another rule is advised where it is WORTH as fast as the config's own, which stays otherwise.
-    """
-    first = order[0]
-    gain = own.predicted(ratio) / first.predicted(ratio)
-    if gain < WORTH:
-        return Verdict(list(order), _keep(own, first, gain, "predicted to be"), [own])
-    slower = first.cases(ratio) * (1 + MARGIN)
-    close = [one for one in order[1:] if len(one.costs) == len(first.costs) > 1
-             and np.mean(slower < one.cases(ratio)) < SURE]  # fmt: skip
-    reason = (
-        f"{first.name} makes {first.updates / own.updates:.2f} times as many updates per second of "
-        f"as many samples as {own.name} and is predicted to be at the target {gain:.2f} times as "
-        "fast"
-    )
-    if close:
-        reason = (
-            f"not sure: {first.name} and {close[0].name} are within their spread, over resampled "
-            f"durations and over how noisy a gradient may be, {gain:.2f} times as fast as "
-            f"{own.name}"
-        )
-    return Verdict(list(order), reason, [first, *close])
-
-
-def _keep(own: Candidate, first: Candidate, gain: float, how: str) -> str:
-    """Return the sentence that advises the config's own rule."""
-    if first.name == own.name:
-        return f"keep {own.name}: at equal samples per update no other rule is {how} faster"
-    return (
-        f"keep {own.name}: at equal samples per update the best other rule, {first.name}, is {how} "
-        f"{gain:.2f} times as fast, and less than {WORTH:g} times is hardly worth a change"
-    )
-
-
-def trained_verdict(
-    order: Sequence[Candidate], results: Mapping[str, Trained], own: Candidate
+def verdict(
+    order: Sequence[Candidate], own: Candidate, cases: Mapping[str, np.ndarray], how: str
 ) -> Verdict:
-    """Return the verdict of those that were trained, in the order of their seconds, then others."""
-    means = {name: result.mean for name, result in results.items()}
-    # Sorting is stable, and the rest keeps its order.
+    """Return the verdict on candidates at equal batch by their seconds, in several cases each.
+
+    Another rule is advised where it is WORTH times as fast as the config's own, which stays
+    otherwise. Those without any cases come last, in the order that they had.
+    """
+    means = {name: float(np.exp(np.log(values).mean())) for name, values in cases.items()}
     order = sorted(order, key=lambda one: (one.name not in means, means.get(one.name, 0.0)))
-    arrived = [one for one in order if np.isfinite(means.get(one.name, np.inf))]
-    if not arrived:
+    first = order[0]
+    if not np.isfinite(means.get(first.name, np.inf)):
         reason = "not sure: nothing that was trained has come to the target within the budget"
         return Verdict(order, reason, [own])
-    first, best = arrived[0], results[arrived[0].name]
-    gain = means.get(own.name, np.inf) / best.mean
+    gain = means.get(own.name, np.inf) / means[first.name]
     if gain < WORTH:
-        return Verdict(order, _keep(own, first, gain, "measured to be"), [own])
-    close = []
-    for one in arrived[1:]:
-        margin = max(np.hypot(best.spread, results[one.name].spread), MARGIN * best.mean)
-        if not means[one.name] - best.mean > margin:
-            close.append(one)
-    reason = f"{first.name} is at the target after {best.mean:.4g} s"
+        reason = f"keep {own.name}: at an equal batch no other rule {how} faster"
+        if first.name != own.name:
+            reason = (
+                f"keep {own.name}: at an equal batch the fastest rule, {first.name}, {how} "
+                f"{gain:.2f} times as fast, and less than {WORTH:g} times is hardly worth it"
+            )
+        return Verdict(order, reason, [own])
+    slower = cases[first.name] * (1 + MARGIN)
+    close = [one for one in order[1:] if len(cases.get(one.name, ())) == slower.size > 1
+             and np.mean(slower < cases[one.name]) < SURE]  # fmt: skip
+    reason = f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
+    if not np.isfinite(gain):
+        reason = f"{first.name} was at the target, and {own.name} never was"
     if close:
-        reason = (
-            f"not sure: {first.name} ({best.mean:.4g} s) and {close[0].name} "
-            f"({means[close[0].name]:.4g} s) are within their spread over seeds"
-        )
-    if np.isfinite(gain):
-        reason += f", {gain:.2f} times as fast as {own.name}"
+        reason = f"not sure: {reason}, and {close[0].name} is as fast within their spread"
     return Verdict(order, reason, [first, *close])
 
 
@@ -602,9 +570,10 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
         each = tuple(seconds[key] for key in seconds if key[0] == name)
         if each:
             results[name] = Trained(rate, each, edge)
-    advice = advice._replace(results=results)
+    cases = {name: np.array(result.seconds) for name, result in results.items()}
     return advice._replace(
-        verdict=trained_verdict(advice.order, results, own),
+        results=results,
+        verdict=verdict(advice.order, own, cases, "was"),
         seconds={**advice.seconds, "trained": time.monotonic() - began},
     )
 

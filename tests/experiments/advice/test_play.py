@@ -8,7 +8,6 @@ import pytest
 from configs import slow_and_stale
 from experiments import prepare
 from experiments.advice import durations, play
-from experiments.advice.play import Trained
 from experiments.config_files import override
 from stragglers import delays
 from stragglers.processes import persistent
@@ -108,20 +107,6 @@ def test_rules_are_compared_at_the_batch_of_the_config():
     assert smaller == [4.0]
 
 
-def test_the_own_rule_stays_unless_another_is_worth_the_change():
-    own, little, much, near = (
-        candidate(name, steps, repeats=2)
-        for name, steps in (("own", 4), ("little", 3.8), ("much", 3), ("near", 3.01))
-    )
-    verdict = play.predicted_verdict([little, own], 1.0, own)
-    assert verdict.sure and [one.name for one in verdict.close] == ["own"]
-    assert "keep own" in verdict.reason and "little, is predicted to be 1.05" in verdict.reason
-    verdict = play.predicted_verdict([much, little, own], 1.0, own)
-    assert verdict.sure and "1.33 times as fast" in verdict.reason
-    assert [one.name for one in verdict.close] == ["much"]
-    assert not play.predicted_verdict([much, near, own], 1.0, own).sure
-
-
 def test_the_straggler_is_named_with_the_loss():
     seconds = np.ones((3, 64))
     seconds[1] = 2.0
@@ -131,17 +116,18 @@ def test_the_straggler_is_named_with_the_loss():
     assert found["drifting"] == found["random"] == 0
 
 
-def test_verdicts_of_training():
-    rules = [candidate(name, 1.0) for name in "abc"]
+def test_the_own_rule_stays_unless_another_is_worth_the_change():
+    rules = [candidate(name, 1.0) for name in "abc"]  # of which c is the config's own
     for seconds, order, close, reason in (
-        ([(10, 12), (11, 12), (20, 21)], "abc", "ab", "not sure: a (11 s) and b (11.5 s)"),
-        ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "after 11 s, 1.86 times as fast as c"),
-        ([(20, 20), (30, 31), (21, 21)], "acb", "c", "keep c: at equal samples per update the"),
-        ([(np.inf, 12), (50, 51)], "bac", "b", "b is at the target after 50.5 s"),
+        ([(10, 12), (10.5, 11), (20, 21)], "bac", "ba", "not sure: b was 1.91 times as fast as c"),
+        ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "a was 1.87 times as fast as c, at an equal"),
+        ([(20, 20), (30, 31), (21, 21)], "acb", "c", "keep c: at an equal batch the fastest rule, a,"),
+        ([(20, 20), (30, 31), (19, 19)], "cab", "c", "keep c: at an equal batch no other rule was"),
+        ([(np.inf, 12), (50, 51)], "bac", "b", "b was at the target, and c never was"),
         ([(np.inf, 12), (np.inf, np.inf)], "abc", "c", "not sure: nothing that was trained"),
     ):
-        results = {name: Trained(0.1, times) for name, times in zip("abc", seconds, strict=False)}
-        verdict = play.trained_verdict(rules, results, rules[2])
+        cases = {n: np.array(times) for n, times in zip("abc", seconds, strict=False)}
+        verdict = play.verdict(rules, rules[2], cases, "was")
         assert "".join(one.name for one in verdict.order) == order and reason in verdict.reason
         assert "".join(one.name for one in verdict.close) == close
         assert verdict.sure != reason.startswith("not sure")
