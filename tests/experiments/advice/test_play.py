@@ -121,8 +121,8 @@ def test_the_own_rule_stays_unless_another_is_worth_the_change():
     for seconds, order, close, reason in (
         ([(10, 12), (10.5, 11), (20, 21)], "bac", "ba", "not sure: b was 1.91 times as fast as c"),
         ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "a was 1.87 times as fast as c, at an equal"),
-        ([(20, 20), (30, 31), (21, 21)], "acb", "c", "keep c: at an equal batch the fastest rule, a,"),
-        ([(20, 20), (30, 31), (19, 19)], "cab", "c", "keep c: at an equal batch no other rule was"),
+        ([(20, 20), (30, 31), (21, 21)], "acb", "c", "keep c: at an equal batch the fastest"),
+        ([(20, 20), (30, 31), (19, 19)], "cab", "c", "keep c: at an equal batch no other rul"),
         ([(np.inf, 12), (50, 51)], "bac", "b", "b was at the target, and c never was"),
         ([(np.inf, 12), (np.inf, np.inf)], "abc", "c", "not sure: nothing that was trained"),
     ):
