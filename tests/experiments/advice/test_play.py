@@ -100,7 +100,7 @@ def test_rules_are_compared_at_the_batch_of_the_config():
     quorum = play.play(override(arm, {"wait": "quorum(k=2)"}), prepared, source)
     assert (own.batch, quorum.batch) == (8.0, 2.0)
     found = {one.name: one for one in play.at_equal_batch([own, quorum], own, source)}
-    assert {"barrier", "quorum(k=8) of 4 each"} == found.keys()
+    assert {"barrier", "quorum(k=8)", "quorum(k=8) of 4 each"} == found.keys()
     # Three workers of 1 s and one of 3 s finish 10/3 mini-batches a second, a barrier 8 in 6 s.
     assert found["quorum(k=8) of 4 each"].samples / own.samples == pytest.approx(2.5, rel=0.05)
     smaller = [one.batch for one in play._fewer_each(own, source)]
@@ -121,7 +121,7 @@ def test_the_own_rule_stays_unless_another_is_worth_the_change():
     for seconds, order, close, reason in (
         ([(10, 12), (10.5, 11), (20, 21)], "bac", "ba", "not sure: b was 1.91 times as fast as c"),
         ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "a was 1.87 times as fast as c, at an equal"),
-        ([(20, 20), (30, 31), (21, 21)], "acb", "c", "keep c: at an equal batch the fastest"),
+        ([(20, 20), (30, 31), (21, 21)], "acb", "c", "keep c: at an equal batch the fas"),
         ([(20, 20), (30, 31), (19, 19)], "cab", "c", "keep c: at an equal batch no other rul"),
         ([(np.inf, 12), (50, 51)], "bac", "b", "b was at the target, and c never was"),
         ([(np.inf, 12), (np.inf, np.inf)], "abc", "c", "not sure: nothing that was trained"),

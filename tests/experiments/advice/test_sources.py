@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from configs import base
-from experiments import train
+from experiments import records, train
 from experiments.advice import durations, page, play
 from experiments.config_files import override
 from stragglers import delays
@@ -101,7 +101,7 @@ SOURCES = {
 REFUSED = {"one row": "has 1 workers, the config asks for 3"}
 
 
-@pytest.mark.parametrize(("name", "mini_batches"), zip(SOURCES, [1, 2, 8] * 4, strict=True))
+@pytest.mark.parametrize(("name", "mini_batches"), [*zip(SOURCES, [1, 2, 8] * 4, strict=True)])
 def test_a_source_ends_with_advice_or_a_refusal(name, mini_batches, tmp_path, monkeypatch):
     monkeypatch.setattr(play, "ROUNDS", 6)
     monkeypatch.setattr(play, "REPEATS", 2)
@@ -115,7 +115,7 @@ def test_a_source_ends_with_advice_or_a_refusal(name, mini_batches, tmp_path, mo
         return
     advice = play.weigh(durations.read(text, own, ["python", "launch.py", "--config=c.py"]))
     written = page.as_json(advice)
-    json.dumps(written, allow_nan=False)
+    json.dumps(records.plain(written), allow_nan=False)
     assert advice.verdict.close and len(advice.order) > 3 and written["verdict"]
     for one in advice.order:
         assert one.batch == pytest.approx(advice.reference.batch, rel=play.EQUAL + 1e-9)
