@@ -24,17 +24,26 @@ from experiments import (
     report,
 )
 from experiments.advice import durations, play
-from experiments.advice.play import Advice, Candidate
+from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
 
 ADVICE, PAGE, CONFIG, WAITS = "advice.json", "advice.html", "config.py", "waits.png"
 MOST_SHOWN = 40  # workers in a picture
-HEADINGS = (
-    "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "batch",
-    "updates\nper s", "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]",
-    "waits most\nfor",
-)  # fmt: skip
+COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
+    "rule": "{rule}",
+    "predicted\nyours = 1": "{predicted:.2f}",
+    "range": "{predicted_range[0]:.2f}–{predicted_range[1]:.2f}",
+    "trained\n[s] to target": "{trained}",
+    "rate": "{rate}",
+    "batch": "{batch:.3g}",
+    "updates\nper s": "{updates_per_second:.3g}",
+    "samples\nper s": "{samples_per_second:.4g}",
+    "staleness\n[updates]": "{staleness:.2f}",
+    "tree\ndistance": "{tree_distance}",
+    "idle": "{idle:.0%}",
+    "waits most\nfor": "{waits_for}",
+}
 DATA = '''"""The config of the run that the advice is about."""
 
 from ml_collections import ConfigDict
@@ -60,7 +69,7 @@ def launch(
     overwrite: bool = False,
     command: str = "",
 ) -> None:
-    """Weigh all rules on what a text names, train the undominated, write a page and print it.
+    """Weigh all rules on what a text names, train the first ones, write a page and print it.
 
     The arguments come from the command line; trust: modules that the record of a run may name;
     named: rules to weigh beside the registry's. Raises ValueError, with nothing written, for
@@ -115,23 +124,7 @@ def _check(root: Path, digest: str, overwrite: bool) -> None:
 
 def as_json(advice: Advice) -> dict[str, Any]:
     """Return all numbers of an advice, for advice.json."""
-    unit, measured = advice.reference.predicted(advice.ratio), advice.source.measured
-    rules = []
-    for one in advice.shown:
-        result = advice.results.get(one.name)
-        rules.append({
-            "wait": one.name,
-            "predicted": one.predicted(advice.ratio) / unit,
-            "predicted_range": _range(one, advice),
-            "trained_seconds": result and list(result.seconds),
-            "learning_rate": result and result.rate,
-            "rate_at_edge": result and result.edge,
-            "batch": one.batch,
-            "updates_per_second": one.updates,
-            "samples_per_second": one.samples,
-            "idle": one.schedule.idle_fraction,
-            **one.found._asdict(),
-        })  # fmt: skip
+    measured = advice.source.measured
     return {
         "source": measured.source, "digest": measured.digest,
         "durations": sum(map(len, measured.seconds)), "censored": measured.censored,
@@ -139,17 +132,46 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "exchange_seconds": _exchange(advice), "ratio": advice.ratio,
         "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice),
         "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
-        "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rules,
-        "contenders": advice.contenders,
-        "changes": advice.changes, "refused": advice.refused,
+        "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rows(advice),
+        "contenders": advice.contenders, "changes": advice.changes, "refused": advice.refused,
     }  # fmt: skip
 
 
-def _range(one: Candidate, advice: Advice) -> list[float]:
-    """Return the lowest and highest predicted time in all cases, over the reference's in them."""
-    mine, own = one.cases(advice.ratio), advice.reference.cases(advice.ratio)
-    relative = mine / own[: mine.size]
-    return [float(relative.min()), float(relative.max())]
+def rows(advice: Advice) -> list[dict[str, Any]]:
+    """Return the numbers of each rule that is shown, and their texts that are not numbers alone.
+
+    A predicted range is that of all cases, each over the reference's.
+    """
+    found, own = [], advice.reference
+    for one in advice.shown:
+        result, mine = advice.results.get(one.name), one.cases(advice.ratio)
+        relative = mine / own.cases(advice.ratio)[: mine.size]
+        slowest = int(one.found.limits.argmax())
+        share, texts = one.found.limits[slowest], (NONE, NONE)
+        if result:
+            arrived = np.isfinite(result.mean)
+            texts = (f"{result.mean:.4g} ± {result.spread:.2g}" if arrived else "never",
+                     f"{result.rate:g}{'*' * result.edge}")  # fmt: skip
+        name = advice.source.measured.name(slowest)
+        found.append({
+            "rule": one.name,
+            "wait": registry.text(one.arm.wait),
+            "mini_batches": one.arm.mini_batches,
+            "predicted": one.predicted(advice.ratio) / own.predicted(advice.ratio),
+            "predicted_range": [float(relative.min()), float(relative.max())],
+            "trained_seconds": result and list(result.seconds),
+            "learning_rate": result and result.rate,
+            "rate_at_edge": result and result.edge,
+            "trained": texts[0],
+            "rate": texts[1],
+            "batch": one.batch,
+            "updates_per_second": one.updates,
+            "samples_per_second": one.samples,
+            "idle": one.schedule.idle_fraction,
+            "waits_for": f"{name} ({share:.0%})" if share else NONE,
+            **one.found._asdict(),
+        })  # fmt: skip
+    return found
 
 
 def command(advice: Advice, root: Path) -> list[str]:
@@ -193,32 +215,9 @@ def _is_given(source: durations.Source) -> bool:
 
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
     """Return headings and rows, of the rules in the verdict's order, without empty columns."""
-    unit, rows = advice.reference.predicted(advice.ratio), []
-    for one in advice.shown:
-        result, found = advice.results.get(one.name), one.found
-        slowest = int(found.limits.argmax())
-        share = found.limits[slowest]
-        trained, rate = NONE, NONE
-        if result is not None:
-            arrived = np.isfinite(result.mean)
-            trained = f"{result.mean:.4g} ± {result.spread:.2g}" if arrived else "never"
-            rate = f"{result.rate:g}{'*' * result.edge}"
-        rows.append((
-            one.name,
-            f"{one.predicted(advice.ratio) / unit:.2f}",
-            "{:.2f}–{:.2f}".format(*_range(one, advice)),
-            trained,
-            rate,
-            f"{one.batch:.3g}",
-            f"{one.updates:.3g}",
-            f"{one.samples:.4g}",
-            f"{found.staleness:.2f}",
-            f"{found.tree_distance}",
-            f"{100 * one.schedule.idle_fraction:.0f}",
-            f"{advice.source.measured.name(slowest)} ({share:.0%})" if share else NONE,
-        ))  # fmt: skip
-    kept = [n for n in range(len(HEADINGS)) if any(row[n] != NONE for row in rows)]
-    return [HEADINGS[n] for n in kept], [[row[n] for n in kept] for row in rows]
+    table = [[text.format(**row) for text in COLUMNS.values()] for row in rows(advice)]
+    kept = [n for n in range(len(COLUMNS)) if any(row[n] != NONE for row in table)]
+    return [[*COLUMNS][n] for n in kept], [[row[n] for n in kept] for row in table]
 
 
 def _exchange(advice: Advice) -> float:
@@ -260,9 +259,9 @@ def _show(advice: Advice, root: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000)  # so that no name is cut
-    headings, rows = columns(advice)
-    rows = [[*map(escape, row)] for row in rows]
-    shown = as_table(Numbers(f"yours: {advice.reference.name}", headings, rows))
+    headings, table = columns(advice)
+    table = [[*map(escape, row)] for row in table]
+    shown = as_table(Numbers(f"yours: {advice.reference.name}", headings, table))
     console.print(shown, markup=False)
     print(f"advice: {advice.verdict.reason}")
     print(f"smaller batch: {play.of_smaller(advice)}")
@@ -295,8 +294,8 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
     for fact in _facts(advice):
         yield _said(f"{fact[0].upper()}{fact[1:]}.")
     yield "<h2>Ranking</h2>"
-    headings, rows = columns(advice)
-    yield report.table("numbers long", headings, [rows])
+    headings, table = columns(advice)
+    yield report.table("numbers long", headings, [table])
     trained = (
         f"; trained: mean ± standard deviation over {len(play.DURATIONS) - 1} seeds, each with "
         "resampled durations; * the best rate is the first or the last that was tried"
@@ -317,7 +316,7 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
     figures.save(picture, root / WAITS)
     yield report.image("picture", files.read(root / WAITS), picture.get_label())
     yield "<h2>Durations</h2><details><summary>seconds of a mini-batch, by worker</summary>"
-    rows = [
+    table = [
         (measured.name(i), f"{len(each)}", f"{np.median(each):.4g}", f"{max(each):.4g}")
         for i, each in enumerate(measured.seconds)
     ]
@@ -325,7 +324,7 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
         f"{measured.censored:.1%} were cut by the rule of the run, and are completed from the "
         "longer ones of their worker (Kaplan-Meier)."
     ) * bool(measured.censored)
-    yield report.table("numbers", ("worker", "number", "median", "longest"), [rows], cut)
+    yield report.table("numbers", ("worker", "number", "median", "longest"), [table], cut)
     yield "</details>"
     if advice.refused:
         yield "<h2>Not weighed</h2>"
