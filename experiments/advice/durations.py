@@ -105,8 +105,8 @@ def read(
         simulated = as_simulated(own)
         trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
         measured = of_schedule(schedule, f"{path}", trigger, own.seed)
-        ended = path / records.PARAMETERS
-        trained = ended.exists() and (config is None or config.task == own.task)
+        ended, same = path / records.PARAMETERS, lambda config: registry.spec(config.task)
+        trained = ended.exists() and same(config or own) == same(own)
         took = float(np.median(schedule.communication.max(axis=1)))
         measured = measured._replace(exchange=took)
         delay, parameters = None if config else "", ended if trained else None

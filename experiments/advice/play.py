@@ -477,7 +477,8 @@ def verdict(
             )
         return Verdict(order, reason, [own])
     slower = cases[first.name] * (1 + MARGIN)
-    close = [one for one in order[1:] if len(cases.get(one.name, ())) == slower.size > 1
+    close = [one for one in order[1:] if np.isfinite(means.get(one.name, np.inf))
+             and len(cases[one.name]) == slower.size > 1
              and np.mean(slower < cases[one.name]) < SURE]  # fmt: skip
     reason = f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
     if not np.isfinite(gain):

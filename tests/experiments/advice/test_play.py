@@ -97,12 +97,13 @@ def test_rules_are_compared_at_the_batch_of_the_config():
     arm, source = config(mini_batches=2, seconds=400.0), measured(SLOW)
     prepared = prepare.prepare(arm)
     own = play.play(arm, prepared, source)
-    quorum = play.play(override(arm, {"wait": "quorum(k=2)"}), prepared, source)
+    quorum = play.play(override(arm, {"wait": "quorum(in_flight=cut, k=2)"}), prepared, source)
     assert (own.batch, quorum.batch) == (8.0, 2.0)
     found = {one.name: one for one in play.at_equal_batch([own, quorum], own, source)}
-    assert {"barrier", "quorum(k=8)", "quorum(k=8) of 4 each"} == found.keys()
-    # Three workers of 1 s and one of 3 s finish 10/3 mini-batches a second, a barrier 8 in 6 s.
-    assert found["quorum(k=8) of 4 each"].samples / own.samples == pytest.approx(2.5, rel=0.05)
+    more = "quorum(in_flight=cut, k=8) of 4 each"
+    assert {"barrier", "quorum(in_flight=cut, k=8)", more} == found.keys()
+    # Three workers of 1 s have 8 mini-batches after 3 s, a barrier after 6 s.
+    assert found[more].samples / own.samples == pytest.approx(2.0, rel=0.05)
     smaller = [one.batch for one in play._fewer_each(own, source)]
     assert smaller == [4.0]
 
