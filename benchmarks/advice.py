@@ -42,9 +42,8 @@ CHANGES = {
     "mini_batches": 4, "wait": "barrier", "target_loss": 0.78, "seconds": 800.0,
     "optimizer.learning_rate": 2.0, "stop_at_target": True, "evaluate_every": 4.0,
 }  # fmt: skip
-RULES = {  # without those that are the same as another one at an equal batch
-    "barrier", "first_finisher", "quorum", "deadline", "drop_compute", "k_sync", "k_async",
-    "k_batch_async", "rennala", "quorum_async",
+RULES = {  # one of each kind
+    "barrier", "first_finisher", "quorum", "deadline", "k_sync", "k_async", "k_batch_async",
 }  # fmt: skip
 RECORD = FOLDER / "advice.json"
 

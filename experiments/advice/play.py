@@ -43,7 +43,7 @@ from stragglers.theory.k_protocols import stability_limit
 ROUNDS = 100  # that the slowest worker takes in the time that is played
 MOST_UPDATES, SEGMENT = 20_000, 64  # of a rule, and of a step of it
 REPEATS = 5  # resampled durations, over which predictions are spread
-MOST_RESAMPLED, MOST_TRAINED = 10, 6  # candidates
+MOST_RESAMPLED, MOST_TRAINED = 8, 6  # candidates
 EQUAL, ATTEMPTS = 0.1, 4  # by which an equal batch may differ, and plays to come to it
 RATIOS = (0.25, 1.0, 4.0)  # times the ratio of noise
 LEAST_RATIO, MOST_RATIO = 1e-2, 1e4  # that is believed
