@@ -56,7 +56,7 @@ COARSE, FURTHER = (0.5, 1.0, 2.0), 4
 # Of each seed. The first finds the rates, the others judge them.
 DURATIONS = ("durations.csv", "durations_1.csv", "durations_2.csv", "durations_3.csv")
 ARMS = "trained"  # the folder of the runs
-EVALUATIONS = 180  # within the budget of a training
+EVALUATIONS = 120  # within the budget of a training
 PATIENCE = 3.0  # times the reference's time to target, which the others have
 CHECKPOINT_SECONDS = 600.0  # a run is short, and there are many
 # Parameters that take values of a grid though a rule has a default for them.
@@ -178,8 +178,12 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
         resampled(one, measured, reference.batch) for one in order[:MOST_RESAMPLED]
     ]
     reference = resampled(reference, measured)
-    fewer = [*found, *_fewer_each(reference, measured)]
-    fewer = [one for one in fewer if one.batch * (1 + EQUAL) < reference.batch]
+    shorter, count = [], config.mini_batches
+    while np.max(count) > 1:
+        count = times(count, 0.5)
+        shorter.append((override(reference.arm, {"mini_batches": count}), reference.prepared))
+    fewer = [one for one in (*found, *played(shorter, measured)[0])
+             if one.batch * (1 + EQUAL) < reference.batch]  # fmt: skip
     smaller = min(fewer, key=lambda one: one.predicted(ratio), default=None)
     cases = {one.name: one.cases(ratio) for one in order}
     decided = verdict(order, reference, cases, "is predicted to be")
@@ -262,17 +266,6 @@ def at_equal_batch(
 def _at(batch: float, one: Candidate) -> np.ndarray:
     """Return costs as if an update had `batch` mini-batches, at the same samples per second."""
     return one.costs * (batch / one.batch, 1.0)
-
-
-def _fewer_each(own: Candidate, measured: Measured) -> Iterator[Candidate]:
-    """Yield the config's rule with a half, a quarter, ... of its mini-batches."""
-    count = own.arm.mini_batches
-    while np.max(count) > 1:
-        count = times(count, 0.5)
-        try:
-            yield play(override(own.arm, {"mini_batches": count}), own.prepared, measured)
-        except ValueError:
-            return
 
 
 def grids_of(
