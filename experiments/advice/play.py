@@ -533,8 +533,8 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
     """Return the advice after training the reference and others, by default the first ones.
 
     The first seed finds each one's rate, the others judge it; resampled durations belong to a seed.
-    Once the reference has arrived, the others have PATIENCE times as long. Arms that are finished
-    are not trained again.
+    Once the reference has arrived, each has PATIENCE times as long as is predicted of it. Arms that
+    are finished are not trained again.
     """
     began, config, own = time.monotonic(), advice.config, advice.reference
     for repeat, name in enumerate(DURATIONS):
@@ -548,17 +548,21 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
         others = [*advice.order[: MOST_TRAINED - 2], *([advice.smaller] if advice.smaller else [])]
     others = [one for one in others if one.name != own.name]
     rate = config.optimizer.learning_rate
-    first = _tuned([(own, rate)], config, workdir).get(own.name, {rate: np.inf})
+    budgets = {one.name: config.seconds for one in (own, *others)}
+    first = _tuned([(own, rate)], config, budgets, workdir).get(own.name, {rate: np.inf})
     rate, least = min(first.items(), key=lambda pair: pair[::-1])
     if np.isfinite(least):
-        config = override(config, {"seconds": PATIENCE * least})
+        predicted = least / own.predicted(advice.ratio)
+        budgets = {one.name: PATIENCE * predicted * one.predicted(advice.ratio)
+                   for one in (own, *others)}  # fmt: skip
     centre = rate * per_update(own)
-    found = _tuned([(one, centre / per_update(one)) for one in (own, *others)], config, workdir)
+    centres = [(one, centre / per_update(one)) for one in (own, *others)]
+    found = _tuned(centres, config, budgets, workdir)
     rates = {name: min(tried, key=lambda rate: (tried[rate], rate))
              for name, tried in found.items()}  # fmt: skip
     judged = [(one, rates[one.name], repeat) for one in (own, *others) if one.name in rates
               for repeat in range(1, len(DURATIONS))]  # fmt: skip
-    seconds, results = _seconds(judged, config, workdir), {}
+    seconds, results = _seconds(judged, config, budgets, workdir), {}
     for name, rate in rates.items():
         edge = rate in (min(found[name]), max(found[name]))
         each = tuple(seconds[key] for key in seconds if key[0] == name)
@@ -573,13 +577,16 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
 
 
 def _tuned(
-    centres: Sequence[tuple[Candidate, float]], config: ConfigDict, workdir: Path
+    centres: Sequence[tuple[Candidate, float]],
+    config: ConfigDict,
+    budgets: Mapping[str, float],
+    workdir: Path,
 ) -> dict[str, dict[float, float]]:
     """Return seconds to target by name and rate, of rates around the best of which others lie."""
     found: dict[str, dict[float, float]] = {}
     wanted = [(one, centre * factor, 0) for one, centre in centres for factor in COARSE]
     for _ in range(1 + FURTHER):
-        for (name, rate, _), seconds in _seconds(wanted, config, workdir).items():
+        for (name, rate, _), seconds in _seconds(wanted, config, budgets, workdir).items():
             found.setdefault(name, {})[rate] = seconds
         wanted = []
         for one, _ in centres:
@@ -591,12 +598,18 @@ def _tuned(
 
 
 def _seconds(
-    wanted: Sequence[tuple[Candidate, float, int]], config: ConfigDict, workdir: Path
+    wanted: Sequence[tuple[Candidate, float, int]],
+    config: ConfigDict,
+    budgets: Mapping[str, float],
+    workdir: Path,
 ) -> dict[tuple[str, float, int], float]:
-    """Train candidates at rates with seeds; return seconds to target, but for what fails."""
+    """Train candidates at rates with seeds; return seconds to target, but for what fails.
+
+    budgets: seconds that each has, by its name.
+    """
     arms, places = [], {}
     for one, rate, repeat in wanted:
-        rate, seed = float(f"{rate:.3g}"), config.seed + repeat
+        rate, seed, seconds = float(f"{rate:.3g}"), config.seed + repeat, budgets[one.name]
         changes = {
             "name": f"{one.name}/rate={rate:g}",
             "wait": one.arm.wait.to_dict(),
@@ -606,9 +619,10 @@ def _seconds(
             "delay": registry.part("trace", path=f"{workdir / DURATIONS[repeat]}", scale=1.0),
             "optimizer.learning_rate": rate,
             "stop_at_target": True,
-            "evaluate_every": config.seconds / EVALUATIONS,
+            "seconds": seconds,
+            "evaluate_every": seconds / EVALUATIONS,
         }
-        path = f"{ARMS}/{one.name}/{config.seconds:.4g}s/rate={rate:g}/seed_{seed}"
+        path = f"{ARMS}/{one.name}/{seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
         places[one.name, rate, repeat] = path
     execute = functools.partial(executors.here, checkpoint_seconds=CHECKPOINT_SECONDS)
