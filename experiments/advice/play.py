@@ -533,8 +533,8 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
     """Return the advice after training the reference and others, by default the first ones.
 
     The first seed finds each one's rate, the others judge it; resampled durations belong to a seed.
-    Once the reference has arrived, each has PATIENCE times as long as is predicted of it. Arms that
-    are finished are not trained again.
+    Once the reference has arrived, each has PATIENCE times as long as is predicted of it, and a
+    smaller batch as long as the reference. Arms that are finished are not trained again.
     """
     began, config, own = time.monotonic(), advice.config, advice.reference
     for repeat, name in enumerate(DURATIONS):
@@ -555,6 +555,8 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
         predicted = least / own.predicted(advice.ratio)
         budgets = {one.name: PATIENCE * predicted * one.predicted(advice.ratio)
                    for one in (own, *others)}  # fmt: skip
+        if advice.smaller:  # which noise may slow down
+            budgets[advice.smaller.name] = PATIENCE * least
     centre = rate * per_update(own)
     centres = [(one, centre / per_update(one)) for one in (own, *others)]
     found = _tuned(centres, config, budgets, workdir)
