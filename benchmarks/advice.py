@@ -1,9 +1,9 @@
 """Quality of an advice: its ranking at equal batch against the outcome of training.
 
 Durations come from laws and from statistics of public jobs. A run with a barrier ends at the target
-and says how noisy gradients are there. Then every rule is weighed, and those of RULES are
-trained at the parameters with which the advice compares them, at the best of several rates, with
-three more seeds, each with resampled durations of its own.
+and says how noisy gradients are there. Then every rule is weighed, and RULES are trained at the
+parameters with which the advice compares them, at the best of several rates, with three more seeds,
+each with resampled durations of its own.
 
 Two rules differ where their mean difference over these seeds is larger than two standard errors of
 it. Spearman's correlation of predicted with trained seconds is that of rules that differ: from the

@@ -1,7 +1,7 @@
 """Waiting rules played over measured durations, ranked by their predicted time to the target.
 
 Rules are compared at equal samples per update first: each gets the mini-batches, seconds or k with
-which its updates have about as many as those of the config's own rule. A smaller batch is another
+which its updates have about as many as under the config's own rule. A smaller batch is another
 question, which has an answer of its own.
 
 Without training the prediction uses the schedule that a rule makes of the durations, and the noise
@@ -216,7 +216,7 @@ def times(mini_batches: int | Sequence[int], factor: float) -> int | list[int]:
 def at_equal_batch(
     found: Iterable[Candidate], own: Candidate, measured: Measured
 ) -> Iterator[Candidate]:
-    """Yield candidates whose updates have as many mini-batches as those of `own`.
+    """Yield candidates whose updates have as many mini-batches as under `own`.
 
     Each has this batch already, or its mini-batches, seconds or k are changed until it has, where
     workers have as many mini-batches in a round as in the config, and twice as many.
