@@ -18,7 +18,6 @@ descended over the squared gradient that is wanted, is unknown without training,
 relative to another rule's. A method's momentum, codec and local steps are not in it.
 """
 
-import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -58,7 +57,6 @@ DURATIONS = ("durations.csv", "durations_1.csv", "durations_2.csv", "durations_3
 ARMS = "trained"  # the folder of the runs
 EVALUATIONS = 120  # within the budget of a training
 PATIENCE = 3.0  # times the reference's time to target, which the others have
-CHECKPOINT_SECONDS = 600.0  # a run is short, and there are many
 # Parameters that take values of a grid though a rule has a default for them.
 OPTIONAL = frozenset(("gamma", "c", "calibration", "local_steps", "share", "in_flight"))
 
@@ -627,8 +625,7 @@ def _seconds(
         path = f"{ARMS}/{one.name}/{seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
         places[one.name, rate, repeat] = path
-    execute = functools.partial(executors.here, checkpoint_seconds=CHECKPOINT_SECONDS)
-    failures = sweep.run(arms, f"{workdir}", False, True, execute) if arms else {}
+    failures = sweep.run(arms, f"{workdir}", False, together=True) if arms else {}
     found = {}
     for key, path in places.items():
         if path not in failures:
