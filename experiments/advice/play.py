@@ -113,7 +113,7 @@ class Verdict(NamedTuple):
 
     order: list[Candidate]  # the best one first
     reason: str  # a sentence
-    close: list[Candidate]  # the advised one, and the ones that may as well be it
+    close: list[Candidate]  # the advised one, and others that may as well be advised
 
     @property
     def sure(self) -> bool:
