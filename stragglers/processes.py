@@ -46,6 +46,7 @@ class Process:
     )  # recorded durations that it replays
     names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of these workers
     read: str = field(default="", compare=False, kw_only=True)  # facts about its file, on one line
+    exchange: float = field(default=0.0, compare=False, kw_only=True)  # s, where its file has them
     costs: Callable[[int], Cost] | None = field(
         default=None, repr=False, compare=False, kw_only=True
     )  # seed -> cost of mini-batches; None: all are alike

@@ -41,6 +41,7 @@ class Measured(NamedTuple):
     censored: float = 0.0  # share that was completed
     read: str = ""  # a trace's account of itself, on one line
     names: tuple[str, ...] = ()  # of the workers of a trace
+    exchange: float = 0.0  # s of an exchange that were recorded, too
 
     @property
     def workers(self) -> int:
@@ -84,6 +85,7 @@ class Source(NamedTuple):
     config: ConfigDict  # as it was given or recorded
     command: list[str]  # that starts the config, without --config where that is of a record
     delay: str | None = None  # that repeats the durations; "": the config's own; None: none does
+    parameters: Path | None = None  # of the run's end
 
 
 def read(
@@ -96,14 +98,19 @@ def read(
     Raises ValueError for a source that cannot be read, has too little in it, or other workers.
     """
     path = Path(text)
-    if path.is_dir():
+    if path.is_dir() and (_holds_run(path) or not any(path.glob("*.*"))):
         own = _recorded(path, trusted)
         schedule = load(path / records.SCHEDULE)
         _check_workers(f"{path}", schedule.all_workers, config or own)
         simulated = as_simulated(own)
         trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
         measured = of_schedule(schedule, f"{path}", trigger, own.seed)
-        return Source(measured, config or own, list(command), None if config else "")
+        ended, same = path / records.PARAMETERS, lambda config: registry.spec(config.task)
+        trained = ended.exists() and same(config or own) == same(own)
+        took = float(np.median(schedule.communication.max(axis=1)))
+        measured = measured._replace(exchange=took)
+        delay, parameters = None if config else "", ended if trained else None
+        return Source(measured, config or own, list(command), delay, parameters)
     if config is None:
         raise ValueError(
             f"--advise={text} has durations and no config; give --config=..., whose task, method "
@@ -113,7 +120,7 @@ def read(
         schedule = load(path)
         _check_workers(text, schedule.all_workers, config)
         return Source(of_schedule(schedule, text), config, list(command))
-    found = path.is_file() or (glob.has_magic(text) and "(" not in text)
+    found = path.exists() or (glob.has_magic(text) and "(" not in text)
     part = registry.part("trace", path=text) if found else text
     try:
         delay = prepare.build_delay(part)
@@ -127,6 +134,11 @@ def read(
     _check_workers(text, len(getattr(delay, "names", ())) or config.workers, config)
     measured = of_delay(delay, config.workers, config.seed, text)
     return Source(measured, config, list(command), registry.text(part))
+
+
+def _holds_run(path: Path) -> bool:
+    """Return whether a folder is of a run or of a sweep, and not of a file per worker."""
+    return (path / records.CONFIG).exists() or any(path.rglob(records.SCHEDULE))
 
 
 def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
@@ -155,9 +167,14 @@ def _check_workers(source: str, workers: int, config: ConfigDict) -> None:
         )
 
 
-def as_simulated(config: ConfigDict) -> ConfigDict:
-    """Return the config for the simulator; its delay is arbitrary, where it had none."""
+def as_simulated(config: ConfigDict, exchange: float = 0.0) -> ConfigDict:
+    """Return the config for the simulator; its delay is arbitrary, where it had none.
+
+    exchange: recorded seconds of one, which count where the config has none.
+    """
     changes = {"runtime": "simulate", "devices": 1, "draw": "mini_batch"}
+    if exchange and config.communication == 0:
+        changes["communication"] = float(f"{exchange:.3g}")
     if config.delay.name == prepare.NO_DELAY:
         changes["delay"] = registry.part("deterministic", value=1.0)
     return override(config, changes)
@@ -200,7 +217,8 @@ def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Meas
         for count in range(DRAWN):
             drawn[:, count] = process.duration(worker, now, count)
             now = now + drawn[:, count]
-    return checked(Measured(tuple(drawn), source, read=process.read, names=process.names))
+    found = Measured(tuple(drawn), source, 0.0, process.read, process.names, process.exchange)
+    return checked(found)
 
 
 def of_schedule(

@@ -24,16 +24,26 @@ from experiments import (
     report,
 )
 from experiments.advice import durations, play
-from experiments.advice.play import Advice, Candidate
+from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
 
 ADVICE, PAGE, CONFIG, WAITS = "advice.json", "advice.html", "config.py", "waits.png"
 MOST_SHOWN = 40  # workers in a picture
-HEADINGS = (
-    "rule", "predicted\nyours = 1", "range", "trained\n[s] to target", "rate", "updates\nper s",
-    "samples\nper s", "staleness\n[updates]", "tree\ndistance", "idle\n[%]", "waits most\nfor",
-)  # fmt: skip
+COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
+    "rule": "{rule}",
+    "predicted\nyours = 1": "{predicted:.2f}",
+    "range": "{predicted_range[0]:.2f}–{predicted_range[1]:.2f}",
+    "trained\n[s] to target": "{trained}",
+    "rate": "{rate}",
+    "batch": "{batch:.3g}",
+    "updates\nper s": "{updates_per_second:.3g}",
+    "samples\nper s": "{samples_per_second:.4g}",
+    "staleness\n[updates]": "{staleness:.2f}",
+    "tree\ndistance": "{tree_distance}",
+    "idle": "{idle:.0%}",
+    "waits most\nfor": "{waits_for}",
+}
 DATA = '''"""The config of the run that the advice is about."""
 
 from ml_collections import ConfigDict
@@ -59,7 +69,7 @@ def launch(
     overwrite: bool = False,
     command: str = "",
 ) -> None:
-    """Weigh all rules on what a text names, train the undominated, write a page and print it.
+    """Weigh all rules on what a text names, train the first ones, write a page and print it.
 
     The arguments come from the command line; trust: modules that the record of a run may name;
     named: rules to weigh beside the registry's. Raises ValueError, with nothing written, for
@@ -114,37 +124,54 @@ def _check(root: Path, digest: str, overwrite: bool) -> None:
 
 def as_json(advice: Advice) -> dict[str, Any]:
     """Return all numbers of an advice, for advice.json."""
-    unit, measured = advice.reference.predicted(advice.ratio), advice.source.measured
-    rules = []
-    for one in advice.order:
-        result = advice.results.get(one.name)
-        rules.append({
-            "wait": one.name,
-            "predicted": one.predicted(advice.ratio) / unit,
-            "predicted_range": _range(one, advice),
-            "trained_seconds": result and list(result.seconds),
-            "learning_rate": result and result.rate,
-            "rate_at_edge": result and result.edge,
-            "updates_per_second": one.updates,
-            "samples_per_second": one.samples,
-            "idle": one.schedule.idle_fraction,
-            **one.found._asdict(),
-        })  # fmt: skip
+    measured = advice.source.measured
     return {
         "source": measured.source, "digest": measured.digest,
         "durations": sum(map(len, measured.seconds)), "censored": measured.censored,
-        "ratio": advice.ratio, "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
-        "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rules,
-        "values": [[one.name, one.predicted(advice.ratio) / unit] for one in advice.found],
-        "changes": advice.changes, "refused": advice.refused,
+        "straggler": play.straggler(measured, advice.config.mini_batches),
+        "exchange_seconds": _exchange(advice), "ratio": advice.ratio,
+        "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice),
+        "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
+        "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rows(advice),
+        "contenders": advice.contenders, "changes": advice.changes, "refused": advice.refused,
     }  # fmt: skip
 
 
-def _range(one: Candidate, advice: Advice) -> list[float]:
-    """Return the lowest and highest predicted time in all cases, over the reference's in them."""
-    mine, own = one.cases(advice.ratio), advice.reference.cases(advice.ratio)
-    relative = mine / own[: mine.size]
-    return [float(relative.min()), float(relative.max())]
+def rows(advice: Advice) -> list[dict[str, Any]]:
+    """Return the numbers of each rule that is shown, and their texts that are not numbers alone.
+
+    A predicted range is that of all cases, each over the reference's.
+    """
+    found, own = [], advice.reference
+    for one in advice.shown:
+        result, mine = advice.results.get(one.name), one.cases(advice.ratio)
+        relative = mine / own.cases(advice.ratio)[: mine.size]
+        slowest = int(one.found.limits.argmax())
+        share, texts = one.found.limits[slowest], (NONE, NONE)
+        if result:
+            arrived = np.isfinite(result.mean)
+            texts = (f"{result.mean:.4g} ± {result.spread:.2g}" if arrived else "never",
+                     f"{result.rate:g}{'*' * result.edge}")  # fmt: skip
+        name = advice.source.measured.name(slowest)
+        found.append({
+            "rule": one.name,
+            "wait": registry.text(one.arm.wait),
+            "mini_batches": one.arm.mini_batches,
+            "predicted": one.predicted(advice.ratio) / own.predicted(advice.ratio),
+            "predicted_range": [float(relative.min()), float(relative.max())],
+            "trained_seconds": result and list(result.seconds),
+            "learning_rate": result and result.rate,
+            "rate_at_edge": result and result.edge,
+            "trained": texts[0],
+            "rate": texts[1],
+            "batch": one.batch,
+            "updates_per_second": one.updates,
+            "samples_per_second": one.samples,
+            "idle": one.schedule.idle_fraction,
+            "waits_for": f"{name} ({share:.0%})" if share else NONE,
+            **one.found._asdict(),
+        })  # fmt: skip
+    return found
 
 
 def command(advice: Advice, root: Path) -> list[str]:
@@ -154,7 +181,9 @@ def command(advice: Advice, root: Path) -> list[str]:
     simulator where the config's runtime does not know the rule. root: of the advice.
     """
     source, first = advice.source, advice.verdict.close[0]
-    config, changes = source.config, {"wait": first.name}
+    config, changes = source.config, {"wait": registry.text(first.arm.wait)}
+    if first.arm.mini_batches != config.mini_batches:
+        changes["mini_batches"] = first.arm.mini_batches
     rule = prepare.rule(first.arm, first.prepared)
     knows = {"mesh": rule.trigger is not None, "actors": rule.arrivals is not None}
     if not knows.get(config.runtime, True):
@@ -165,6 +194,9 @@ def command(advice: Advice, root: Path) -> list[str]:
         changes["delay"] = source.delay or registry.text(trace)
         for name in ("seconds", "evaluate_every"):
             changes[name] = f"{config[name] * advice.config.seconds / config.seconds:.4g}"
+    simulated = changes.get("runtime", config.runtime) == advice.config.runtime
+    if simulated and config.communication != advice.config.communication:
+        changes["communication"] = advice.config.communication
     if config.draw != first.arm.draw:
         changes["draw"] = first.arm.draw
     if first.name in advice.results:
@@ -183,45 +215,56 @@ def _is_given(source: durations.Source) -> bool:
 
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
     """Return headings and rows, of the rules in the verdict's order, without empty columns."""
-    unit, rows = advice.reference.predicted(advice.ratio), []
-    for one in advice.verdict.order:
-        result, found = advice.results.get(one.name), one.found
-        slowest = int(found.limits.argmax())
-        share = found.limits[slowest]
-        trained, rate = NONE, NONE
-        if result is not None:
-            arrived = np.isfinite(result.mean)
-            trained = f"{result.mean:.4g} ± {result.spread:.2g}" if arrived else "never"
-            rate = f"{result.rate:g}{'*' * result.edge}"
-        rows.append((
-            one.name,
-            f"{one.predicted(advice.ratio) / unit:.2f}",
-            "{:.2f}–{:.2f}".format(*_range(one, advice)),
-            trained,
-            rate,
-            f"{one.updates:.3g}",
-            f"{one.samples:.4g}",
-            f"{found.staleness:.2f}",
-            f"{found.tree_distance}",
-            f"{100 * one.schedule.idle_fraction:.0f}",
-            f"{advice.source.measured.name(slowest)} ({share:.0%})" if share else NONE,
-        ))  # fmt: skip
-    kept = [n for n in range(len(HEADINGS)) if any(row[n] != NONE for row in rows)]
-    return [HEADINGS[n] for n in kept], [[row[n] for n in kept] for row in rows]
+    table = [[text.format(**row) for text in COLUMNS.values()] for row in rows(advice)]
+    kept = [n for n in range(len(COLUMNS)) if any(row[n] != NONE for row in table)]
+    return [[*COLUMNS][n] for n in kept], [[row[n] for n in kept] for row in table]
+
+
+def _exchange(advice: Advice) -> float:
+    """Return the seconds of an exchange under the config's own rule, the median."""
+    return float(np.median(advice.reference.schedule.communication.max(axis=1)))
+
+
+def _facts(advice: Advice) -> Iterator[str]:
+    """Yield sentences on the straggler, the exchange and the noise."""
+    measured, count = advice.source.measured, advice.config.mini_batches
+    found = play.straggler(measured, count)
+    lost = [found["persistent"], found["drifting"], found["random"]]
+    parts = (f"{part / sum(lost):.0%} {name}"
+             for part, name in zip(lost, ("persistent", "drifting", "random"), strict=True)
+             if sum(lost))  # fmt: skip
+    yield (
+        f"straggler: worker {found['worker']} takes {found['times_the_mean']:.2f} times the mean, "
+        f"and is last in {found['share_of_rounds_last']:.0%} of the rounds; a barrier's takes "
+        f"{1 + sum(lost):.2f} times the mean worker's, a loss that is {', '.join(parts) or 'none'}"
+    )
+    recorded = advice.source.config.communication != advice.config.communication
+    by = "as it was recorded" if recorded else "by config.communication"
+    yield f"exchange: {_exchange(advice):.3g} s of an update, {by}"
+    where = "at the initial parameters, for lack of a finished run, and grows in training"
+    if advice.source.parameters:
+        where = f"at the end of the run, in {advice.source.parameters}"
+    yield (
+        f"noise: the variance of a mini-batch's gradient is {advice.ratio:.3g} times its squared "
+        f"mean {where}"
+    )
 
 
 def _show(advice: Advice, root: Path) -> None:
-    """Print the table of rules, the verdict, the command that follows from it and the page."""
+    """Print the facts, the table of rules, the advice, its command and its page."""
     if advice.source.measured.read:
         print(f"durations: {advice.source.measured.read}")
+    for fact in _facts(advice):
+        print(fact)
     console = Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000)  # so that no name is cut
-    headings, rows = columns(advice)
-    rows = [[*map(escape, row)] for row in rows]
-    shown = as_table(Numbers(f"yours: {advice.reference.name}", headings, rows))
+    headings, table = columns(advice)
+    table = [[*map(escape, row)] for row in table]
+    shown = as_table(Numbers(f"yours: {advice.reference.name}", headings, table))
     console.print(shown, markup=False)
     print(f"advice: {advice.verdict.reason}")
+    print(f"smaller batch: {play.of_smaller(advice)}")
     print(f"command: {shlex.join(command(advice, root))}")
     print(f"page: {root / PAGE}")
 
@@ -247,20 +290,23 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
         names = ", ".join(one.name for one in decided.close)
         yield _said(f"Any of these may be first: {names}. To run the first of them:")
     yield _said(shlex.join(command(advice, root)), "pre")
+    yield _said(f"A smaller batch: {play.of_smaller(advice)}.")
+    for fact in _facts(advice):
+        yield _said(f"{fact[0].upper()}{fact[1:]}.")
     yield "<h2>Ranking</h2>"
-    headings, rows = columns(advice)
-    yield report.table("numbers long", headings, [rows])
+    headings, table = columns(advice)
+    yield report.table("numbers long", headings, [table])
     trained = (
-        f"; trained: mean ± standard deviation over {len(play.DURATIONS)} seeds, each with "
+        f"; trained: mean ± standard deviation over {len(play.DURATIONS) - 1} seeds, each with "
         "resampled durations; * the best rate is the first or the last that was tried"
     ) * bool(advice.results)
     yield _said(
-        f"Every rule at its best parameter; yours: {own.name}; rules with fewer samples per second "
-        "than yours come last until they are trained; waits most for: the last to be ready in the "
-        f"most updates{trained}. Predicted without training, from the schedule of each rule and a "
-        f"gradient's variance of {advice.ratio:.3g} squared means per mini-batch; the range is of "
-        f"resampled durations and {play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. "
-        "Momentum, codecs and local steps are not in it.",
+        "Every rule at the best parameters with which an update has as many mini-batches (batch) "
+        f"as yours, {own.name}; the last row may have fewer; waits most for: the last to be ready "
+        f"in most updates{trained}. Predicted without training, from each rule's schedule and the "
+        "noise; the range is of resampled durations and "
+        f"{play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. Momentum, codecs and local "
+        "steps are not in it.",
         "quiet",
     )
     yield "<h2>What would change the verdict</h2>"
@@ -270,7 +316,7 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
     figures.save(picture, root / WAITS)
     yield report.image("picture", files.read(root / WAITS), picture.get_label())
     yield "<h2>Durations</h2><details><summary>seconds of a mini-batch, by worker</summary>"
-    rows = [
+    table = [
         (measured.name(i), f"{len(each)}", f"{np.median(each):.4g}", f"{max(each):.4g}")
         for i, each in enumerate(measured.seconds)
     ]
@@ -278,7 +324,7 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
         f"{measured.censored:.1%} were cut by the rule of the run, and are completed from the "
         "longer ones of their worker (Kaplan-Meier)."
     ) * bool(measured.censored)
-    yield report.table("numbers", ("worker", "number", "median", "longest"), [rows], cut)
+    yield report.table("numbers", ("worker", "number", "median", "longest"), [table], cut)
     yield "</details>"
     if advice.refused:
         yield "<h2>Not weighed</h2>"

@@ -1,8 +1,12 @@
 """Waiting rules played over measured durations, ranked by their predicted time to the target.
 
+Rules are compared at equal samples per update first: each gets the mini-batches, seconds or k with
+which its updates have about as many as under the config's own rule. A smaller batch is another
+question, which has an answer of its own.
+
 Without training the prediction uses the schedule that a rule makes of the durations, and the noise
-of a mini-batch's gradient at the initial parameters. With u updates per second of B mini-batches
-whose gradients are tau updates old,
+of a mini-batch's gradient where a run has ended, or else at the initial parameters. With u updates
+per second of B mini-batches whose gradients are tau updates old,
 
     seconds to target ~ (s(tau) + ratio E[1 / B]) / u
 
@@ -11,13 +15,11 @@ gradients (`stragglers.theory.k_protocols.stability_limit`); in Birch SGD (arXiv
 the tree distance in updates. The second term is the noise, in which updates of few mini-batches
 weigh more (arXiv 1606.04838, Theorem 4.8). Their common factor, smoothness times what is to be
 descended over the squared gradient that is wanted, is unknown without training, so that seconds are
-relative to another rule's. A method's momentum, codec and local steps are not in it, nor how the
-noise grows during training: the spread has the ratio at several sizes.
+relative to another rule's. A method's momentum, codec and local steps are not in it.
 """
 
-import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,9 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import executors, formats, prepare, records, registry, sweep, tasks
+from experiments import executors, formats, initial, prepare, records, registry, sweep, tasks
 from experiments.advice import durations
 from experiments.advice.durations import Measured, Source
+from experiments.advice.observatory import WORTH, loss, rounds_of
 from experiments.config_files import override
 from experiments.tasks import sampling
 from stragglers.rule import most_mini_batches
@@ -39,19 +42,21 @@ from stragglers.theory.k_protocols import stability_limit
 ROUNDS = 100  # that the slowest worker takes in the time that is played
 MOST_UPDATES, SEGMENT = 20_000, 64  # of a rule, and of a step of it
 REPEATS = 5  # resampled durations, over which predictions are spread
-MOST_RESAMPLED, MOST_TRAINED = 10, 8  # candidates
-RATIOS = (0.25, 1.0, 4.0)  # times the ratio of noise at the initial parameters
-LEAST_RATIO, MOST_RATIO = 1e-2, 1e6  # that is believed
+MOST_RESAMPLED, MOST_TRAINED = 8, 6  # candidates
+EQUAL, ATTEMPTS = 0.1, 4  # by which an equal batch may differ, and plays to come to it
+RATIOS = (0.25, 1.0, 4.0)  # times the ratio of noise
+LEAST_RATIO, MOST_RATIO = 1e-2, 1e4  # that is believed
 SURE = 0.9  # share of the cases in which the first is first
 MARGIN = 0.03  # by which the first has to be faster
-MINI_BATCHES = 64  # whose gradients say how noisy they are
-# Rates of training, of the one at which predicted noise and staleness cost as much as the config's,
-# then of the best of these.
-COARSE, FINE = (0.35, 0.7, 1.4, 2.8), (0.7, 1.0, 1.4)
-DURATIONS, ARMS = ("durations.csv", "durations_1.csv"), "trained"  # of each seed; of the runs
-EVALUATIONS = 60  # within the budget of a training
-PATIENCE = 1.5  # times the reference's time to target, which the others have
-CHECKPOINT_SECONDS = 600.0  # a run is short, and there are many
+MINI_BATCHES, MOST_MINI_BATCHES = 64, 1024  # whose gradients say how noisy they are
+# Rates of training, of the one at which predicted noise and staleness cost as much as the config's.
+# More of them, twice as large or half, follow as long as the best is the first or the last one.
+COARSE, FURTHER = (0.5, 1.0, 2.0), 4
+# Of each seed. The first finds the rates, the others judge them.
+DURATIONS = ("durations.csv", "durations_1.csv", "durations_2.csv", "durations_3.csv")
+ARMS = "trained"  # the folder of the runs
+EVALUATIONS = 120  # within the budget of a training
+PATIENCE = 3.0  # times the reference's time to target, which the others have
 # Parameters that take values of a grid though a rule has a default for them.
 OPTIONAL = frozenset(("gamma", "c", "calibration", "local_steps", "share", "in_flight"))
 
@@ -60,10 +65,11 @@ class Candidate(NamedTuple):
     """A rule with a value of its parameter, played over the durations as they are."""
 
     arm: ConfigDict
-    prepared: prepare.Prepared
+    prepared: prepare.Prepared  # with the mini-batches of the config
     schedule: Schedule
     updates: float  # per s
     samples: float  # per s
+    batch: float  # mini-batches of an update that has any, the mean
     found: Diagnostics
     # [repeats, 2] s, over the durations, then over resampled ones: per update as far as it counts,
     # s(tau) / u, and per mini-batch as far as it averages out, E[1 / B] / u
@@ -71,8 +77,9 @@ class Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The rule with its parameters, as on the command line."""
-        return registry.text(self.arm.wait)
+        """The rule with its parameters, and its mini-batches where they are not the config's."""
+        text, count = registry.text(self.arm.wait), self.arm.mini_batches
+        return text if count == self.prepared.config.mini_batches else f"{text} of {count} each"
 
     def cases(self, ratio: float) -> np.ndarray:
         """Return predicted seconds [repeats x RATIOS], up to a factor that all rules share."""
@@ -106,11 +113,11 @@ class Verdict(NamedTuple):
 
     order: list[Candidate]  # the best one first
     reason: str  # a sentence
-    close: list[Candidate]  # the ones that may as well be first, the first among them
+    close: list[Candidate]  # the advised one, and others that may as well be advised
 
     @property
     def sure(self) -> bool:
-        """False where others may as well be first, or nothing is known."""
+        """False where others may as well be advised, or nothing is known."""
         return not self.reason.startswith("not sure")
 
 
@@ -120,20 +127,27 @@ class Advice(NamedTuple):
     source: Source
     config: ConfigDict  # that candidates are trained with
     ratio: float  # of noise
-    found: list[Candidate]  # every rule at every value of its parameter
-    order: list[Candidate]  # every rule at its best, as predicted; the first are resampled
+    order: list[Candidate]  # every rule at its best and equal batch, as predicted
+    smaller: Candidate | None  # the best one that makes smaller updates
     reference: Candidate  # the config's own rule
     refused: list[tuple[str, str]]  # rule, reason
     verdict: Verdict
     changes: list[tuple[str, str]]  # another cluster or task, the first rule then
     seconds: Mapping[str, float]  # that playing and training took on the wall
+    contenders: int  # rules and values of their parameters that were weighed
     results: Mapping[str, Trained] = {}  # of those that were trained, by name
+
+    @property
+    def shown(self) -> list[Candidate]:
+        """The order of the verdict, and the one that makes smaller updates."""
+        return [*self.verdict.order, *([self.smaller] if self.smaller else [])]
 
 
 def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     """Return the advice without training; named: rules to weigh beside the registry's."""
     began = time.monotonic()
-    config, measured = durations.as_simulated(source.config), source.measured
+    measured = source.measured
+    config = durations.as_simulated(source.config, measured.exchange)
     if config.target_loss is None:
         raise ValueError(
             "the advice is about seconds to a target, and config.target_loss is None; set "
@@ -148,18 +162,108 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     if reference is None:
         why = dict(reversed(refused)).get(registry.text(own), "it was cut off")
         raise ValueError(f"config.wait={registry.text(own)} cannot be played ({why}); set another")
-    ratio, best = noise_ratio(config, reference.prepared), {}
-    for one in ranked(found, ratio, reference):
+    ratio = noise_ratio(config, reference.prepared, source.parameters)
+    equal, best = list(at_equal_batch(found, reference, measured)), {}
+    for one in sorted(equal, key=lambda one: one.predicted(ratio)):
         best.setdefault(one.arm.wait.name, one)
+    names = [one.arm.wait.name for one in found if one.arm.wait.name not in best]
+    refused += [(name, f"no parameters give it updates of {reference.batch:.3g} mini-batches")
+                for name in dict.fromkeys(names)]  # fmt: skip
     order = list(best.values())
-    order[:MOST_RESAMPLED] = [resampled(one, measured) for one in order[:MOST_RESAMPLED]]
-    reference = resampled(reference, measured)
     if reference.name not in [one.name for one in order]:
-        order = ranked([*order, reference], ratio, reference)
-    verdict = predicted_verdict(order, ratio, reference)
+        order.insert(0, reference)
+    order[:MOST_RESAMPLED] = [
+        resampled(one, measured, reference.batch) for one in order[:MOST_RESAMPLED]
+    ]
+    reference = resampled(reference, measured)
+    shorter, count = [], config.mini_batches
+    while np.max(count) > 1:
+        count = times(count, 0.5)
+        shorter.append((override(reference.arm, {"mini_batches": count}), reference.prepared))
+    fewer = [one for one in (*found, *played(shorter, measured)[0])
+             if one.batch * (1 + EQUAL) < reference.batch]  # fmt: skip
+    smaller = min(fewer, key=lambda one: one.predicted(ratio), default=None)
+    cases = {one.name: one.cases(ratio) for one in order}
+    decided = verdict(order, reference, cases, "is predicted to be")
     changes = _changes(order, measured, ratio, reference.name)
-    took = {"played": time.monotonic() - began}
-    return Advice(source, config, ratio, found, order, reference, refused, verdict, changes, took)
+    return Advice(
+        source, config, ratio, decided.order, smaller, reference, refused, decided, changes,
+        {"played": time.monotonic() - began}, len(found) + len(equal),
+    )  # fmt: skip
+
+
+def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str, Any]:
+    """Return the slowest worker and the parts of the loss at a barrier, see `observatory.Loss`."""
+    shortest = min(map(len, measured.seconds))
+    rounds = rounds_of(measured, max(1, min(most_mini_batches(mini_batches), shortest // 2)))
+    means = rounds.mean(axis=1)
+    slowest = int(means.argmax())
+    return {
+        "worker": measured.name(slowest),
+        "times_the_mean": float(means[slowest] / means.mean()),
+        "share_of_rounds_last": float(np.mean(rounds.argmax(axis=0) == slowest)),
+        **loss(rounds)._asdict(),
+    }
+
+
+def times(mini_batches: int | Sequence[int], factor: float) -> int | list[int]:
+    """Return a number of mini-batches, or one for each worker, times a factor, at least 1."""
+    return np.maximum(1, np.rint(np.multiply(mini_batches, factor))).astype(int).tolist()
+
+
+def at_equal_batch(
+    found: Iterable[Candidate], own: Candidate, measured: Measured
+) -> Iterator[Candidate]:
+    """Yield candidates whose updates have as many mini-batches as under `own`.
+
+    Each has this batch already, or its mini-batches, seconds or k are changed until it has, where
+    workers have as many mini-batches in a round as in the config, and twice as many.
+    """
+    tried: dict[tuple, Candidate | None] = {}
+
+    def again(one: Candidate, changes: Mapping[str, Any]) -> Candidate | None:
+        arm = override(one.arm, changes)
+        key = registry.text(arm.wait), str(arm.mini_batches)
+        if key not in tried:
+            try:
+                tried[key] = play(arm, one.prepared, measured)
+            except ValueError:
+                tried[key] = None
+        return tried[key]
+
+    def off(one: Candidate) -> float:
+        return abs(np.log(one.batch / own.batch)) if one.batch else np.inf
+
+    def nearest(one: Candidate, entry: str) -> Candidate:
+        for _ in range(ATTEMPTS):
+            factor = own.batch / one.batch
+            whole = entry == "mini_batches"
+            value = one.arm.mini_batches if whole else one.arm.wait[entry.rpartition(".")[2]]
+            value = times(value, factor) if whole or isinstance(value, int) else value * factor
+            value = float(f"{value:.3g}") if isinstance(value, float) else value
+            other = again(one, {entry: value})
+            if other is None or not off(other) < off(one):
+                break
+            one = other
+        return one
+
+    seen = set()
+    for first in found:
+        twice = again(first, {"mini_batches": times(first.arm.mini_batches, 2)})
+        for one in filter(None, (first, twice)):
+            entries = [f"wait.{key}" for key in ("seconds", "k") if key in one.arm.wait]
+            for entry in ("mini_batches", *entries):
+                if off(one) <= np.log1p(EQUAL):
+                    break
+                one = nearest(one, entry)
+            if off(one) <= np.log1p(EQUAL) and one.name not in seen:
+                seen.add(one.name)
+                yield one._replace(costs=_at(own.batch, one))
+
+
+def _at(batch: float, one: Candidate) -> np.ndarray:
+    """Return costs as if an update had `batch` mini-batches, at the same samples per second."""
+    return one.costs * (batch / one.batch, 1.0)
 
 
 def grids_of(
@@ -252,7 +356,8 @@ def play(
     In this time the slowest worker takes ROUNDS rounds, or the budget is over.
     """
     slowest = max(float(values.mean()) for values in measured.seconds)
-    seconds = min(ROUNDS * most_mini_batches(arm.mini_batches) * slowest, arm.seconds)
+    rounds = ROUNDS * most_mini_batches(prepared.config.mini_batches)
+    seconds = min(rounds * slowest, arm.seconds)
     rule = prepare.rule(arm, prepared, measured.process(repeat))
     state, pieces, until, updates = rule.init(), [], 0.0, 0
     while until < seconds and updates < MOST_UPDATES:
@@ -264,18 +369,20 @@ def play(
     schedule = schedule.slice(0, max(int(landed), 1))
     lasted, batches = float(schedule.time[-1]), schedule.batches.sum(axis=1)
     used = batches[batches > 0]  # an update without any mini-batch counts as time alone
-    found, costs = diagnose(schedule, rule.workers), np.full((1, 2), np.inf)
-    if used.size:
-        slower = stability_limit(0) / stability_limit(found.staleness)
-        costs = np.array([[slower, np.mean(1 / used)]]) * lasted / used.size
-    samples = int(batches.sum()) * arm.batch_size / lasted
-    return Candidate(arm, prepared, schedule, schedule.updates / lasted, samples, found, costs)
+    if not used.size:
+        raise ValueError("no update has a mini-batch")
+    found = diagnose(schedule, rule.workers)
+    slower = stability_limit(0) / stability_limit(found.staleness)
+    costs = np.array([[slower, np.mean(1 / used)]]) * lasted / used.size
+    updates, samples = schedule.updates / lasted, int(batches.sum()) * arm.batch_size / lasted
+    return Candidate(arm, prepared, schedule, updates, samples, float(used.mean()), found, costs)
 
 
-def resampled(one: Candidate, measured: Measured) -> Candidate:
-    """Return the candidate with its costs over resampled durations, too."""
-    again = [play(one.arm, one.prepared, measured, repeat).costs for repeat in range(1, REPEATS)]
-    return one._replace(costs=np.concatenate([one.costs[:1], *again]))
+def resampled(one: Candidate, measured: Measured, batch: float | None = None) -> Candidate:
+    """Return the candidate with its costs over resampled durations, too; batch: see `_at`."""
+    again = [play(one.arm, one.prepared, measured, repeat) for repeat in range(1, REPEATS)]
+    more = [other.costs if batch is None else _at(batch, other) for other in again]
+    return one._replace(costs=np.concatenate([one.costs[:1], *more]))
 
 
 def played(
@@ -289,27 +396,30 @@ def played(
     for arm, prepared in arms:
         try:
             one = play(arm, prepared, measured)
-            if not np.isfinite(one.costs).all():
-                raise ValueError("no update has a mini-batch")
             found.setdefault((arm.wait.name, *one.costs[0].round(9)), one)
         except ValueError as error:  # as of a deadline before the end of every mini-batch
             refused.append((registry.text(arm.wait), f"{error}"))
     return list(found.values()), refused
 
 
-def noise_ratio(config: ConfigDict, prepared: prepare.Prepared) -> float:
-    """Return the variance of a mini-batch's gradient over its squared mean, at the start.
+def noise_ratio(
+    config: ConfigDict, prepared: prepare.Prepared, parameters: Path | None = None
+) -> float:
+    """Return the variance of a mini-batch's gradient over its squared mean.
 
-    Both are unbiased estimates from MINI_BATCHES mini-batches of all workers at the initial
-    parameters. An update of as many mini-batches has as much noise as signal (the simple noise
-    scale of 1812.06162, in mini-batches). It grows as training goes on.
+    parameters: a file of them, as of the end of a run; None: the initial ones, where gradients are
+    hardly noisy. Both are unbiased estimates from MINI_BATCHES mini-batches of all workers, or up
+    to MOST_MINI_BATCHES until the mean stands out. An update of as many mini-batches has as much
+    noise as signal (the simple noise scale of 1812.06162, in mini-batches).
     """
-    task, n = prepared.task, MINI_BATCHES
+    task = prepared.task
     shards = prepare.SPLIT.build(
         config.split, labels=task.labels, workers=config.workers, seed=config.seed
     )
     sampler = sampling.Sampler(shards, config.batch_size, config.seed)
     params, losses = task.init(jax.random.key(config.seed)), tasks.first_draw(task)
+    if parameters is not None:
+        params = jax.tree.map(jnp.asarray, initial.read(f"{parameters}", prepared.shapes))
 
     def squared(tree) -> jax.Array:
         return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree))
@@ -319,125 +429,112 @@ def noise_ratio(config: ConfigDict, prepared: prepare.Prepared) -> float:
         gradient = jax.grad(lambda p: losses(p, examples).mean())(params)
         return jax.tree.map(jnp.add, total, gradient), squares + squared(gradient)
 
-    total, squares = jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
-    for number in range(n):
-        counter, worker = divmod(number, config.workers)
-        indices = np.asarray(sampler.indices(np.int32(worker), counter))
-        examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
-        total, squares = added(total, squares, examples)
-    each, together = float(squares) / n, float(squared(total)) / n**2
-    variance = (each - together) * n / (n - 1)
-    signal = max(together - variance / n, 0.0)
+    total, squares, number = jax.tree.map(jnp.zeros_like, params), jnp.float32(0), 0
+    variance, signal, until = 1.0, 0.0, MINI_BATCHES
+    while signal * number < variance and number < MOST_MINI_BATCHES:
+        for drawn in range(number, until):
+            counter, worker = divmod(drawn, config.workers)
+            indices = np.asarray(sampler.indices(np.int32(worker), counter))
+            examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
+            total, squares = added(total, squares, examples)
+        number, until = until, 2 * until
+        each, together = float(squares) / number, float(squared(total)) / number**2
+        variance = (each - together) * number / (number - 1)
+        signal = max(together - variance / number, 0.0)
     return float(np.clip(variance / signal, LEAST_RATIO, MOST_RATIO)) if signal else MOST_RATIO
 
 
-def ranked(found: Sequence[Candidate], ratio: float, own: Candidate) -> list[Candidate]:
-    """Return the candidates by their predicted seconds; last those that use fewer samples.
-
-    These would win by smaller batches alone, and so does a smaller batch_size, for as long as
-    gradients have little noise, which grows during training. own: the config's candidate.
-    """
-    return sorted(found, key=lambda one: (_uses_fewer(one, own), one.predicted(ratio)))
-
-
-def _uses_fewer(one: Candidate, own: Candidate) -> bool:
-    """Return whether a candidate uses fewer samples per second than `own`, by a margin."""
-    return one.samples * (1 + MARGIN) < own.samples
-
-
-def predicted_verdict(order: Sequence[Candidate], ratio: float, reference: Candidate) -> Verdict:
-    """Return the verdict without training; the candidates that may be first were resampled."""
-    first = order[0]
-    slower = first.cases(ratio) * (1 + MARGIN)
-
-    def is_close(one: Candidate) -> bool:
-        resampled = len(one.costs) == len(first.costs) > 1 and not _uses_fewer(one, reference)
-        return resampled and np.mean(slower < one.cases(ratio)) < SURE
-
-    close = [one for one in order[1:] if is_close(one)]
-    reason = f"{first.name}, which is yours, is predicted to be first"
-    if close:
-        reason = (
-            f"not sure: {first.name} and {close[0].name} are within their spread, over resampled "
-            "durations and over how noisy a gradient may be"
-        )
-    elif first.name != reference.name:
-        reason = (
-            f"{first.name} makes use of {first.samples / reference.samples:.2f} times as many "
-            f"samples per second as {reference.name}, in {first.updates / reference.updates:.2f} "
-            "times as many updates, and is predicted to be at the target "
-            f"{reference.predicted(ratio) / first.predicted(ratio):.2f} times as fast"
-        )
-    return Verdict(list(order), reason, [first, *close])
-
-
-def trained_verdict(
-    order: Sequence[Candidate], results: Mapping[str, Trained], reference: Candidate
+def verdict(
+    order: Sequence[Candidate], own: Candidate, cases: Mapping[str, np.ndarray], how: str
 ) -> Verdict:
-    """Return the verdict of those that were trained, in the order of their seconds, then others."""
-    means = {name: result.mean for name, result in results.items()}
-    # Sorting is stable, and the rest keeps its order.
+    """Return the verdict on candidates at equal batch by their seconds, in several cases each.
+
+    Another rule is advised where it is WORTH times as fast as the config's own, which stays
+    otherwise. Those without any cases come last, in the order that they had.
+    """
+    means = {name: float(np.exp(np.log(values).mean())) for name, values in cases.items()}
     order = sorted(order, key=lambda one: (one.name not in means, means.get(one.name, 0.0)))
-    arrived = [one for one in order if np.isfinite(means.get(one.name, np.inf))]
-    if not arrived:
+    first = order[0]
+    if not np.isfinite(means.get(first.name, np.inf)):
         reason = "not sure: nothing that was trained has come to the target within the budget"
-        return Verdict(order, reason, order)
-    first, best = arrived[0], results[arrived[0].name]
-    close = []
-    for one in arrived[1:]:
-        margin = max(np.hypot(best.spread, results[one.name].spread), MARGIN * best.mean)
-        if not means[one.name] - best.mean > margin:
-            close.append(one)
-    reason = f"{first.name} is at the target after {best.mean:.4g} s"
+        return Verdict(order, reason, [own])
+    gain = means.get(own.name, np.inf) / means[first.name]
+    if gain < WORTH:
+        reason = f"keep {own.name}: at an equal batch no other rule {how} faster"
+        if first.name != own.name:
+            reason = (
+                f"keep {own.name}: at an equal batch the fastest rule, {first.name}, {how} "
+                f"{gain:.2f} times as fast, and less than {WORTH:g} times is hardly worth it"
+            )
+        return Verdict(order, reason, [own])
+    slower = cases[first.name] * (1 + MARGIN)
+    close = [one for one in order[1:] if np.isfinite(means.get(one.name, np.inf))
+             and len(cases[one.name]) == slower.size > 1
+             and np.mean(slower < cases[one.name]) < SURE]  # fmt: skip
+    reason = f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
+    if not np.isfinite(gain):
+        reason = f"{first.name} was at the target, and {own.name} never was"
     if close:
-        reason = (
-            f"not sure: {first.name} ({best.mean:.4g} s) and {close[0].name} "
-            f"({means[close[0].name]:.4g} s) are within their spread over seeds"
-        )
-    elif reference.name in means and reference.name != first.name:
-        reason += f" against {means[reference.name]:.4g} s with {reference.name}"
+        reason = f"not sure: {reason}, and {close[0].name} is as fast within their spread"
     return Verdict(order, reason, [first, *close])
+
+
+def of_smaller(advice: Advice) -> str:
+    """Return a sentence on updates of fewer samples."""
+    one, own, found = advice.smaller, advice.reference, advice.results
+    if one is None:
+        return "no rule makes smaller updates"
+    gain, how = own.predicted(advice.ratio) / one.predicted(advice.ratio), "is predicted to be"
+    if {one.name, own.name} <= found.keys():
+        gain, how = found[own.name].mean / found[one.name].mean, "was"
+    return (
+        f"{one.name}, with {one.batch:.3g} mini-batches in an update instead of {own.batch:.3g} "
+        f"and {one.samples / own.samples:.2f} times as many samples per second, {how} at the "
+        f"target {gain:.2f} times as fast"
+        + (", with noise that is least at the initial parameters"
+           if not advice.source.parameters and how != "was" else "")
+    )  # fmt: skip
 
 
 def _changes(
     order: Sequence[Candidate], measured: Measured, ratio: float, own: str
 ) -> list[tuple[str, str]]:
-    """Return pairs (condition, first rule then) for other clusters, links and tasks."""
+    """Return pairs (condition, advised rule then) for other clusters, links and tasks."""
 
-    def first(again: Sequence[Candidate], ratio: float) -> str:
-        reference = next((one for one in again if one.name == own), None)
-        return ranked(again, ratio, reference)[0].name if reference else "yours could not be played"
+    def first(known: Mapping[str, float]) -> str:
+        if own not in known:
+            return "yours could not be played"
+        name = min(known, key=known.__getitem__)
+        return name if known[own] >= WORTH * known[name] else own
+
+    def again(arms: Sequence, measured: Measured) -> str:
+        found, _ = played(arms, measured)
+        batch = next((one.batch for one in found if one.name == own), 1.0)
+        equal = (one._replace(costs=_at(batch, one)) for one in found)
+        return first({one.name: one.predicted(ratio) for one in equal})
 
     arms = [(one.arm, one.prepared) for one in order]
     medians = np.array([np.median(values) for values in measured.seconds])
     alike = zip(measured.seconds, np.median(medians) / medians, strict=True)
     even = measured._replace(seconds=tuple(values * times for values, times in alike))
-    found = [("all workers were as fast as the middle one", first(played(arms, even)[0], ratio))]
+    found = [("all workers were as fast as the middle one", again(arms, even))]
     if order[0].arm.communication != 0:
-        free = [override(arm, {"communication": 0.0}) for arm, _ in arms]
-        again, _ = played([(arm, prepare.prepare(arm, settled=True)) for arm in free], measured)
-        found.append(("an exchange took no time", first(again, ratio)))
+        cheap = [(arm, prepared._replace(exchange=0.0)) for arm, prepared in arms]
+        found.append(("an exchange took no time", again(cheap, measured)))
     for words, times in (("a tenth as", 0.1), ("ten times as", 10.0)):
-        found.append((f"a gradient was {words} noisy", first(order, ratio * times)))
+        known = {one.name: one.predicted(ratio * times) for one in order}
+        found.append((f"a gradient was {words} noisy", first(known)))
     return found
 
 
-def undominated(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other one beats in both costs."""
-    costs = np.array([one.costs[0] for one in found])
-    no_worse = (costs[:, None] <= costs).all(axis=2)  # [i, j]: i is no worse than j in either
-    beaten = (no_worse & ~no_worse.T).any(axis=0)
-    return [one for one, lost in zip(found, beaten, strict=True) if not lost]
-
-
 def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = None) -> Advice:
-    """Return the advice after training the reference and others, by default those undominated.
+    """Return the advice after training the reference and others, by default the first ones.
 
-    The first seed finds each one's rate among COARSE, then all seeds among FINE around it;
-    resampled durations belong to a seed. Once the reference has arrived, the others have PATIENCE
-    times as long. Arms that are finished are not trained again.
+    The first seed finds each one's rate, the others judge it; resampled durations belong to a seed.
+    Once the reference has arrived, each has PATIENCE times as long as is predicted of it, and a
+    smaller batch as long as the reference. Arms that are finished are not trained again.
     """
-    began, config, reference = time.monotonic(), advice.config, advice.reference
+    began, config, own = time.monotonic(), advice.config, advice.reference
     for repeat, name in enumerate(DURATIONS):
         if not (workdir / name).exists():
             durations.write(advice.source.measured, workdir / name, repeat)
@@ -445,59 +542,94 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
     def per_update(one: Candidate) -> float:
         return one.updates * (one.costs[0] @ (1, advice.ratio))  # s(tau) + ratio E[1 / B]
 
-    centre = config.optimizer.learning_rate * per_update(reference)
-    others = undominated(advice.order)[: MOST_TRAINED - 1] if others is None else others
-    others = [one for one in others if one.name != reference.name]
-    best = _best([(reference, config.optimizer.learning_rate)], COARSE, 1, config, workdir)
-    if best:
-        seconds = min(config.seconds, PATIENCE * best[reference.name].mean)
-        config = override(config, {"seconds": seconds})
-    best |= _best([(one, centre / per_update(one)) for one in others], COARSE, 1, config, workdir)
-    centres = [(one, best[one.name].rate) for one in (reference, *others) if one.name in best]
-    results = _best(centres, FINE, len(DURATIONS), config, workdir)
+    if others is None:
+        others = [*advice.order[: MOST_TRAINED - 2], *([advice.smaller] if advice.smaller else [])]
+    others = [one for one in others if one.name != own.name]
+    rate = config.optimizer.learning_rate
+    budgets = {one.name: config.seconds for one in (own, *others)}
+    first = _tuned([(own, rate)], config, budgets, workdir).get(own.name, {rate: np.inf})
+    rate, least = min(first.items(), key=lambda pair: pair[::-1])
+    if np.isfinite(least):
+        predicted = least / own.predicted(advice.ratio)
+        budgets = {one.name: PATIENCE * predicted * one.predicted(advice.ratio)
+                   for one in (own, *others)}  # fmt: skip
+        if advice.smaller:  # which noise may slow down
+            budgets[advice.smaller.name] = PATIENCE * least
+    centre = rate * per_update(own)
+    centres = [(one, centre / per_update(one)) for one in (own, *others)]
+    found = _tuned(centres, config, budgets, workdir)
+    rates = {name: min(tried, key=lambda rate: (tried[rate], rate))
+             for name, tried in found.items()}  # fmt: skip
+    judged = [(one, rates[one.name], repeat) for one in (own, *others) if one.name in rates
+              for repeat in range(1, len(DURATIONS))]  # fmt: skip
+    seconds, results = _seconds(judged, config, budgets, workdir), {}
+    for name, rate in rates.items():
+        edge = rate in (min(found[name]), max(found[name]))
+        each = tuple(seconds[key] for key in seconds if key[0] == name)
+        if each:
+            results[name] = Trained(rate, each, edge)
+    cases = {name: np.array(result.seconds) for name, result in results.items()}
     return advice._replace(
         results=results,
-        verdict=trained_verdict(advice.order, results, reference),
+        verdict=verdict(advice.order, own, cases, "was"),
         seconds={**advice.seconds, "trained": time.monotonic() - began},
     )
 
 
-def _best(
+def _tuned(
     centres: Sequence[tuple[Candidate, float]],
-    factors: Sequence[float],
-    seeds: int,
     config: ConfigDict,
+    budgets: Mapping[str, float],
     workdir: Path,
-) -> dict[str, Trained]:
-    """Train candidates at rates around a centre; return the best by name, but for what fails."""
+) -> dict[str, dict[float, float]]:
+    """Return seconds to target by name and rate, of rates around the best of which others lie."""
+    found: dict[str, dict[float, float]] = {}
+    wanted = [(one, centre * factor, 0) for one, centre in centres for factor in COARSE]
+    for _ in range(1 + FURTHER):
+        for (name, rate, _), seconds in _seconds(wanted, config, budgets, workdir).items():
+            found.setdefault(name, {})[rate] = seconds
+        wanted = []
+        for one, _ in centres:
+            tried = found.get(one.name, {})
+            best = min(tried, key=lambda rate: (tried[rate], rate), default=None)
+            if best is not None and best in (min(tried), max(tried)):
+                wanted.append((one, best * (0.5 if best == min(tried) else 2.0), 0))
+    return found
+
+
+def _seconds(
+    wanted: Sequence[tuple[Candidate, float, int]],
+    config: ConfigDict,
+    budgets: Mapping[str, float],
+    workdir: Path,
+) -> dict[tuple[str, float, int], float]:
+    """Train candidates at rates with seeds; return seconds to target, but for what fails.
+
+    budgets: seconds that each has, by its name.
+    """
     arms, places = [], {}
-    for (one, centre), factor, repeat in product(centres, factors, range(seeds)):
-        rate, seed = float(f"{centre * factor:.3g}"), config.seed + repeat
+    for one, rate, repeat in wanted:
+        rate, seed, seconds = float(f"{rate:.3g}"), config.seed + repeat, budgets[one.name]
         changes = {
             "name": f"{one.name}/rate={rate:g}",
             "wait": one.arm.wait.to_dict(),
+            "mini_batches": one.arm.mini_batches,
             "seed": seed,
             "baseline": None,
             "delay": registry.part("trace", path=f"{workdir / DURATIONS[repeat]}", scale=1.0),
             "optimizer.learning_rate": rate,
             "stop_at_target": True,
-            "evaluate_every": config.seconds / EVALUATIONS,
+            "seconds": seconds,
+            "evaluate_every": seconds / EVALUATIONS,
         }
-        path = f"{ARMS}/{one.name}/{config.seconds:.4g}s/rate={rate:g}/seed_{seed}"
+        path = f"{ARMS}/{one.name}/{seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
-        places.setdefault(one.name, {}).setdefault(rate, []).append(path)
-    execute = functools.partial(executors.here, checkpoint_seconds=CHECKPOINT_SECONDS)
-    failures = sweep.run(arms, f"{workdir}", False, True, execute) if arms else {}
-
-    def to_target(path: str) -> float:
-        seconds = records.read_summary(workdir / path, formats.WHOLE_SUMMARY)["seconds_to_target"]
-        return np.inf if seconds is None else seconds
-
-    best = {}
-    for name, rates in places.items():
-        whole = {r: paths for r, paths in rates.items() if not failures.keys() & set(paths)}
-        seconds = {rate: tuple(map(to_target, paths)) for rate, paths in whole.items()}
-        if seconds:
-            rate = min(seconds, key=lambda rate: (np.mean(seconds[rate]), rate))
-            best[name] = Trained(rate, seconds[rate], rate in (min(seconds), max(seconds)))
-    return best
+        places[one.name, rate, repeat] = path
+    failures = sweep.run(arms, f"{workdir}", False, together=True) if arms else {}
+    found = {}
+    for key, path in places.items():
+        if path not in failures:
+            summary = records.read_summary(workdir / path, formats.WHOLE_SUMMARY)
+            seconds = summary["seconds_to_target"]
+            found[key] = np.inf if seconds is None else seconds
+    return found

@@ -22,10 +22,10 @@ THREE = "--config=config.py:workers=3"
 def here(tmp_path, monkeypatch):
     """Write sources of durations; little is played and trained, for what is not looked at."""
     root = launcher.directory(tmp_path, monkeypatch)
-    for name, value in (("ROUNDS", 6), ("REPEATS", 2), ("MOST_TRAINED", 2), ("EVALUATIONS", 4)):
+    for name, value in (("ROUNDS", 6), ("REPEATS", 2), ("MOST_TRAINED", 3), ("EVALUATIONS", 4)):
         monkeypatch.setattr(play, name, value)
-    for name in ("COARSE", "FINE"):
-        monkeypatch.setattr(play, name, (1.0,))
+    monkeypatch.setattr(play, "COARSE", (1.0,))
+    monkeypatch.setattr(play, "FURTHER", 0)
     for name, workers, updates in (("short", 3, 4), ("three", 3, 40)):
         planned.plan("barrier", delays.exponential(0.02), workers, updates).save(f"{name}.npz")
     rows = [
@@ -64,9 +64,9 @@ def test_a_run_is_advised_on_trained_and_its_workdir_used_again(here, call):
     assert len(written["rules"]) >= 10 and written["reference"] == "barrier"
     done = [rule["wait"] for rule in written["rules"] if rule["trained_seconds"]]
     assert "barrier" in done and len(done) in (2, 3) and written["durations"] == 240
-    rates = {rule["wait"]: rule["samples_per_second"] for rule in written["rules"]}
-    advised = written["rules"][0]["wait"]
-    assert rates[advised] >= rates["barrier"] / (1 + play.MARGIN) and all(n in out for n in rates)
+    assert all(rule["wait"] in out for rule in written["rules"])
+    assert written["straggler"]["worker"] == "0" and "straggler: worker 0 takes 1.8" in out
+    assert "at the initial parameters, for lack of a finished run" in out
     shown = Page((place / page.PAGE).read_text())
     for words in ("What would change the verdict", "Who waits for whom", "got no graph"):
         assert words in shown.text

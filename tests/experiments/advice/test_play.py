@@ -8,7 +8,6 @@ import pytest
 from configs import slow_and_stale
 from experiments import prepare
 from experiments.advice import durations, play
-from experiments.advice.play import Trained
 from experiments.config_files import override
 from stragglers import delays
 from stragglers.processes import persistent
@@ -85,41 +84,49 @@ def test_costs_of_equal_workers_follow_from_the_definitions():
 
 
 def candidate(name, steps, noise=0.0, samples=1.0, repeats=1):
-    arm = SimpleNamespace(wait={"name": name})
-    costs = np.array([[steps, noise]] * repeats)
-    return play.Candidate(arm, None, None, 1.0, samples, None, costs)
+    arm = SimpleNamespace(wait={"name": name}, mini_batches=1)
+    costs, prepared = np.array([[steps, noise]] * repeats), SimpleNamespace(config=arm)
+    return play.Candidate(arm, prepared, None, 1.0, samples, 1.0, None, costs)
 
 
-def test_a_candidate_that_is_beaten_in_both_costs_is_dominated():
-    front = [candidate("a", 1, 4), candidate("b", 2, 2), candidate("c", 4, 1)]
-    beaten = [candidate("d", 2, 4), candidate("e", 3, 2), candidate("f", 4, 4)]
-    assert play.undominated([*front, *beaten]) == front
-    for ratio in np.geomspace(0.01, 100, 20):
-        assert play.ranked([*beaten, *front], ratio, front[0])[0] in front
+SLOW = persistent(delays.jitter(1.0, 0.05), [1.0, 1.0, 1.0, 3.0])
 
 
-def test_fewer_samples_are_never_first():
-    own, small, better, near = (
-        candidate(name, steps, samples=samples, repeats=2) for name, steps, samples in (
-            ("own", 4, 10), ("small", 1, 8), ("b", 3, 12), ("near", 3.01, 12))
-    )  # fmt: skip
-    order = play.ranked([small, own, better], 1.0, own)
-    assert [one.name for one in order] == ["b", "own", "small"]
-    verdict = play.predicted_verdict(order, 1.0, own)
-    assert verdict.sure and "1.20 times as many samples per second as own" in verdict.reason
-    assert not play.predicted_verdict([better, near, own], 1.0, own).sure
+def test_rules_are_compared_at_the_batch_of_the_config():
+    """A quorum of 2 makes an update of 2; at equal batch it is given 8, and more of each worker."""
+    arm, source = config(mini_batches=2, seconds=400.0), measured(SLOW)
+    prepared = prepare.prepare(arm)
+    own = play.play(arm, prepared, source)
+    quorum = play.play(override(arm, {"wait": "quorum(in_flight=cut, k=2)"}), prepared, source)
+    assert (own.batch, quorum.batch) == (8.0, 2.0)
+    found = {one.name: one for one in play.at_equal_batch([own, quorum], own, source)}
+    more = "quorum(in_flight=cut, k=8) of 4 each"
+    assert {"barrier", "quorum(in_flight=cut, k=8)", more} == found.keys()
+    # Three workers of 1 s have 8 mini-batches after 3 s, a barrier after 6 s.
+    assert found[more].samples / own.samples == pytest.approx(2.0, rel=0.05)
 
 
-def test_verdicts_of_training():
-    rules = [candidate(name, 1.0) for name in "abc"]
+def test_the_straggler_is_named_with_the_loss():
+    seconds = np.ones((3, 64))
+    seconds[1] = 2.0
+    found = play.straggler(durations.Measured(tuple(seconds), "t", names=("a", "b", "c")), 2)
+    assert found["worker"] == "b" and found["times_the_mean"] == pytest.approx(1.5)
+    assert found["share_of_rounds_last"] == 1 and found["persistent"] == pytest.approx(0.5)
+    assert found["drifting"] == found["random"] == 0
+
+
+def test_the_own_rule_stays_unless_another_is_worth_the_change():
+    rules = [candidate(name, 1.0) for name in "abc"]  # of which c is the config's own
     for seconds, order, close, reason in (
-        ([(10, 12), (11, 12), (20, 21)], "abc", "ab", "not sure: a (11 s) and b (11.5 s)"),
-        ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "after 11 s against 20.5 s with c"),
-        ([(np.inf, 12), (50, 51)], "bac", "b", "b is at the target after 50.5 s"),
-        ([(np.inf, 12), (np.inf, np.inf)], "abc", "abc", "not sure: nothing that was trained"),
+        ([(10, 12), (10.5, 11), (20, 21)], "bac", "ba", "not sure: b was 1.91 times as fast as c"),
+        ([(10, 12), (15, 15.5), (20, 21)], "abc", "a", "a was 1.87 times as fast as c, at an"),
+        ([(20, 20), (30, 31), (21, 21)], "acb", "c", "keep c: at an equal batch the fas"),
+        ([(20, 20), (30, 31), (19, 19)], "cab", "c", "at an equal batch no other rule was"),
+        ([(np.inf, 12), (50, 51)], "bac", "b", "b was at the target, and c never was"),
+        ([(np.inf, 12), (np.inf, np.inf)], "abc", "c", "not sure: nothing that was trained"),
     ):
-        results = {name: Trained(0.1, times) for name, times in zip("abc", seconds, strict=False)}
-        verdict = play.trained_verdict(rules, results, rules[2])
+        cases = {n: np.array(times) for n, times in zip("abc", seconds, strict=False)}
+        verdict = play.verdict(rules, rules[2], cases, "was")
         assert "".join(one.name for one in verdict.order) == order and reason in verdict.reason
         assert "".join(one.name for one in verdict.close) == close
         assert verdict.sure != reason.startswith("not sure")

@@ -1,0 +1,138 @@
+"""Quality of an advice: its ranking at equal batch against the outcome of training.
+
+Durations come from laws and from statistics of public jobs. A run with a barrier ends at the target
+and says how noisy gradients are there. Then every rule is weighed, and RULES are trained at the
+parameters with which the advice compares them, at the best of several rates, with three more seeds,
+each with resampled durations of its own.
+
+Two rules differ where their mean difference over these seeds is larger than two standard errors of
+it. Spearman's correlation of predicted with trained seconds is that of rules that differ: from the
+fastest on, each next one that differs from the last. Points go to
+docs/results/benchmarks/advice.json; arms that are finished in the workdir are not trained again.
+
+    python -m benchmarks.advice
+    python -m benchmarks.advice --sources=spells,alibaba_job_4 --workdir=runs/advice_benchmark
+"""
+
+import argparse
+import itertools
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from benchmarks.harness import FOLDER, put
+from experiments import compiled, config_files, records, train
+from experiments.advice import durations, play
+
+SLOW = "jitter(mean=1.0, sigma=0.1)"
+SOURCES = {
+    "one_slow": f"persistent(law={SLOW}, factors={{0: 4.0}})",
+    "heavy_tail": "pareto(minimum=0.5, shape=2.0)",
+    "spells": f"markov(law={SLOW}, factor=5, mean_normal=40, mean_slow=10)",
+    "exponential": "exponential(scale=1.0)",
+    "alibaba_job_1": "alibaba_job_1(mean=1.0)",
+    "alibaba_job_4": "alibaba_job_4(mean=1.0)",
+    "bytedance_ar": "bytedance_ar(mean=1.0)",
+    "bytedance_se": "bytedance_se(mean=1.0)",
+}
+CHANGES = {
+    "mini_batches": 4, "wait": "barrier", "target_loss": 0.78, "seconds": 800.0,
+    "optimizer.learning_rate": 2.0, "stop_at_target": True, "evaluate_every": 4.0,
+}  # fmt: skip
+RULES = {  # one of each kind
+    "barrier", "first_finisher", "quorum", "deadline", "k_sync", "k_async", "k_batch_async",
+}  # fmt: skip
+RECORD = FOLDER / "advice.json"
+
+
+def compare(name: str, workdir: Path) -> dict:
+    """Return the point of a source: predicted and trained seconds of all rules."""
+    base = config_files.read("configs/slow_and_stale.py").config
+    config = config_files.override(base, CHANGES | {"delay": SOURCES[name]})
+    train.run(config, workdir / "barrier", checkpoint_seconds=float("inf"))
+    source = durations.read(SOURCES[name], config, [])
+    source = source._replace(parameters=workdir / "barrier" / records.PARAMETERS)
+    advice = play.weigh(source)
+    advised = advice.verdict.close[0]
+    known = {*RULES, advised.arm.wait.name}
+    chosen = [one for one in advice.order if one.arm.wait.name in known]
+    after = play.train(advice, workdir, chosen)
+    unit, own = advice.reference.predicted(advice.ratio), after.results[advice.reference.name]
+    rows = [
+        {"rule": one.name, "predicted": one.predicted(advice.ratio) / unit,
+         "trained": result.mean / own.mean, "spread": result.spread / own.mean,
+         "rate": result.rate, "edge": result.edge, "batch": one.batch}
+        for one in chosen if (result := after.results.get(one.name))
+    ]  # fmt: skip
+    equal = [row for row in rows if np.isfinite(row["trained"])]
+    seconds = {row["rule"]: np.array(after.results[row["rule"]].seconds) for row in equal}
+    predicted = {row["rule"]: row["predicted"] for row in equal}
+    order = sorted(seconds, key=lambda rule: seconds[rule].mean())
+    apart = list(_apart(order, seconds))
+    pairs = [(a, b) for a, b in itertools.combinations(order, 2) if _differ(seconds, a, b)]
+    return {
+        "source": name, "workers": source.measured.workers, "rules": len(equal),
+        "never": len([row for row in rows if not np.isfinite(row["trained"])]),
+        "edges": sum(row["edge"] for row in rows), "noise": advice.ratio, "differ": len(apart),
+        "spearman": _spearman(apart, predicted, seconds),
+        "spearman_of_all": _spearman(order, predicted, seconds),
+        "pairs": len(pairs), "right": sum(predicted[a] < predicted[b] for a, b in pairs),
+        "advised": advised.name, "best": order[0],
+        "longer": float(seconds[advised.name].mean() / seconds[order[0]].mean()),
+        "verdict": advice.verdict.reason, "trained_verdict": after.verdict.reason,
+        "smaller": play.of_smaller(after), "ranking": _finite(rows),
+    }  # fmt: skip
+
+
+def _differ(seconds: dict[str, np.ndarray], one: str, other: str) -> bool:
+    """Return whether two rules differ by more than two standard errors of repeated runs."""
+    difference = seconds[other] - seconds[one]
+    error = difference.std(ddof=1) / difference.size**0.5
+    return bool(abs(difference.mean()) > 2 * error)
+
+
+def _apart(order: Sequence[str], seconds: dict[str, np.ndarray]) -> Iterator[str]:
+    """Yield the fastest rule, and each next one that differs from the last."""
+    last = None
+    for rule in order:
+        if last is None or _differ(seconds, last, rule):
+            last = rule
+            yield rule
+
+
+def _spearman(order: Sequence[str], predicted: dict, seconds: dict) -> float | None:
+    """Return the correlation of the ranks; None for fewer than three rules."""
+    if len(order) < 3:
+        return None
+    means = [seconds[rule].mean() for rule in order]
+    return float(stats.spearmanr([predicted[rule] for rule in order], means).statistic)
+
+
+def _finite(rows: Sequence[dict]) -> list[dict]:
+    """Return rows in which null stands for what never came to an end, with four digits."""
+    return [{key: (float(f"{value:.4g}") if np.isfinite(value) else None)
+             if isinstance(value, float) else value for key, value in row.items()}
+            for row in rows]  # fmt: skip
+
+
+def main() -> None:
+    """Compare the sources that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sources", default=",".join(SOURCES), help="names, with commas")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/advice_benchmark"))
+    parser.add_argument("--fresh", action="store_true", help="remove the workdir first")
+    options = parser.parse_args()
+    compiled.keep_programs()
+    if options.fresh:
+        shutil.rmtree(options.workdir, ignore_errors=True)
+    for name in options.sources.split(","):
+        point = compare(name, options.workdir / name)
+        print({key: value for key, value in point.items() if key != "ranking"}, flush=True)
+        put(RECORD, "python -m benchmarks.advice", ("source",), [point])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Advice, or a refusal in a sentence, on every kind of source at several round lengths."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from configs import base
+from experiments import records, train
+from experiments.advice import durations, page, play
+from experiments.config_files import override
+from stragglers import delays
+from tests import planned
+from tests.stragglers.test_traces import profiled
+
+SLOW = np.array([1.0, 1.1, 3.0])  # of the workers
+SECONDS = 0.02 * SLOW[:, None] * (1 + 0.1 * np.sin(np.arange(40)))
+
+
+def long(header="worker,time,batch_time", rows="{0},{1},{2:.6f}"):
+    lines = [rows.format(i, t, SECONDS[i, t]) for t in range(40) for i in range(3)]
+    return "\n".join([header, *lines])
+
+
+def config(**changes):
+    return base.arm(**{
+        "task": "synthetic_logistic(samples=128, dimension=4)", "workers": 3, "batch_size": 4,
+        "target_loss": 0.5, "seconds": 5.0, "optimizer": "sgd(learning_rate=0.5)", **changes,
+    })  # fmt: skip
+
+
+def kineto(root):
+    for rank, factor in enumerate(SLOW):
+        text = profiled(0.25 * factor * (1 + 0.1 * np.sin(np.arange(20))), rank).encode()
+        (root / f"rank{rank}.pt.trace.json.gz").write_bytes(gzip.compress(text))
+    return f"{root}/*.json.gz"
+
+
+def bytedance(root):
+    rows = [
+        (i, t, 0, 0, 0, i, kind, float(SECONDS[i, t]) / 2)
+        for i, t in np.ndindex(3, 40) for kind in ("forward-compute", "backward-compute")
+    ]  # fmt: skip
+    names = ["dp_rank", "step", "mb_id", "stage", "mc", "rank", "optype", "duration"]
+    table = pyarrow.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    parquet.write_table(table, root / "job.parquet")
+    return f"{root}/job.parquet"
+
+
+def file_per_rank(root):
+    for rank in range(3):
+        lines = [f"{t},{SECONDS[rank, t]:.6f}" for t in range(40)]
+        (root / f"rank{rank}.csv").write_text("\n".join(["step,seconds", *lines]))
+    return f"{root}"
+
+
+def written(name, text):
+    def write(root):
+        (root / name).write_text(text)
+        return f"{root / name}"
+
+    return write
+
+
+def alibaba(root):
+    text = long(",worker,gpu,time,batch_time_norm", "0,{0},25,{1},{2:.6f}")
+    (root / "job_1_norm.csv").write_text(text)
+    return f"trace(path='{root}/job_1_norm.csv', duration=batch_time_norm, mean=0.2)"
+
+
+def run(root):
+    train.run(config(delay="persistent(law=jitter(mean=0.02, sigma=0.1), factors={0: 3.0})",
+                     mini_batches=2, seconds=2.0), root)  # fmt: skip
+    return f"{root}"
+
+
+def schedule(root):
+    planned.plan("barrier", delays.exponential(0.02), 3, 40).save(root / "schedule.npz")
+    return f"{root}/schedule.npz"
+
+
+WIDE = "\n".join(["rank0,rank1,rank2", *(",".join(map(str, row)) for row in SECONDS.T)])
+SOURCES = {
+    "law": lambda root: "pareto(minimum=0.02, shape=2)",
+    "public job": lambda root: "alibaba_job_4(mean=0.02)",
+    "csv": written("trace.csv", long()),
+    "wide": written("wide.csv", WIDE),
+    "in step": written("step.csv", long(rows="{0},{1},0.02{1:02d}")),
+    "one row": written("one.csv", "worker,time,batch_time\n0,0,1.0"),
+    "file per rank": file_per_rank,
+    "kineto": kineto,
+    "bytedance": bytedance,
+    "alibaba": alibaba,
+    "run": run,
+    "schedule": schedule,
+}
+REFUSED = {"one row": "has 1 workers, the config asks for 3"}
+
+
+@pytest.mark.parametrize(("name", "mini_batches"), [*zip(SOURCES, [1, 2, 8] * 4, strict=True)])
+def test_a_source_ends_with_advice_or_a_refusal(name, mini_batches, tmp_path, monkeypatch):
+    monkeypatch.setattr(play, "ROUNDS", 6)
+    monkeypatch.setattr(play, "REPEATS", 2)
+    grid = {"seconds": [0.05], "k": [2], "limit": [3], "gamma": [0.5], "c": [3.0],
+            "calibration": [5], "local_steps": [1], "in_flight": ["cut"]}  # fmt: skip
+    monkeypatch.setattr(play, "grids_of", lambda *_: grid)
+    text, own = SOURCES[name](tmp_path), config(mini_batches=mini_batches)
+    if name in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[name]):
+            durations.read(text, own, [])
+        return
+    advice = play.weigh(durations.read(text, own, ["python", "launch.py", "--config=c.py"]))
+    written = page.as_json(advice)
+    json.dumps(records.plain(written), allow_nan=False)
+    assert advice.verdict.close and len(advice.order) > 3 and written["verdict"]
+    for one in advice.order:
+        assert one.batch == pytest.approx(advice.reference.batch, rel=play.EQUAL + 1e-9)
+    words = page.command(advice, tmp_path / "advice")
+    assert words[-1].startswith("--workdir=") and all("=" in word for word in words[2:])
+    if name == "kineto":  # whose exchange was recorded
+        assert 0 < written["exchange_seconds"] < 1
+        assert any(word.startswith("--config.communication=0") for word in words)
+    if name == "run":  # whose end says how noisy gradients are
+        initial = override(advice.config, {"seed": 0})
+        assert written["ratio_at"] == str(Path(text) / "parameters.npz")
+        assert advice.ratio > play.noise_ratio(initial, advice.reference.prepared)
