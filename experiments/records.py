@@ -99,13 +99,9 @@ class Recorder:
         ValueError if there are fewer.
         """
         path = self.workdir / METRICS
+        if kept:
+            digest(self.workdir, kept)
         lines, self.records = _lines(path, formats.LINE, kept) if kept else ([], [])
-        if len(lines) < kept:
-            raise ValueError(
-                f"workdir {self.workdir}: {METRICS} has {len(lines)} records, the checkpoint was "
-                f"made after {kept}; remove {checkpoints.folder_of(self.workdir)}, and the same "
-                "command starts this run over"
-            )
         if self.writes:
             if self._longer is not None:
                 for name in REMOVED:

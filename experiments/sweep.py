@@ -431,8 +431,20 @@ def run(
         files.tidy(workdir)
         claim(arms, workdir)
     console = Console(quiet=not distributed.is_writer())
-    with executors.showing(console, len(arms)) as shown:
-        return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)
+    shown = executors.Shown(console, len(arms))
+    return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)
+
+
+def keep_programs() -> None:
+    """Let runs find the programs that earlier ones compiled; JAX_COMPILATION_CACHE_DIR moves them.
+
+    Seeds, learning rates and delays are data to a program, so the arms of a sweep share many.
+    """
+    home = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "gossax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class Outcome(NamedTuple):
