@@ -24,7 +24,6 @@ from rich.console import Console
 
 from experiments import (
     distributed,
-    endings,
     files,
     loggers,
     records,
@@ -299,8 +298,7 @@ def local(
 
         return Job(lambda: process_words(process.poll(), output), stop)
 
-    with endings.raised():  # so that no child is left behind
-        return follow(unfinished(groups, root, overwrite, shown), start, jobs, root, shown)
+    return follow(unfinished(groups, root, overwrite, shown), start, jobs, root, shown)
 
 
 def process_words(code: int | None, output: Path, what: str = "its process") -> str | None:
@@ -380,8 +378,7 @@ def on_ray(
 
         return Job(poll, lambda: ray.cancel(reference, force=True))
 
-    with endings.raised():  # so that no task is left behind
-        return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
+    return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
 
 
 def _execute(command: Sequence[str], output: str, folder: str) -> int:

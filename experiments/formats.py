@@ -5,11 +5,12 @@ is damaged anywhere is refused as a whole, in one sentence per kind. A finished 
 SHA-256 of its files in `digests.json`, which are compared whenever one of them is read.
 """
 
+import contextlib
 import datetime
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -45,10 +46,17 @@ def read(path: str | Path, form: Format, sealed: bool = True) -> dict[str, Any]:
 
     sealed: the file of a finished run has to have its digest.
     """
-    try:
+    with reading(path, form):
         if sealed:
             check_digest(path)
         return checked(parse(files.read(path)), path, form)
+
+
+@contextlib.contextmanager
+def reading(path: str | Path, form: Format) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into Damaged."""
+    try:
+        yield
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise damaged(path, error, form) from error
 
@@ -89,8 +97,7 @@ def damaged(path: str | Path, why: Exception | str, form: Format) -> Damaged:
     """Return the error that names a file, its fault and the way out."""
     if isinstance(why, Damaged):
         return why
-    kinds = {RecursionError: "it is nested too deeply", MemoryError: "it is too large"}
-    reason = kinds.get(type(why)) or brief(getattr(why, "strerror", None) or why)
+    reason = brief(getattr(why, "strerror", None) or why) or type(why).__name__
     way_out = form.way_out.format(path=path, folder=Path(path).parent)
     return Damaged(f"{path} cannot be read ({reason}); {way_out}")
 

@@ -291,14 +291,11 @@ def check_same(said: Mapping[str, str]) -> None:
     said: see `plans`. All processes call this together, before anything is compiled or written;
     each compares its plans with process 0's.
     """
-    text = json.dumps(said).encode()
-    if len(set(distributed.gathered(hashlib.sha256(text).hexdigest()))) == 1:
-        return
-    first = json.loads(
-        zlib.decompress(b64decode(distributed.agreed(b64encode(zlib.compress(text)).decode())))
-    )
+    packed = b64encode(zlib.compress(json.dumps(said).encode())).decode()
+    first = json.loads(zlib.decompress(b64decode(distributed.agreed(packed))))
     reasons = distributed.gathered(difference(first, said, distributed.process_id()))
-    raise ValueError(next(filter(None, reasons)))
+    if reason := next(filter(None, reasons), None):
+        raise ValueError(reason)
 
 
 def difference(first: Mapping[str, str], said: Mapping[str, str], process: int) -> str | None:
