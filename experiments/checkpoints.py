@@ -318,12 +318,8 @@ def numbers(workdir: str | os.PathLike) -> set[int]:
     folder = folder_of(workdir)
     if folder.is_symlink() or not folder.is_dir():
         return set()
-    with os.scandir(folder) as found:
-        return {
-            int(entry.name)
-            for entry in found
-            if _NUMBER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-        }
+    named = (path for path in folder.iterdir() if _NUMBER.fullmatch(path.name))
+    return {int(path.name) for path in named if path.is_dir() and not path.is_symlink()}
 
 
 def resumable(

@@ -155,7 +155,7 @@ def for_config(config, task: Task, measured: bool = True) -> Profile:
     one. measured: else the times of what would be measured have no meaning.
     """
     source = config.get("profile")
-    batch_size = _round_samples(config)
+    batch_size = config.batch_size * most_mini_batches(config.mini_batches)  # of one gradient
     if source in (None, "none"):
         return Profile(backward_order(task, batch_size))
     if not isinstance(source, str):
@@ -176,11 +176,6 @@ def for_config(config, task: Task, measured: bool = True) -> Profile:
 
 
 _MEASURED: dict[tuple, Profile] = {}
-
-
-def _round_samples(config) -> int:
-    """Return the most samples of a worker in a round, whose gradient is taken at once."""
-    return config.batch_size * most_mini_batches(config.mini_batches)
 
 
 # --- all-reduce ---
