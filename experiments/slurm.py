@@ -5,6 +5,7 @@ sacct. Which job has which arms stands in a file beside what the jobs print: a l
 after one that was killed follows the jobs that Slurm still has, and submits only what is left.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -76,7 +77,8 @@ class Command:
         if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # the job has begun before
             from submitit import JobEnvironment
 
-            JobEnvironment().paths.result_pickle.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(JobEnvironment().paths.result_pickle)
             command = self._resuming()
         self._process = subprocess.Popen(command, preexec_fn=_bear_signals)
         while self._runs():
