@@ -304,13 +304,13 @@ def digest(workdir: str | os.PathLike, count: int) -> str:
     """Return the SHA-256 of the first lines of metrics; ValueError where there are fewer."""
     path = Path(workdir) / METRICS
     with formats.reading(path, formats.LINE):
-        lines = files.read(path).splitlines(keepends=True)[:count]
+        lines = files.read(path).split(b"\n")[:-1][:count]
     if len(lines) < count:
         raise ValueError(
             f"workdir {workdir}: {METRICS} has {len(lines)} records, the checkpoint was made after "
             f"{count}"
         )
-    return hashlib.sha256(b"".join(lines)).hexdigest()
+    return hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest()
 
 
 def read_summary(
