@@ -20,7 +20,7 @@ from comms.trees import named_leaves
 from experiments import files, registry
 
 KINDS = "a .npz, .safetensors or .msgpack file, or a checkpoint folder of orbax"
-PARAMS = "params/"
+PARAMS = "params"
 SHOWN = 3  # names in a sentence
 
 Arrays = Mapping[str, np.ndarray]
@@ -144,8 +144,9 @@ def _matching(found: Arrays, wanted: Mapping[str, Any]) -> Arrays:
     """Return the arrays by their possible names that fit the wanted ones best."""
     tried = [found, {name.replace(".", "/"): array for name, array in found.items()}]
     for arrays in tried:  # which grows
-        inside = [name for name in arrays if name.startswith(PARAMS)]
-        tried += [{name.removeprefix(PARAMS): arrays[name] for name in inside}] if inside else []
+        paths = {tuple(name.split("/")): array for name, array in arrays.items()}
+        inside = {"/".join(path[1:]): a for path, a in paths.items() if path[0] == PARAMS}
+        tried += [inside] if inside else []
     return min(tried, key=lambda arrays: len(wanted.keys() ^ arrays.keys()))
 
 
