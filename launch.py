@@ -260,10 +260,10 @@ def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> Non
 
 def advise() -> None:
     """Weigh waiting rules for the argument of --advise; write a page and print the advice."""
-    from experiments import compiled
+    from experiments import sweep
     from experiments.advice import page
 
-    compiled.keep_programs()
+    sweep.keep_programs()
     endings.raising()
     page.launch(
         FLAGS.advise,
@@ -284,10 +284,10 @@ def plan() -> Callable[[], int] | None:
     Raises ValueError, with nothing written, for an impossible request.
     """
     file = config_files.read(FLAGS.config, _ENTRIES, FLAGS.trust)
-    from experiments import compiled, distributed
+    from experiments import distributed, sweep
 
     distributed.initialize(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
-    compiled.keep_programs()
+    sweep.keep_programs()
     endings.raising()
     if __name__ == "__main__" and distributed.processes() == 1:
         distributed.watch_signals()  # others do already

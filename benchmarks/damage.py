@@ -204,7 +204,7 @@ def _checkpoint(place: Path, file: str, model: Any = MODEL) -> Path:
     packed, done = {"params/a": model, "clock/update": np.array([3])}, run / records.SCHEDULE
     made = checkpoints.Checkpoint(1, count, 0.5, packed, schedule.load(done))
     checkpoints.keep_only(run, None)
-    checkpoints.save(run, made._replace(metrics=records.digest(run, count)))
+    checkpoints.Writing(run, made._replace(metrics=records.digest(run, count))).wait()
     return run / checkpoints.CHECKPOINT / "1" / file if file else run / records.METRICS
 
 

@@ -87,7 +87,8 @@ MOMENTS = {
     "goal": Moment("stragglers.inject", "Injector._worked", 20, wait="first_finisher"),
     "input": Moment(OWN, "Pictures.__getitem__", 3000, flags=STREAMED),
     "checkpoint": Moment(
-        "experiments.training_loop", "Arm.checkpoint", 2, ("experiments.checkpoints", "save")
+        "experiments.training_loop", "Arm.checkpoint", 2,
+        ("experiments.checkpoints", "Writing.__init__"),
     ),
     "evaluation": Moment("experiments.training_loop", "Arm.evaluate", 3),
 }

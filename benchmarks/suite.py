@@ -39,7 +39,7 @@ from benchmarks import floors
 from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, compared, head, run, write
 from comms import buckets, rounds, topology
 from comms.cost import AlphaBeta
-from experiments import compiled, stopwatch, tasks, train
+from experiments import stopwatch, sweep, tasks, train
 from experiments.config_files import override, swept_arms
 from runtimes import data_feed, mesh, simulate
 from stragglers import delays, inject, processes
@@ -427,7 +427,7 @@ def arms_of(case: str, count: int) -> list[ConfigDict]:
 
 def _together(case: str, count: int):
     """Return an arm of several as one program, and one alone, from prepare to write."""
-    compiled.keep_programs()
+    sweep.keep_programs()
     arms = arms_of(case, count)
 
     def together():

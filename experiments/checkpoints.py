@@ -6,7 +6,7 @@ its files, which are compared before anything of it is used. `state.npz` has wha
 whole, which the first process writes. Of arrays that are divided between devices, as of a model
 with `sharding=fsdp`, no host ever has the whole: the run waits while each process copies what its
 own devices keep, and goes on while it writes these parts to a file of its own, `part_N.npz`. Then
-all processes call `save` and `read`, in the same order.
+all processes make a `Writing` and call `read`, in the same order.
 """
 
 import contextlib
@@ -146,11 +146,6 @@ class Writing:
 def is_divided(checkpoint: Checkpoint) -> bool:
     """Return whether the runtime has packed arrays that are still on their devices."""
     return any(isinstance(value, jax.Array) for value in checkpoint.packed.values())
-
-
-def save(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
-    """Add a checkpoint to a run's; when it returns, no kill can take it away."""
-    Writing(workdir, checkpoint).wait()
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -323,12 +318,8 @@ def numbers(workdir: str | os.PathLike) -> set[int]:
     folder = folder_of(workdir)
     if folder.is_symlink() or not folder.is_dir():
         return set()
-    with os.scandir(folder) as found:
-        return {
-            int(entry.name)
-            for entry in found
-            if _NUMBER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-        }
+    named = (path for path in folder.iterdir() if _NUMBER.fullmatch(path.name))
+    return {int(path.name) for path in named if path.is_dir() and not path.is_symlink()}
 
 
 def resumable(

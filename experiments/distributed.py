@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -342,14 +342,8 @@ def signalled() -> int | None:
 
 def _noted() -> int | None:
     """Return the signal that a process has noted in the service."""
-    if processes() == 1:
-        return None
-    try:
-        return int(global_state.client.key_value_try_get(ASKED))
-    except jax.errors.JaxRuntimeError as error:
-        if "NOT_FOUND" in str(error):
-            return None
-        raise
+    found = texts(ASKED) if processes() > 1 else {}
+    return next(map(int, found.values()), None)
 
 
 def is_lost(error: BaseException | type) -> bool:
@@ -372,8 +366,7 @@ def leave(code: int, why: str = "") -> None:
             sys.stderr.flush()
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was quicker
                 say(LEFT, json.dumps({"process": process_id(), "code": code, "why": why}))
-            _part()
-            os._exit(code)
+            _part(code)
         # The first process may still be writing; when it is done, no loss matters to it.
         with contextlib.suppress(*[jax.errors.JaxRuntimeError] * is_writer()):
             meet("gossax/done", HOURS)
@@ -398,11 +391,12 @@ def give_up(code: int, why: str) -> None:
     os._exit(code)
 
 
-def _part() -> None:
-    """Wait until all know that somebody leaves, but not for long; the service goes last."""
+def _part(code: int) -> NoReturn:
+    """End when all know that somebody leaves, or soon; the service goes last."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         meet("gossax/parting", HEARING)
     time.sleep(0.1 * is_writer())
+    os._exit(code)
 
 
 def _hear_of_who_leaves() -> None:
@@ -419,8 +413,7 @@ def _hear_of_who_leaves() -> None:
         _leaving.acquire()
         sys.stdout.flush()
         _last_words(f"as process {message['process']} has left ({message['why']})")
-        _part()
-        os._exit(message["code"] if message["code"] > 128 else DEAD)  # a signal is meant for all
+        _part(message["code"] if message["code"] > 128 else DEAD)  # a signal is meant for all
 
 
 def watch_signals() -> None:
@@ -443,7 +436,7 @@ def _see(read: int) -> None:
             continue
         if endings.is_deferred() and first:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                say(ASKED, str(number), again=True)
+                say(f"{ASKED}/signal", str(number), again=True)
             continue
         if not _joining:
             time.sleep(HEARING)  # in which the main thread may tidy up

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from comms import hashing, messages
+from comms.cost import payload_bytes
 from experiments import prepare, program_costs, registry, runtime_builders, tasks
 from runtimes import bodies, data_feed, rounds, slices, worker
 from stragglers.rule import most_mini_batches
@@ -69,7 +70,7 @@ def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
     made = jax.make_jaxpr(traced.program, axis_env=list(traced.axes))(*traced.arguments)
     given_away = range(len(jax.tree.leaves(traced.arguments[0])))
     costs = program_costs.of_jaxpr(made.jaxpr, given_away)
-    whole, shared = _bytes(traced.arguments), _bytes(traced.shared)
+    whole, shared = payload_bytes(traced.arguments), payload_bytes(traced.shared)
     memory = shared + (whole - shared + costs.memory) / traced.devices
     flops = Counter({name: value / traced.devices for name, value in costs.flops.items()})
     return memory, flops, costs.moved / traced.devices
@@ -85,23 +86,14 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
     rows = _shapes(planner.rows(turn, 1, width, indices, draws))
     body = bodies.body_of(algorithm, made.runtime.stale)
 
-    def begun(params):
-        per_worker = _stacked(worker.init(algorithm, params), config.workers)
-        server = worker.init_server(algorithm, params)
-        if algorithm.own_models and made.runtime.stale:
-            server = server._replace(params=_stacked(server.params, config.workers + 1))
-        if algorithm.own_models:
-            return bodies.Model(_stacked(params, config.workers), server, per_worker)
-        held = _stacked(params, config.workers + 1) if made.runtime.stale else params
-        return bodies.Model(held, server, per_worker)
-
     def run(model, rows, count, examples):
         return bodies.run_rows(
             body, algorithm, made.task.losses, made.task.augment, model, rows, count, examples,
             turn.known,
         )  # fmt: skip
 
-    model, examples = jax.eval_shape(begun, made.shapes), _examples(made.task, math.prod(taken))
+    model = jax.eval_shape(lambda params: made.runtime.start(params).model, made.shapes)
+    examples = _examples(made.task, math.prod(taken))
     one_model = [] if algorithm.own_models else [model.params]
     shared = [examples, *one_model, model.server]
     arguments = (model, rows, jax.ShapeDtypeStruct((), jnp.int32), examples)
@@ -238,14 +230,5 @@ def _part(size: int, leaf: Any, split: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
 
 
-def _stacked(tree: Any, count: int) -> Any:
-    return jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), tree)
-
-
 def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
-
-
-def _bytes(tree: Any) -> float:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape")]
-    return float(sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves))

@@ -80,20 +80,6 @@ def raising() -> None:
     sys.unraisablehook = again
 
 
-@contextlib.contextmanager
-def raised() -> Iterator[None]:
-    """Raise `Asked` for SIGTERM and SIGHUP within this, whether or not `begin` was called."""
-    before = {number: signal.getsignal(number) for number in OTHERS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, _raise)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def handle(handler: Callable | signal.Handlers) -> None:
     """Have a handler for all signals that ask to end, but for those that are ignored."""
     for number in (signal.SIGINT, *OTHERS):

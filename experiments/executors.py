@@ -15,17 +15,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from experiments import (
     distributed,
-    endings,
     files,
     loggers,
     records,
@@ -69,70 +67,37 @@ class Watched(NamedTuple):
 
 
 class Shown:
-    """Progress of arms: a bar of rich for each in a terminal, else lines as for a log.
+    """Progress of arms in lines: at the start, every few seconds and at the end of each."""
 
-    Lines come at the start, every few seconds and at the end of an arm.
-    """
-
-    def __init__(self, console: Console, arms: int, bars: Progress | None = None):
-        self._console, self._arms, self._bars = console, arms, bars
+    def __init__(self, console: Console, arms: int):
+        self._console, self._arms = console, arms
         self._numbers: dict[str, int] = {}
 
     def arm(self, config: ConfigDict) -> Watched:
         """Return the receivers of one arm, which begins."""
-        title, seconds = f"{config.name} seed {config.seed}", config.seconds
+        title, printed, last = f"{config.name} seed {config.seed}", time.monotonic(), None
         number = self._numbers.setdefault(title, len(self._numbers) + 1)
-        printed, last = time.monotonic(), None
-        bars, head = self._bars, title if self._bars else f"[{number}/{self._arms}] {title}"
-        bar = bars and bars.add_task(title, total=seconds, state="starting")
 
         def say(text: str) -> None:
-            self._console.print(
-                f"{head}: {text}", highlight=False, markup=False, soft_wrap=bars is None
-            )
+            line = f"[{number}/{self._arms}] {title}: {text}"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
         def on_record(record: dict) -> None:
             nonlocal printed, last
             loss = record["train_loss"]
             last = (
-                f"{record['update']:>6} updates  {record['seconds']:7.1f}/{seconds:g} s  "
+                f"{record['update']:>6} updates  {record['seconds']:7.1f}/{config.seconds:g} s  "
                 f"loss {'not finite' if loss is None else f'{loss:.4f}'}"
             )
-            if bars:
-                done = max(record["seconds"], seconds * record["update"] / config.updates)
-                bars.update(bar, completed=done, state=last)
-            elif time.monotonic() - printed >= SECONDS_BETWEEN_LINES:
+            if time.monotonic() - printed >= SECONDS_BETWEEN_LINES:
                 printed = time.monotonic()
                 say(last)
 
         def ended(failure: str | None) -> None:
-            if bars is None:
-                say(f"failed: {failure}" if failure else last or "already finished")
-            elif failure is None:
-                bars.update(bar, completed=seconds)
-            else:
-                bars.update(bar, state=f"failed: {failure}")
-                bars.stop_task(bar)
+            say(f"failed: {failure}" if failure else last or "already finished")
 
-        if bars is None:
-            say("started")
+        say("started")
         return Watched(on_record, ended, say)
-
-
-@contextlib.contextmanager
-def showing(console: Console, arms: int) -> Iterator[Shown]:
-    """Show the progress of this number of arms, as fits the console."""
-    if not console.is_terminal:
-        yield Shown(console, arms)
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[state]}", markup=False),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        yield Shown(bars.console, arms, bars)
 
 
 # (groups, workdir, whether to run finished arms again, progress) -> failures
@@ -333,8 +298,7 @@ def local(
 
         return Job(lambda: process_words(process.poll(), output), stop)
 
-    with endings.raised():  # so that no child is left behind
-        return follow(unfinished(groups, root, overwrite, shown), start, jobs, root, shown)
+    return follow(unfinished(groups, root, overwrite, shown), start, jobs, root, shown)
 
 
 def process_words(code: int | None, output: Path, what: str = "its process") -> str | None:
@@ -350,19 +314,22 @@ def process_words(code: int | None, output: Path, what: str = "its process") -> 
 
 def ray_resources(settings: str) -> Resources:
     """Return the shares that "cpus=1,gpus=0.25" asks for; ValueError for anything else."""
+    way_out = "cpus=NUMBER,gpus=NUMBER, where a GPU can be shared"
+    return Resources(**_read("--ray", settings, {"cpus": float, "gpus": float}, way_out))
+
+
+def _read(flag: str, settings: str, kinds: Mapping[str, type], way_out: str) -> dict[str, Any]:
+    """Return what "name=value,name=value" says; kinds: types by the names that it may have."""
     found = {}
     for item in filter(None, settings.split(",")):
         name, _, value = (text.strip() for text in item.partition("="))
         try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = -1.0
-        if name not in ("cpus", "gpus") or not 0 <= found[name] < 1e6:
-            raise ValueError(
-                f"cannot read {item!r} in --ray; write cpus=NUMBER,gpus=NUMBER, where a GPU can be "
-                "shared"
-            )
-    return Resources(**found)
+            found[name] = kinds[name](value)
+            if not (value if kinds[name] is str else 0 <= found[name] < 1e6):
+                raise ValueError(value)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"cannot read {item!r} in {flag}; write {way_out}") from error
+    return found
 
 
 def on_ray(
@@ -411,8 +378,7 @@ def on_ray(
 
         return Job(poll, lambda: ray.cancel(reference, force=True))
 
-    with endings.raised():  # so that no task is left behind
-        return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
+    return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
 
 
 def _execute(command: Sequence[str], output: str, folder: str) -> int:
@@ -447,15 +413,9 @@ GPU_LABEL = "cloud.google.com/gke-accelerator"
 
 def read_pods(settings: str) -> dict[str, Any]:
     """Return what "image=IMAGE,processes=4,tpus=4" says, with defaults; else ValueError."""
-    found = dict(SETTINGS)
-    for item in filter(None, settings.split(",")):
-        name, _, value = (text.strip() for text in item.partition("="))
-        is_number = isinstance(SETTINGS.get(name), int)
-        if name not in SETTINGS or not value or (is_number and not re.fullmatch(r"\d{1,6}", value)):
-            raise ValueError(
-                f"cannot read {item!r} in --pods; write name=value, of {', '.join(SETTINGS)}"
-            )
-        found[name] = int(value) if is_number else value
+    kinds = {name: type(default) for name, default in SETTINGS.items()}
+    way_out = f"name=value, of {', '.join(SETTINGS)}"
+    found = SETTINGS | _read("--pods", settings, kinds, way_out)
     if not found["image"] or not found["processes"]:
         raise ValueError(
             f"--pods={settings}: a Pod needs an image and a run a process; give image=IMAGE and "

@@ -155,8 +155,7 @@ def read_text(path: str | os.PathLike) -> str:
 
 def remove(path: str | os.PathLike) -> None:
     """Remove a file or a link if it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    Path(path).unlink(missing_ok=True)
 
 
 def remove_tree(folder: str | os.PathLike) -> None:

@@ -5,10 +5,12 @@ is damaged anywhere is refused as a whole, in one sentence per kind. A finished 
 SHA-256 of its files in `digests.json`, which are compared whenever one of them is read.
 """
 
+import contextlib
 import datetime
 import json
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -44,10 +46,17 @@ def read(path: str | Path, form: Format, sealed: bool = True) -> dict[str, Any]:
 
     sealed: the file of a finished run has to have its digest.
     """
-    try:
+    with reading(path, form):
         if sealed:
             check_digest(path)
         return checked(parse(files.read(path)), path, form)
+
+
+@contextlib.contextmanager
+def reading(path: str | Path, form: Format) -> Iterator[None]:
+    """Turn what goes wrong while a file is read into Damaged."""
+    try:
+        yield
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise damaged(path, error, form) from error
 
@@ -88,8 +97,7 @@ def damaged(path: str | Path, why: Exception | str, form: Format) -> Damaged:
     """Return the error that names a file, its fault and the way out."""
     if isinstance(why, Damaged):
         return why
-    kinds = {RecursionError: "it is nested too deeply", MemoryError: "it is too large"}
-    reason = kinds.get(type(why)) or brief(getattr(why, "strerror", None) or why)
+    reason = brief(getattr(why, "strerror", None) or why) or type(why).__name__
     way_out = form.way_out.format(path=path, folder=Path(path).parent)
     return Damaged(f"{path} cannot be read ({reason}); {way_out}")
 
@@ -149,21 +157,20 @@ def _is_date(value: Any) -> bool:
 
 
 def _is_share(value: Any) -> bool:
-    parts = value.split("/", 1) if isinstance(value, str) else [""]
-    return all(part.isascii() and part.isdigit() for part in parts)
+    return isinstance(value, str) and re.fullmatch(r"\d+(/\d+)?", value, re.ASCII) is not None
 
 
-def _are_cells(value: Any) -> bool:
-    """Return whether a table has as many cells in each row as columns."""
-    return all(len(row) == len(value["columns"]) for row in value["rows"])
+def _is_table(value: Any, cell: Any = str) -> bool:
+    """Return whether a table has as many cells of this pattern in each row as columns."""
+    whole = fits(value, Format({"columns": [str], "rows": [[cell]]}, ("columns", "rows")))
+    return whole and all(len(row) == len(value["columns"]) for row in value["rows"])
 
 
 def _arms(needed: tuple[str, ...]) -> Callable[[Any], bool]:
     """Return the test of a table of arms, as `publish.take` writes them."""
 
     def test(value: Any) -> bool:
-        is_table = Format({"columns": [str], "rows": [list]}, ("columns", "rows"))
-        if not fits(value, is_table) or not _are_cells(value):
+        if not _is_table(value, object):
             return False
         arms = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
         whole = fits(arms, [Format(_OF_ARM, needed)])
@@ -226,12 +233,11 @@ SWEEP = Format(
     "remove it, and the same command writes it again from its arms' summaries",
 )
 WHOLE_SWEEP = SWEEP._replace(fields={"arms": [Format(_OF_ARM, _IN_TABLE)]})
-_TABLE = Format({"title": str, "columns": [str], "rows": [[str]]}, ("title", "columns", "rows"))
 NOTE = Format(
     {
         "command": str, "about": str, "date": _is_date, "versions": _are_texts,
         "claims": [lambda pair: fits(pair, [str]) and len(pair) == 2],
-        "numbers": [lambda table: fits(table, _TABLE) and _are_cells(table)],
+        "numbers": [lambda table: _is_table(table) and isinstance(table.get("title"), str)],
     },
     ("command", "date", "versions", "claims"),
     "the command, the date and the claims are left out until the same launch writes it anew",

@@ -52,10 +52,8 @@ class Run:
         path = self.workdir / name
         if not path.exists():
             return None
-        try:
+        with formats.reading(path, RUN):
             formats.check_digest(path)
-        except ValueError as error:
-            raise ValueError(f"load: {path} cannot be read ({error}); run it anew") from error
         return path
 
     @functools.cached_property

@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
 from comms.trees import named_leaves, path_text
-from experiments import files, formats, registry, stopwatch, tasks
+from experiments import distributed, files, formats, registry, stopwatch, tasks
 from experiments.tasks.base import Task
 from stragglers.rule import most_mini_batches
 
@@ -106,9 +105,10 @@ def measure(
     # One size beyond that of the model: no bucket can be larger, its token aside.
     needed = 2 + sum(size < payload for size in SIZES[1:])
     backward = measure_backward(task, batch_size, steps)
-    *ready, error, forward = _agreed(np.append(backward.ready, [backward.error, backward.forward]))
+    measured = [*backward.ready.tolist(), backward.error, backward.forward]
+    *ready, error, forward = distributed.agreed(measured)
     sizes, seconds = measure_all_reduce(devices, SIZES[:needed])
-    return Profile(backward.layers, np.array(ready), sizes, seconds, float(error), float(forward))
+    return Profile(backward.layers, np.array(ready), sizes, seconds, error, forward)
 
 
 def describe(profile: Profile) -> str:
@@ -155,7 +155,7 @@ def for_config(config, task: Task, measured: bool = True) -> Profile:
     one. measured: else the times of what would be measured have no meaning.
     """
     source = config.get("profile")
-    batch_size = _round_samples(config)
+    batch_size = config.batch_size * most_mini_batches(config.mini_batches)  # of one gradient
     if source in (None, "none"):
         return Profile(backward_order(task, batch_size))
     if not isinstance(source, str):
@@ -176,11 +176,6 @@ def for_config(config, task: Task, measured: bool = True) -> Profile:
 
 
 _MEASURED: dict[tuple, Profile] = {}
-
-
-def _round_samples(config) -> int:
-    """Return the most samples of a worker in a round, whose gradient is taken at once."""
-    return config.batch_size * most_mini_batches(config.mini_batches)
 
 
 # --- all-reduce ---
@@ -212,15 +207,8 @@ def measure_all_reduce(
         x = jax.jit(jnp.zeros, static_argnums=0, out_shardings=stacked)(len(devices) * elements)
         programs[size] = lambda x=x, count=counts[size]: in_a_row(x, count)
     taken = stopwatch.seconds(programs, repeats, warm_ups=warm_ups)
-    seconds = np.array([taken[size] / counts[size] for size in sizes])
-    return np.array(sizes, float), _agreed(seconds)
-
-
-def _agreed(values: np.ndarray) -> np.ndarray:
-    """Return the values of process 0, on every process."""
-    if jax.process_count() == 1:
-        return values
-    return np.asarray(multihost_utils.broadcast_one_to_all(np.float32(values)), float)
+    seconds = distributed.agreed([taken[size] / counts[size] for size in sizes])
+    return np.array(sizes, float), np.array(seconds)
 
 
 # --- backward pass ---

@@ -31,19 +31,15 @@ _CALLS = {
     "remat2": "jaxpr", "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "shard_map": "jaxpr",
 }  # fmt: skip
-_DEAR = frozenset({
-    "cos", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt", "sin",
-    "sqrt", "tanh",
-})  # fmt: skip
 # Primitives that are computed element by element where they are used, and need no buffer.
-_FUSED = _DEAR | frozenset({
+_FUSED = frozenset({
     "abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate",
-    "convert_element_type", "copy", "copy_p", "eq", "floor", "ge", "gt", "integer_pow", "iota",
-    "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pvary", "rem", "rev",
-    "round", "select_n", "shift_left", "shift_right_logical", "sign", "slice", "square", "sub",
-    "transpose", "xor",
+    "convert_element_type", "copy", "copy_p", "cos", "div", "eq", "erf", "exp", "exp2", "expm1",
+    "floor", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic",
+    "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow", "pvary", "rem", "rev", "round",
+    "rsqrt", "select_n", "shift_left", "shift_right_logical", "sign", "sin", "slice", "sqrt",
+    "square", "sub", "tanh", "transpose", "xor",
 })  # fmt: skip
-_SPREADING = frozenset({"broadcast_in_dim", "iota"})
 MOST_TIMES = 2  # that a value is computed anew
 # Primitives whose result may lie where something that they read ends.
 _SHARING = _FUSED | {"dynamic_update_slice", "scan", "scatter", "scatter-add", "while"}
@@ -97,7 +93,6 @@ class _Program:
         for op in self.ops:
             for value in set(op.inputs):
                 self._users.setdefault(value, []).append(op)
-        self._makers = {out: op for op in self.ops for out in op.outputs}
         self._readers: dict[int, frozenset[int]] = {}
         kept = {out for op in reversed(self.ops) for out in self._kept(op)}
         self.sources = {value: frozenset([value]) for value in self.arguments}
@@ -141,8 +136,7 @@ class _Program:
             return op.outputs
         (out,) = op.outputs
         fills = self._filled(out)
-        again = len(fills) > 1 and (op.name in _DEAR or self._of_several(op))
-        if again or len(fills) > MOST_TIMES or not self._fused(out):
+        if len(fills) > MOST_TIMES or not self._fused(out):
             return op.outputs
         self._readers[out] = fills
         return ()
@@ -161,12 +155,6 @@ class _Program:
             self._fused(op.outputs[0]) if op.name in _VIEWS else op.name in _FUSED
             for op in self._users.get(value, ())
         )
-
-    def _of_several(self, op: _Op) -> bool:
-        """Return whether an operation reads several values of its result's size."""
-        size = self.bytes[op.outputs[0]]
-        spread = {out for out in op.inputs if self._makers.get(out, op).name in _SPREADING}
-        return sum(self.bytes[value] >= size for value in set(op.inputs) - spread) > 1
 
     def read(self, op: _Op) -> set[int]:
         """Return the buffers that an operation reads."""

@@ -38,15 +38,15 @@ PARAMETERS = "parameters.npz"
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
 BESIDE = {MODULES, INITIAL}  # what a config.json has that is no entry
+# What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
+# one. The rest, config.json first, is replaced when it is written again.
+REMOVED = (formats.DIGESTS, SUMMARY, METRICS, SCHEDULE, PARAMETERS, "timeline.json", ERROR)
 # Of a run, or of an arm of a sweep.
-RUN_FILES = (
-    "config.json", "metrics.jsonl", "summary.json", "schedule.npz", "parameters.npz",
-    "timeline.json", "error.txt", "output.txt", "wandb_id.txt", "run.lock", "digests.json",
-)  # fmt: skip
+RUN_FILES = (CONFIG, *REMOVED, "output.txt", "wandb_id.txt", files.RUN_LOCK)
 RUN_FOLDERS = ("checkpoint", "tensorboard", "wandb")
 # Of a launch, beside the files of its one run or above the folders of its arms.
 LAUNCH_FILES = (
-    "summary.json", "figure.png", "strip.png", "report.html", "report.json", "launch.lock",
+    SUMMARY, "figure.png", "strip.png", "report.html", "report.json", files.LAUNCH_LOCK,
     # what the configs draw that have figures of their own
     "error_against_time.png", "compensated.png", "rho.png", "meetings.png", "meetings.json",
     "loss_and_bytes.png",
@@ -54,13 +54,7 @@ LAUNCH_FILES = (
 LAUNCH_FOLDERS = ("slurm", "figures")
 FILES = frozenset((*RUN_FILES, *LAUNCH_FILES))
 FOLDERS = frozenset((*RUN_FOLDERS, *LAUNCH_FOLDERS))
-LOCKS = ("run.lock", "launch.lock")
-# What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
-# one. The rest, config.json first, is replaced when it is written again.
-REMOVED = (
-    "digests.json", "summary.json", "metrics.jsonl", "schedule.npz", "parameters.npz",
-    "timeline.json", "error.txt",
-)  # fmt: skip
+LOCKS = (files.RUN_LOCK, files.LAUNCH_LOCK)
 _LOCKED_BY = re.compile(r"(process \d+ on .{0,255})?")
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as in gs://, which is gs:/ as a Path
 MOST_PATH = 3800  # bytes of a path, so that names below it have room in the system's 4096
@@ -99,13 +93,9 @@ class Recorder:
         ValueError if there are fewer.
         """
         path = self.workdir / METRICS
+        if kept:
+            digest(self.workdir, kept)
         lines, self.records = _lines(path, formats.LINE, kept) if kept else ([], [])
-        if len(lines) < kept:
-            raise ValueError(
-                f"workdir {self.workdir}: {METRICS} has {len(lines)} records, the checkpoint was "
-                f"made after {kept}; remove {checkpoints.folder_of(self.workdir)}, and the same "
-                "command starts this run over"
-            )
         if self.writes:
             if self._longer is not None:
                 for name in REMOVED:
@@ -299,10 +289,8 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
     """
     path = Path(workdir) / METRICS
     form = formats.WHOLE_LINE if whole else formats.LINE
-    try:
+    with formats.reading(path, form):
         formats.check_digest(path)
-    except (OSError, ValueError) as error:
-        raise formats.damaged(path, error, form) from error
     _, lines = _lines(path, form)
     if whole and not lines:
         raise formats.damaged(path, "it has no records", form)
@@ -314,16 +302,15 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
 
 def digest(workdir: str | os.PathLike, count: int) -> str:
     """Return the SHA-256 of the first lines of metrics; ValueError where there are fewer."""
-    try:
-        lines = files.read(Path(workdir) / METRICS).splitlines(keepends=True)[:count]
-    except (OSError, ValueError) as error:
-        raise formats.damaged(Path(workdir) / METRICS, error, formats.LINE) from error
+    path = Path(workdir) / METRICS
+    with formats.reading(path, formats.LINE):
+        lines = files.read(path).split(b"\n")[:-1][:count]
     if len(lines) < count:
         raise ValueError(
             f"workdir {workdir}: {METRICS} has {len(lines)} records, the checkpoint was made after "
             f"{count}"
         )
-    return hashlib.sha256(b"".join(lines)).hexdigest()
+    return hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest()
 
 
 def read_summary(
@@ -387,11 +374,9 @@ def flat(tree, prefix: str = "") -> dict[str, Any]:
 
 def _lines(path: Path, form: formats.Format, most: int | None = None) -> tuple[list, list]:
     """Return the first lines of a file, and their records; a line without its end is left out."""
-    try:
+    with formats.reading(path, form):
         lines = files.read_text(path).split("\n")[:-1][:most]
         return lines, [formats.checked(formats.parse(line), path, form) for line in lines]
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise formats.damaged(path, error, form) from error
 
 
 def _dumps(value, **options) -> str:

@@ -129,9 +129,7 @@ def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    for number in (signal.SIGINT, *endings.OTHERS):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, pass_on)
+    endings.handle(pass_on)
     for start in range(restarts + 1):
         running = subprocess.Popen([sys.executable, *argv, *flags], start_new_session=True)
         if asked:  # while it was being started

@@ -291,14 +291,11 @@ def check_same(said: Mapping[str, str]) -> None:
     said: see `plans`. All processes call this together, before anything is compiled or written;
     each compares its plans with process 0's.
     """
-    text = json.dumps(said).encode()
-    if len(set(distributed.gathered(hashlib.sha256(text).hexdigest()))) == 1:
-        return
-    first = json.loads(
-        zlib.decompress(b64decode(distributed.agreed(b64encode(zlib.compress(text)).decode())))
-    )
+    packed = b64encode(zlib.compress(json.dumps(said).encode())).decode()
+    first = json.loads(zlib.decompress(b64decode(distributed.agreed(packed))))
     reasons = distributed.gathered(difference(first, said, distributed.process_id()))
-    raise ValueError(next(filter(None, reasons)))
+    if reason := next(filter(None, reasons), None):
+        raise ValueError(reason)
 
 
 def difference(first: Mapping[str, str], said: Mapping[str, str], process: int) -> str | None:
@@ -431,8 +428,20 @@ def run(
         files.tidy(workdir)
         claim(arms, workdir)
     console = Console(quiet=not distributed.is_writer())
-    with executors.showing(console, len(arms)) as shown:
-        return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)
+    shown = executors.Shown(console, len(arms))
+    return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)
+
+
+def keep_programs() -> None:
+    """Let runs find the programs that earlier ones compiled; JAX_COMPILATION_CACHE_DIR moves them.
+
+    Seeds, learning rates and delays are data to a program, so the arms of a sweep share many.
+    """
+    home = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "gossax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class Outcome(NamedTuple):

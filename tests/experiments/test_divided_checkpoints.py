@@ -187,7 +187,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     """Found before anything is written, or by the thread that writes."""
     runtime, run = begun()
     first = checkpoints.Checkpoint(1, 1, 0.0, runtime.pack(run), None)
-    checkpoints.save(tmp_path, first)
+    checkpoints.Writing(tmp_path, first).wait()
     before = launcher.files(tmp_path)
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
