@@ -1,14 +1,30 @@
-"""Work that a schedule has kept of what was offered, by the cost of the samples.
+"""Work that waiting rules keep of what is offered, by the cost of samples: measured, and expected.
 
-A worker is offered its mini-batches in order. One that is not in any row, though a later one is,
-was dropped. Rules that drop nothing keep all, the last few that were under way excepted.
+A worker is offered its mini-batches in order. One that is in no row of a schedule, though a later
+one is, was dropped. Rules that drop nothing keep all, the last few that were under way excepted.
+
+A rule that drops what is late drops what is long. With iid seconds X of a mini-batch, S(m) the sum
+of m of them and n workers of M mini-batches a round, the j-th mini-batch of a worker, of x seconds,
+is kept with probability
+
+    deadline d, cut           P(S(j-1) + x <= d)
+    first finisher, cut       E (1 - F_M(S(j-1) + x))^(n-1),  F_M the distribution of S(M)
+    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) ends of others by t
+    K-sync with k of n        P(of n - 1 others fewer than k have S(M) < S(M-1) + x)
+
+and, in a round that finishes the mini-batch in flight, as soon as it was begun: this does not
+depend on x, so that nothing is dropped for its length. Rounds begin together. Durations of two
+mini-batches do not tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy
+from numpy.typing import ArrayLike
 
+from stragglers.order_statistics import convolved, cuts
 from stragglers.schedule import Schedule
 
 Costs = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, counter [n] -> [n] or [n, b]
@@ -63,3 +79,145 @@ def by_cost(schedule: Schedule, costs: Costs, parts: int = 10) -> Kept | None:
     level = (totals[end] - totals[begin]) / (end - begin)
     by_part = np.array([part.mean() for part in np.array_split(level, parts)])
     return Kept(by_part, float(kept.mean()), float(cost[kept].mean() / cost.mean()))
+
+
+# --- the expectation ---
+
+POINTS = 2**13  # of the lattice on which durations are summed
+
+Expected = Callable[["Sums"], np.ndarray]  # -> [M, L], probability by place and duration
+
+
+class Sums:
+    """Sums of iid durations on a lattice.
+
+    durations: equally likely seconds of a mini-batch.
+    """
+
+    def __init__(self, durations: ArrayLike, workers: int, mini_batches: int):
+        self.durations = np.sort(np.asarray(durations, np.float64).ravel())
+        self.workers, self.mini_batches = workers, mini_batches
+        if not self.durations.size or not 0 < self.durations[0] <= self.durations[-1] < np.inf:
+            raise ValueError(
+                "kept: needs positive, finite durations of mini-batches; give a delay's"
+            )
+        if workers < 1 or mini_batches < 1:
+            raise ValueError(
+                f"kept: needs workers >= 1 and mini_batches >= 1, got {workers} and "
+                f"{mini_batches}; set at least 1"
+            )
+        self.step = self.durations[-1] * mini_batches / POINTS
+        self.at = np.maximum(1, np.round(self.durations / self.step)).astype(np.int64)
+        one = np.bincount(self.at, minlength=self.at[-1] + 1) / self.at.size
+        self.masses = [np.ones(1)]  # of S(0), S(1), ..., S(M)
+        for _ in range(mini_batches):
+            self.masses.append(np.clip(convolved(self.masses[-1], one), 0, None))
+        self.length = self.masses[-1].size
+
+    def before(self, count: int) -> np.ndarray:
+        """Return P(S(count) < t) for lattice points t, a tie counting for a half, [length]."""
+        mass = np.zeros(self.length)
+        mass[: self.masses[count].size] = self.masses[count]
+        return np.clip(np.cumsum(mass) - mass / 2, 0, 1)
+
+    def after(self, count: int, chance: np.ndarray) -> np.ndarray:
+        """Return E chance(S(count) + x) for every duration x, [L]; chance: by lattice point."""
+        mass = self.masses[count]
+        reached = convolved(mass[::-1], chance)[mass.size - 1 :][: self.at[-1] + 1]
+        return np.clip(reached[self.at], 0, 1)
+
+
+def deadline(seconds: float, in_flight: str = "cut") -> Expected:
+    """Return the kept work of rounds that end after `seconds`, as `anytime`, `drop_compute`."""
+    return _rounds(
+        lambda sums, place: np.float64(np.arange(sums.length) <= seconds / sums.step), in_flight
+    )
+
+
+def first_finisher(in_flight: str = "cut") -> Expected:
+    """Return the kept work of rounds that end with the first worker's last mini-batch."""
+
+    def chance(sums: Sums, place: int) -> np.ndarray:
+        del place
+        return (1 - sums.before(sums.mini_batches)) ** (sums.workers - 1)
+
+    return _rounds(chance, in_flight)
+
+
+def quorum(k: int, in_flight: str = "cut") -> Expected:
+    """Return the kept work of rounds that end with the k-th mini-batch of all workers."""
+    known: dict[int, np.ndarray] = {}
+
+    def chance(sums: Sums, place: int) -> np.ndarray:
+        if id(sums) not in known:
+            ended = np.stack([sums.before(m) for m in range(1, sums.mini_batches + 1)])
+            edges = np.concatenate([np.ones((1, sums.length)), ended, np.zeros((1, sums.length))])
+            size = (sums.workers - 1) * sums.mini_batches + 1
+            of_one = scipy.fft.rfft(-np.diff(edges, axis=0), size, axis=0)
+            others = scipy.fft.irfft(of_one ** (sums.workers - 1), size, axis=0)
+            known[id(sums)] = np.cumsum(np.clip(others, 0, 1), axis=0)  # P(N(t) <= count)
+        below = known[id(sums)]
+        count = k - place  # `place` - 1 of its own have ended before
+        return np.zeros(sums.length) if count < 0 else below[min(count, len(below) - 1)]
+
+    return _rounds(chance, in_flight)
+
+
+def k_sync(k: int) -> Expected:
+    """Return the kept work of K-sync: whole contributions, of the k fastest (1803.01113)."""
+
+    def kept(sums: Sums) -> np.ndarray:
+        if not 1 <= k <= sums.workers:
+            raise ValueError(f"kept: needs 1 <= k <= {sums.workers}, got k={k}; set k in it")
+        faster = sums.before(sums.mini_batches)
+        chance = scipy.special.bdtr(k - 1, sums.workers - 1, faster)
+        each = sums.after(sums.mini_batches - 1, chance)
+        return np.broadcast_to(each, (sums.mini_batches, each.size))
+
+    return kept
+
+
+def _rounds(chance: Callable[[Sums, int], np.ndarray], in_flight: str) -> Expected:
+    """Return the kept work of rounds; chance: (sums, place j) -> P(no signal before), [length]."""
+    cut = cuts(in_flight)
+
+    def kept(sums: Sums) -> np.ndarray:
+        rows = []
+        for place in range(1, sums.mini_batches + 1):
+            alive = chance(sums, place)
+            if cut:
+                rows.append(sums.after(place - 1, alive))
+            else:
+                mass = sums.masses[place - 1]
+                rows.append(np.full(sums.at.size, mass @ alive[: mass.size]))
+        return np.stack(rows)
+
+    return kept
+
+
+def share_by_cost(
+    kept: Expected, durations: ArrayLike, workers: int, mini_batches: int, parts: int = 10
+) -> np.ndarray:
+    """Return the expected share of mini-batches kept, by tenths of their duration, [parts].
+
+    kept: of a rule above; durations: equally likely seconds of a mini-batch, at least `parts` of
+    them, as the quantiles of a delay.
+    """
+    sums = Sums(durations, workers, mini_batches)
+    each = kept(sums).mean(axis=0)
+    return np.array([part.mean() for part in np.array_split(each, parts)])
+
+
+def bias(shares: ArrayLike, gradients: ArrayLike) -> np.ndarray:
+    """Return how far the mean of what is kept is from the mean of what is offered, [...].
+
+    shares: kept, by parts of the data of one size, [parts]; gradients: mean of each part,
+    [parts, ...], or anything else that is averaged over samples.
+    """
+    shares, gradients = np.asarray(shares, np.float64), np.asarray(gradients, np.float64)
+    if not (shares >= 0).all() or not shares.sum() > 0 or len(shares) != len(gradients):
+        raise ValueError(
+            f"bias: needs shares >= 0 of {len(gradients)} parts, not all 0, got {shares}; give one "
+            "a part"
+        )
+    return np.average(gradients, axis=0, weights=shares) - gradients.mean(axis=0)

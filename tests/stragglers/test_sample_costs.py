@@ -6,7 +6,6 @@ import pytest
 from stragglers import delays, kept, processes
 from stragglers.processes import by_sample
 from stragglers.schedule import Schedule
-from stragglers.theory import kept as theory
 from tests import planned
 from tests.marks import slow_but
 
@@ -14,12 +13,12 @@ P, M = 16, 4
 LAW = delays.lognormal(0.0, 0.5)
 DROP = {"leftovers": "drop", "in_flight": "cut", "landing": "all"}
 RULES = {
-    "k_sync": ({"k": 13}, theory.k_sync(13)),
-    "first_finisher": (DROP, theory.first_finisher()),
-    "deadline": ({**DROP, "seconds": 4.0}, theory.deadline(4.0)),
-    "quorum": ({**DROP, "k": 50}, theory.quorum(50)),
-    "first_finisher/finish": ({**DROP, "in_flight": "finish"}, theory.first_finisher("finish")),
-    "quorum/finish": ({**DROP, "in_flight": "finish", "k": 50}, theory.quorum(50, "finish")),
+    "k_sync": ({"k": 13}, kept.k_sync(13)),
+    "first_finisher": (DROP, kept.first_finisher()),
+    "deadline": ({**DROP, "seconds": 4.0}, kept.deadline(4.0)),
+    "quorum": ({**DROP, "k": 50}, kept.quorum(50)),
+    "first_finisher/finish": ({**DROP, "in_flight": "finish"}, kept.first_finisher("finish")),
+    "quorum/finish": ({**DROP, "in_flight": "finish", "k": 50}, kept.quorum(50, "finish")),
 }
 
 
@@ -33,7 +32,7 @@ def test_the_expected_shares_are_those_of_the_clock(name):
     own, expected = RULES[name]
     found = by_tenth(name, by_sample(LAW), 1500, **own)
     values = LAW.quantile((np.arange(2000) + 0.5) / 2000)
-    np.testing.assert_allclose(theory.share_by_cost(expected, values, P, M), found, atol=0.02)
+    np.testing.assert_allclose(kept.share_by_cost(expected, values, P, M), found, atol=0.02)
     drops_long = found[0] - found[-1] > 0.1
     assert drops_long == ("finish" not in name)
 
@@ -41,10 +40,10 @@ def test_the_expected_shares_are_those_of_the_clock(name):
 def test_two_workers_of_one_mini_batch_by_hand():
     """K-sync with one of two keeps x where the other takes longer."""
     thirds = [1.0, 2.0, 3.0]
-    shares = theory.share_by_cost(theory.k_sync(1), thirds, 2, 1, parts=3)
+    shares = kept.share_by_cost(kept.k_sync(1), thirds, 2, 1, parts=3)
     np.testing.assert_allclose(shares, [5 / 6, 1 / 2, 1 / 6], atol=1e-9)  # ties count for a half
     gradients = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
-    np.testing.assert_allclose(theory.bias(shares, gradients), [-4 / 9, 0.0], atol=1e-9)
+    np.testing.assert_allclose(kept.bias(shares, gradients), [-4 / 9, 0.0], atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +121,8 @@ def test_costs_that_make_no_sense_are_refused():
         by_sample(LAW).costing(lambda worker, counter: counter, 1.0)
     for bad, words in (([0.0, 1.0], "positive, finite"), ([], "positive, finite")):
         with pytest.raises(ValueError, match=words):
-            theory.share_by_cost(theory.k_sync(1), bad, 2, 1)
+            kept.share_by_cost(kept.k_sync(1), bad, 2, 1)
     with pytest.raises(ValueError, match="1 <= k <= 2, got k=3"):
-        theory.share_by_cost(theory.k_sync(3), [1.0], 2, 1, parts=1)
+        kept.share_by_cost(kept.k_sync(3), [1.0], 2, 1, parts=1)
     with pytest.raises(ValueError, match="shares >= 0 of 2 parts"):
-        theory.bias([0.0, 0.0], [1.0, 2.0])
+        kept.bias([0.0, 0.0], [1.0, 2.0])
