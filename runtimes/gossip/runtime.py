@@ -53,6 +53,7 @@ from runtimes.gossip.worker import (
     arrived,
     first_state,
     shown_model,
+    total,
 )
 from stragglers.pair_log import PairLog
 from stragglers.schedule import Event, Schedule
@@ -132,7 +133,7 @@ class Coordinator(Supervisor):
                     self._last = [found[who] for who in range(self._workers)]
                     self._last_update = rows
                     states = [one.state for one in self._last]
-                    counted = _sum(self._of_gone, *(one.counted for one in self._last))
+                    counted = total(self._of_gone, *(one.counted for one in self._last))
                     counted = counted._replace(deaths=self.deaths)
                     now = time.monotonic()
                     away = {who for who, since in self._since.items() if now - since > MISSED}
@@ -228,7 +229,7 @@ class Coordinator(Supervisor):
         difference = jax.tree.map(np.subtract, params, last.state.params)
         whole = jax.tree.map(lambda *leaves: sum(leaves), *models)
         moved = Counted(moved=_length(difference) / _length(whole))
-        self._of_gone = _sum(self._of_gone, last.counted, moved)
+        self._of_gone = total(self._of_gone, last.counted, moved)
         self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
 
     def _return(self, who: int) -> None:
@@ -359,7 +360,7 @@ class GossipRuntime(ProcessRuntime):
             update += schedule.updates
             samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
             now = float(schedule.time[-1]) if update >= enough else now
-        counted = _sum(self._before, counted)
+        counted = total(self._before, counted)
         return GossipRun(states, now, update, samples, counted, there), schedule
 
     def observe(self, run: GossipRun, seconds: float, loss: float) -> GossipRun:
@@ -421,10 +422,6 @@ class GossipRuntime(ProcessRuntime):
 
     def _open(self) -> None:
         self._running.open(self._run.states, self._run.seconds)
-
-
-def _sum(*counted: Counted) -> Counted:
-    return Counted(*map(sum, zip(*counted, strict=True)))
 
 
 def _length(model: Any) -> float:

@@ -341,8 +341,7 @@ class GossipWorker(Computing):
         self._handler = PairHandler(self._lock, self._answer, self._answered, self._send, self.now)
         self._met = threading.Event()
         self._progress: Progress | None = None  # for a partner that asks
-        self._peers: dict[int, Any] = {}
-        self._absent: set[int] = set()
+        self._peers: dict[int, Any] = {}  # those that are there
         self._unheard: tuple[Meeting, ...] = ()  # alone, since its last meeting
         self._attempts, self._counted, self._counting = 0, Counted(), threading.Lock()
         self._chance = np.random.default_rng(me)
@@ -373,7 +372,7 @@ class GossipWorker(Computing):
         """Begin to work and meet, with the clock at `elapsed` seconds; others are absent."""
         self._peers = dict(peers)
         for other in set(range(self.parts.rule.workers)) - {self._me, *peers}:
-            self.absent(other)
+            self._handler.expect(other, NEVER)
         self._began, self._elapsed = time.monotonic(), elapsed
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -391,15 +390,14 @@ class GossipWorker(Computing):
 
     def absent(self, other: int) -> list[Meeting]:
         """Expect nothing more of a worker that has gone; returns the meetings that it asked for."""
+        self._peers.pop(other, None)
         self._handler.expect(other, NEVER)
-        self._absent.add(other)
         return [met for met in self._asked_by_others.copy() if met.ends[0].worker == other]
 
     def present(self, other: int, peer: Any) -> None:
         """Expect the worker to answer, in its new process, and to count its attempts anew."""
-        self._peers[other] = peer
         self._handler.expect(other, 0)
-        self._absent.discard(other)
+        self._peers[other] = peer
 
     def news(self) -> Report:
         """Return the events since the last call, waiting a moment if there are none.
@@ -492,7 +490,7 @@ class GossipWorker(Computing):
         if step.asks:
             time.sleep(self.parts.worker.communication)
         for refused in itertools.count():
-            gone = step.partner in self._absent
+            gone = step.partner not in self._peers
             if step.asks and not gone and self._ask(progress, step):
                 return True
             if not step.asks and self._met.wait(LOOK):
@@ -543,10 +541,9 @@ class GossipWorker(Computing):
         """Carry a request to another process; again, if it may be there and has not answered."""
         import ray
 
-        while partner in self._peers:
-            call = self._peers[partner].answer.options(concurrency_group=MEET)
+        while (peer := self._peers.get(partner)) is not None:
             try:
-                return ray.get(call.remote(request))
+                return ray.get(peer.answer.options(concurrency_group=MEET).remote(request))
             except ray.exceptions.ActorUnavailableError:
                 time.sleep(LOOK)
             except ray.exceptions.RayActorError:
@@ -609,8 +606,7 @@ class GossipWorker(Computing):
 
     def _count(self, **more: int) -> None:
         with self._counting:
-            counted = self._counted._asdict()
-            self._counted = Counted(**counted | {n: counted[n] + m for n, m in more.items()})
+            self._counted = total(self._counted, Counted(**more))
 
     def _tell(self, item: Meeting | Arrival) -> None:
         with self._happened:
@@ -620,6 +616,11 @@ class GossipWorker(Computing):
 
 def _bytes(message: Sequence[np.ndarray]) -> int:
     return sum(value.nbytes for value in message)
+
+
+def total(*counted: Counted) -> Counted:
+    """Return the sum of counters."""
+    return Counted(*map(sum, zip(*counted, strict=True)))
 
 
 def shown_model(parts: GossipParts, state: GossipState) -> Any:
