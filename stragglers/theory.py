@@ -243,6 +243,6 @@ def _shorter(blocking: float, nonblocking: float, communication: float) -> float
     if math.isinf(nonblocking):
         raise ValueError(
             "theory: neither round has a finite mean, so their ratio has none; take "
-            "in_flight='cut', or a law with a mean"
+            "in_flight='cut', or a distribution with a mean"
         )
     return (blocking + communication) / (nonblocking + communication)
