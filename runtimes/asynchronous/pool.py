@@ -722,7 +722,7 @@ class ProcessRuntime:
     clock, replays = "wall", False
     copies: int  # of the parameters per worker, as arrays on their way
     process: type  # of the object that lives in a process
-    groups: tuple[str, ...] = ()  # of its calls, beside those of every process
+    groups: tuple[str, ...] = ()  # of its calls, beside the groups that every process has
 
     def __init__(self, workers: int, recipe: Callable[[], Any], options: Options, session: Session):
         """Take the options; no process is started before the first update.
@@ -732,7 +732,7 @@ class ProcessRuntime:
         self._workers, self._recipe = workers, recipe
         self._options, self._session = options, session
         self._running: Supervisor | None = None
-        self._params: Any = None  # those that the run has begun with
+        self._params: Any = None  # with which the run has begun
 
     def check_room(self, params: Any) -> None:
         """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""

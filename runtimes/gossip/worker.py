@@ -215,7 +215,7 @@ def arrived(
 ) -> tuple[Any, dict[int, Step]]:
     """Return the rule's state after a worker has done its local steps, and what then follows.
 
-    The steps are those of the workers that begin anew: both of a pair, or the one that goes on.
+    A step is for a worker that begins anew: for both of a pair, or for the one that goes on.
     """
     decision = arrivals.on_arrival(rule, who, 0, now)
     met = decision.update
@@ -341,7 +341,7 @@ class GossipWorker(Computing):
         self._handler = PairHandler(self._lock, self._answer, self._answered, self._send, self.now)
         self._met = threading.Event()
         self._progress: Progress | None = None  # for a partner that asks
-        self._peers: dict[int, Any] = {}  # those that are there
+        self._peers: dict[int, Any] = {}  # by their numbers, while they are there
         self._unheard: tuple[Meeting, ...] = ()  # alone, since its last meeting
         self._attempts, self._counted, self._counting = 0, Counted(), threading.Lock()
         self._chance = np.random.default_rng(me)
