@@ -28,13 +28,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, Needs, freeze_when_idle
-from algorithms.gossip import (
-    check_momentum,
-    check_stable,
-    gossip_messages,
-    mixing_over,
-)
+from algorithms.base import Algorithm, freeze_when_idle
+from algorithms.gossip import check_momentum, check_stable, mixing_over
 from algorithms.links import Links
 
 
@@ -92,10 +87,5 @@ def decentlam(
     check_momentum("decentlam", momentum)
     over = mixing_over(graph, mixing_matrix, links)
     check_stable("decentlam", over, without_gradients, momentum=momentum)
-    return Algorithm(
-        exchange=accelerated_mixing(optimizer, over.mix, momentum),
-        messages=gossip_messages(over.partners, beside_gradient=False),
-        graph=graph,
-        links=over.links,
-        needs=Needs("all workers mix their models"),
-    )
+    exchange = accelerated_mixing(optimizer, over.mix, momentum)
+    return over.method(exchange, "all workers mix their models")

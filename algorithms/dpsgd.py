@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from algorithms.base import Algorithm, choose, freeze_when_idle
-from algorithms.gossip import ORDERS, gossip_messages, mixing_over, scale_by_finished
+from algorithms.gossip import ORDERS, mixing_over, scale_by_finished
 from algorithms.links import Links
 
 
@@ -37,11 +37,7 @@ def dpsgd(
     """
     mixes = choose("order", ORDERS, order)
     over = mixing_over(graph, mixing_matrix, links)
-    return Algorithm(
-        exchange=optax.chain(
-            freeze_when_idle(optimizer), scale_by_finished(weighting), mixes.combine(over.mix)
-        ),
-        messages=gossip_messages(over.partners, mixes.beside_gradient),
-        graph=graph,
-        links=over.links,
+    exchange = optax.chain(
+        freeze_when_idle(optimizer), scale_by_finished(weighting), mixes.combine(over.mix)
     )
+    return over.method(exchange, beside_gradient=mixes.beside_gradient)

@@ -31,8 +31,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, Needs, freeze_when_idle
-from algorithms.gossip import check_stable, gossip_messages, mixing_over
+from algorithms.base import Algorithm, freeze_when_idle
+from algorithms.gossip import check_stable, mixing_over
 from algorithms.links import Links
 
 
@@ -89,10 +89,5 @@ def exact_diffusion(
     """
     over = mixing_over(graph, mixing_matrix, links)
     check_stable("exact_diffusion", over, without_gradients)
-    return Algorithm(
-        exchange=adapt_correct_combine(optimizer, over.pull),
-        messages=gossip_messages(over.partners, beside_gradient=False),
-        graph=graph,
-        links=over.links,
-        needs=Needs("all workers mix their corrected models"),
-    )
+    exchange = adapt_correct_combine(optimizer, over.pull)
+    return over.method(exchange, "all workers mix their corrected models")

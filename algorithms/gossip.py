@@ -17,7 +17,7 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, choose
+from algorithms.base import AXIS, Algorithm, Needs, choose
 from algorithms.links import Links, given, of_rounds
 from comms import cost, gossip, matcha, mixing, stability, topology
 from comms.messages import Messages, over_links
@@ -143,6 +143,27 @@ class Mixing(NamedTuple):
     partners: np.ndarray  # [M, n] sender that every worker hears in each matching, or itself
     heard: np.ndarray  # [M, n] weight of that sender
     links: Links | None  # matchings that an update uses; None: all, always
+    graph: nx.Graph
+
+    def method(
+        self,
+        exchange: optax.GradientTransformationExtraArgs,
+        everybody: str = "",
+        beside_gradient: bool = False,
+        arrays: int = 1,
+    ) -> Algorithm:
+        """Return the method with this exchange of a model per worker.
+
+        everybody: why an update needs all workers, as in `Needs`; "": it does not. beside_gradient,
+        arrays: of `gossip_messages`.
+        """
+        return Algorithm(
+            exchange=exchange,
+            messages=gossip_messages(self.partners, beside_gradient, arrays),
+            graph=self.graph,
+            links=self.links,
+            needs=Needs(everybody),
+        )
 
 
 def matrix_of(graph: nx.Graph, mixing_matrix: str | np.ndarray) -> np.ndarray:
@@ -176,6 +197,7 @@ def mixing_over(
             partners,
             heard,
             None,
+            graph,
         )
     partners, heard = links.partners, _weights(links, graph, mixing_matrix)
     over = Mixing(
@@ -184,6 +206,7 @@ def mixing_over(
         partners,
         heard,
         links,
+        graph,
     )
     if brought:
         check_stable("links", over, lambda mix, x: (mix(x),), 1)

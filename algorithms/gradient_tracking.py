@@ -22,8 +22,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, Needs
-from algorithms.gossip import gossip_messages, mixing_over
+from algorithms.base import Algorithm
+from algorithms.gossip import mixing_over
 from algorithms.links import Links
 
 
@@ -73,10 +73,5 @@ def gradient_tracking(
     all workers: a rule in rounds.
     """
     over = mixing_over(graph, mixing_matrix, links)
-    return Algorithm(
-        exchange=follow_the_mean(optimizer, over.mix),
-        messages=gossip_messages(over.partners, beside_gradient=False, arrays=2),
-        graph=graph,
-        links=over.links,
-        needs=Needs("all workers mix their trackers"),
-    )
+    exchange = follow_the_mean(optimizer, over.mix)
+    return over.method(exchange, "all workers mix their trackers", arrays=2)

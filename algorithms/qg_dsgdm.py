@@ -27,13 +27,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, Needs, freeze_when_idle
-from algorithms.gossip import (
-    check_momentum,
-    check_stable,
-    gossip_messages,
-    mixing_over,
-)
+from algorithms.base import Algorithm, freeze_when_idle
+from algorithms.gossip import check_momentum, check_stable, mixing_over
 from algorithms.links import Links
 
 
@@ -95,10 +90,5 @@ def qg_dsgdm(
     check_momentum("qg_dsgdm", momentum)
     over = mixing_over(graph, mixing_matrix, links)
     check_stable("qg_dsgdm", over, without_gradients, momentum=momentum)
-    return Algorithm(
-        exchange=quasi_global(optimizer, over.mix, momentum),
-        messages=gossip_messages(over.partners, beside_gradient=False),
-        graph=graph,
-        links=over.links,
-        needs=Needs("all workers mix their models"),
-    )
+    exchange = quasi_global(optimizer, over.mix, momentum)
+    return over.method(exchange, "all workers mix their models")

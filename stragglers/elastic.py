@@ -35,8 +35,8 @@ def elastic_all_reduce(
     """
     if process.uses_time:
         raise ValueError(
-            f"elastic_all_reduce: {process.name} depends on the time; give a law, or a process "
-            "whose durations are drawn one by one"
+            f"elastic_all_reduce: {process.name} depends on the time; give a distribution, or a "
+            "process whose durations are drawn one by one"
         )
     most, drawn = int(seconds / step) + 2, np.zeros(learners, np.int64)
 

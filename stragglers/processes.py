@@ -210,7 +210,7 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
         raise ValueError(
             f"markov: a mini-batch of {work:.3g} s would see more than {MOST_SOJOURNS} sojourns of "
             f"mean_normal={mean_normal} and mean_slow={mean_slow} s; make them longer, or take "
-            "their mean speed as a law"
+            "their mean speed as a distribution"
         )
 
     known: dict[int, InTime] = {}  # paths are drawn once; a cached function has no pickle

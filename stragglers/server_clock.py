@@ -1,7 +1,7 @@
 """Server that updates on every k-th contribution, in virtual time: the event loop.
 
 The parameters are the behaviour of a worker after its push and of an update towards the others, see
-`stragglers.rules.k_protocols`. A row of the schedule lists the k contributions in the order of
+`stragglers.rules.server`. A row of the schedule lists the k contributions in the order of
 their pushes, ties by worker. Times belong to a worker: `start` of the contribution, and `finish`,
 from which on the worker is free to begin another: the update's landing if it waits for that.
 Cancelled and ignored contributions have no row: they count as idle, except that a worker that

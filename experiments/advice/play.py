@@ -11,7 +11,7 @@ per second of B mini-batches whose gradients are tau updates old,
     seconds to target ~ (s(tau) + ratio E[1 / B]) / u
 
 s(tau), about 1 + 1.3 tau, says how many times smaller the largest stable learning rate is for stale
-gradients (`stragglers.theory.k_protocols.stability_limit`); in Birch SGD (arXiv 2505.09218) it is
+gradients (`stragglers.theory.stability_limit`); in Birch SGD (arXiv 2505.09218) it is
 the tree distance in updates. The second term is the noise, in which updates of few mini-batches
 weigh more (arXiv 1606.04838, Theorem 4.8). Their common factor, smoothness times what is to be
 descended over the squared gradient that is wanted, is unknown without training, so that seconds are
@@ -37,7 +37,7 @@ from experiments.config_files import override
 from experiments.tasks import sampling
 from stragglers.rule import most_mini_batches
 from stragglers.schedule import Diagnostics, Schedule, concatenate, diagnose
-from stragglers.theory.k_protocols import stability_limit
+from stragglers.theory import stability_limit
 
 ROUNDS = 100  # that the slowest worker takes in the time that is played
 MOST_UPDATES, SEGMENT = 20_000, 64  # of a rule, and of a step of it

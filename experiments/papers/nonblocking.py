@@ -11,8 +11,7 @@ from ml_collections import ConfigDict
 from experiments import analysis, prepare, registry, stats, tables
 from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
 from experiments.stats import END, Answer, Claim
-from stragglers import delays, processes
-from stragglers.theory import rounds as theory
+from stragglers import delays, processes, theory
 
 TITLE = "Non-blocking SGD"
 ABSTRACT = "arXiv 2211.00889, abstract"

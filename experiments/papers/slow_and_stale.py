@@ -13,10 +13,10 @@ from experiments import analysis, prepare, registry, stats, tables
 from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
 from experiments.papers.nonblocking import follows_theory
 from experiments.stats import END, Arm, Claim
+from stragglers import theory
 from stragglers.delays import Law
 from stragglers.rule import Setting
 from stragglers.rules import RULES
-from stragglers.theory import k_protocols
 
 TITLE = "Slow and stale gradients"
 PAPER = "arXiv 1803.01113"
@@ -124,7 +124,7 @@ def _runtime(
     config, name: str, law: Law, rule: str, case: str, workers: int, k: int
 ) -> dict[str, Any]:
     """Return the seconds between two updates, expected and simulated."""
-    low, high = k_protocols.runtime_bounds(rule, law, k, workers)
+    low, high = theory.runtime_bounds(rule, law, k, workers)
     simulated = RULES[rule](Setting(law, workers, 1, config.seed), k=k)
     state, begin = simulated.init(), 0.0
     if simulated.asynchronous:  # all workers begin together, which takes a while to forget

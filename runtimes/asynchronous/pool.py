@@ -602,6 +602,9 @@ class Options(NamedTuple):
     own_model: bool = False  # from which a node that has gone begins anew; else a neighbour's
 
 
+DEFAULTS = Options()
+
+
 class Supervisor:
     """The processes of a run from when they start until they are ended.
 
@@ -612,7 +615,7 @@ class Supervisor:
     fewest = 1  # workers that can go on, whatever the options say
     spares = False  # a worker whose processes die again and again; else the run ends
 
-    def __init__(self, workers: int, options: Options):
+    def __init__(self, workers: int, options: Options, pool: ActorPool | None = None):
         keep_freed_memory()
         self.changed = threading.Condition()
         self.error: BaseException | None = None
@@ -627,7 +630,7 @@ class Supervisor:
         self._missed_since: float | None = None
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._elapsed, self._resumed_at = 0.0, None
-        self._pool: ActorPool | None = None
+        self._pool = pool
 
     def now(self) -> float:
         """Seconds of the run."""
@@ -755,11 +758,18 @@ class ProcessRuntime:
 
     clock, replays = "wall", False
     copies: int  # of the parameters per worker, as arrays on their way
+    process: type  # of the object that lives in a process
+    groups: tuple[str, ...] = ()  # of its calls, beside the groups that every process has
 
-    def __init__(self, workers: int, options: Options, session: Session):
-        """Take the options; no process is started before the first update."""
-        self._workers, self._options, self._session = workers, options, session
+    def __init__(self, workers: int, recipe: Callable[[], Any], options: Options, session: Session):
+        """Take the options; no process is started before the first update.
+
+        recipe: builds the parts of a worker in its process; it has to be picklable.
+        """
+        self._workers, self._recipe = workers, recipe
+        self._options, self._session = options, session
         self._running: Supervisor | None = None
+        self._params: Any = None  # with which the run has begun
 
     def check_room(self, params: Any) -> None:
         """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
@@ -778,7 +788,14 @@ class ProcessRuntime:
     def _started(self) -> Any:
         """Return the supervisor of the processes, which are started if they are not there."""
         if self._running is None:
-            self._running = self._supervisor()
+            workers, resources = self._workers, self._options.resources
+            needed = store_bytes(self._params, workers, self.copies)
+            self._session.provide(workers, resources, needed)
+            pool = ActorPool(
+                self.process, lambda me: (self._recipe, me), workers, resources, self.groups
+            )
+            self._session.pools.add(pool)
+            self._running = self._supervisor(pool)
             try:
                 self._open()
             except BaseException:
@@ -786,9 +803,9 @@ class ProcessRuntime:
                 raise
         return self._running
 
-    def _supervisor(self) -> Supervisor:
+    def _supervisor(self, pool: ActorPool) -> Supervisor:
         raise NotImplementedError
 
     def _open(self) -> None:
-        """Start the processes of `_running`."""
+        """Start the processes of `_running`, and its clock when they have compiled."""
         raise NotImplementedError

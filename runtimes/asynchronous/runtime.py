@@ -22,6 +22,7 @@ from algorithms.base import Algorithm
 from runtimes import base, packing, worker
 from runtimes.asynchronous import uplink
 from runtimes.asynchronous.pool import (
+    DEFAULTS,
     NEWS,
     SESSION,
     STARTING,
@@ -32,16 +33,13 @@ from runtimes.asynchronous.pool import (
     Session,
     Supervisor,
     reason,
-    store_bytes,
 )
 from runtimes.asynchronous.server import Begin, Command, ParameterServer, State
 from runtimes.asynchronous.worker import AsynchronousWorker, Delivery, WorkerParts, first_state
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
-COPIES = 3  # of the parameters per worker, as arrays on their way
 LOOKED_AT = 64  # updates of a plan whose sizes are compiled before a run
-DEFAULTS = Options()
 
 
 class AsynchronousRun(NamedTuple):
@@ -55,17 +53,13 @@ class AsynchronousRun(NamedTuple):
     samples: int
     sent: int  # bytes of all contributions until then
     deaths: int  # of processes
-
-    @property
-    def exhausted(self) -> bool:
-        """Asynchronous workers never come to an end."""
-        return False
+    exhausted = False  # asynchronous workers never come to an end
 
 
 class AsynchronousRuntime(ProcessRuntime):
     """The runtime of a method with a server and one task, see `runtimes.base.Runtime`."""
 
-    copies = COPIES
+    copies, process = 3, AsynchronousWorker
 
     def __init__(
         self,
@@ -75,12 +69,9 @@ class AsynchronousRuntime(ProcessRuntime):
         options: Options = DEFAULTS,
         session: Session = SESSION,
     ):
-        """Check the parts; no process is started before the first update.
-
-        recipe: builds the same parts in the process of a worker; it has to be picklable.
-        """
-        super().__init__(rule.workers, options, session)
-        self.parts, self._recipe, self._rule = parts, recipe, rule
+        """Check the parts; recipe: builds the same ones, see `ProcessRuntime`."""
+        super().__init__(rule.workers, recipe, options, session)
+        self.parts, self._rule = parts, rule
         refuse(parts.algorithm, rule)
         _, self._planned = rule.extend(rule.init(), LOOKED_AT)
 
@@ -180,13 +171,13 @@ class AsynchronousRuntime(ProcessRuntime):
             self._server.returned(who, self._elapsed)
         return self._snapshot(self._elapsed), None
 
-    def _supervisor(self) -> "Serving":
-        return Serving(self._server, self._params, self._options)
+    def _supervisor(self, pool: ActorPool) -> "Serving":
+        return Serving(self._server, self._options, pool)
 
     def _open(self) -> None:
         planned = (self._planned.batches > 0).sum(axis=1)
         counts = range(planned.min(), self._planned.workers.shape[1] + 1)
-        self._running.open(self._session, self._recipe, counts, self._elapsed, self._states)
+        self._running.open(counts, self._elapsed, self._states)
 
     def _snapshot(self, seconds: float) -> AsynchronousRun:
         server, serving = self._server, self._running
@@ -258,43 +249,33 @@ def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 class Serving(Supervisor):
     """The server of a run and its workers. `limit` is the update at which it stops to react."""
 
-    def __init__(self, server: ParameterServer, params: Any, options: Options):
-        super().__init__(server.workers, options)
+    def __init__(self, server: ParameterServer, options: Options, pool: ActorPool | None = None):
+        super().__init__(server.workers, options, pool)
         self.limit = 0.0
         self.sent = 0  # bytes of all deliveries
-        self._server, self._params = server, params
+        self._server = server
         self._published: dict[int, Any] = {}  # version -> reference to its parameters
         self._sender = concurrent.futures.ThreadPoolExecutor(1)
 
     def open(
-        self,
-        session: Session,
-        recipe: Callable[[], WorkerParts],
-        planned: Iterable[int],
-        elapsed: float,
-        states: Mapping[int, tuple[int, Any]],
+        self, planned: Iterable[int], elapsed: float, states: Mapping[int, tuple[int, Any]]
     ) -> None:
         """Start all processes and, when they have compiled, the clock at `elapsed` seconds.
 
         planned: how many contributions an update may have. states: worker -> (order, state of local
         steps after it), where a run is resumed.
         """
-        workers, resources = self._workers, self._options.resources
-        session.provide(workers, resources, store_bytes(self._params, workers, COPIES))
-        self._elapsed = elapsed
-        self._pool = ActorPool(AsynchronousWorker, lambda me: (recipe, me), workers, resources)
-        session.pools.add(self._pool)
         first = _put(self._server.points[self._server.update])
-        for who in range(workers):
+        for who in range(self._workers):
             self._pool.start(who, first)
         self._server.compile(planned)
         self._pool.wait_until_ready(STARTING, lambda who: self._pool.start(who, first))
-        for who in range(workers):
+        for who in range(self._workers):
             self._alive.add(who)
             self._listen(who)
         for who, state in states.items():
             self._pool.call(who, "restore", *state)
-        self._resumed_at = time.monotonic()
+        self._elapsed, self._resumed_at = elapsed, time.monotonic()
         for command in list(self._server.begin(self.now())):
             self._send(command)
         self._thread.start()

@@ -26,7 +26,7 @@ import numpy as np
 from runtimes import packing
 from runtimes.asynchronous.pool import (
     DEATHS,
-    LOOK,
+    DEFAULTS,
     MISSED,
     NEWS,
     SESSION,
@@ -38,7 +38,6 @@ from runtimes.asynchronous.pool import (
     Session,
     Supervisor,
     reason,
-    store_bytes,
 )
 from runtimes.asynchronous.runtime import refuse
 from runtimes.base import WorkersLost
@@ -46,24 +45,22 @@ from runtimes.gossip.worker import (
     MEET,
     Arrival,
     Counted,
-    Failure,
     GossipParts,
     GossipState,
     GossipWorker,
-    Pairing,
     Report,
     WorkerSnapshot,
+    arrived,
     first_state,
     shown_model,
+    total,
 )
-from stragglers.pair_log import Meeting, PairLog
+from stragglers.pair_log import PairLog
 from stragglers.schedule import Event, Schedule
 
-COPIES = 6  # of the parameters per worker, as arrays on their way
 CATCHING_UP = 30.0  # s that the log may be behind workers that have stopped to meet
 _FORGOTTEN = "several workers have gone at once, with what they had said to each other"
 _LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
-DEFAULTS = Options()
 
 
 class Coordinator(Supervisor):
@@ -71,35 +68,23 @@ class Coordinator(Supervisor):
 
     fewest, spares = 2, True  # who is alone meets nobody
 
-    def __init__(self, parts: GossipParts, log: PairLog, options: Options):
-        super().__init__(parts.rule.workers, options)
+    def __init__(self, parts: GossipParts, log: PairLog, options: Options, pool: ActorPool):
+        super().__init__(parts.rule.workers, options, pool)
         self.log, self._parts = log, parts
-        self._pairing = Pairing(
-            parts.rule.arrivals, lambda who, step: self._pool.call(who, "do", step)
-        )
+        self._rule = parts.rule.arrivals.init()  # of workers that wait for each other
         self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
-        self._missing: set[int] = set()
         self._away: dict[int, WorkerSnapshot] = {}  # and what they begin with
         self._since: dict[int, float] = {}  # when those who are not there have gone
         self._last: list[WorkerSnapshot] = []  # of all, after `_last_update` rows
         self._last_update = log.updates
         self._of_gone = Counted()  # and how far those who came anew have moved the sum
 
-    def open(
-        self,
-        session: Session,
-        recipe: Callable[[], GossipParts],
-        states: Sequence[GossipState],
-        elapsed: float,
-    ) -> None:
+    def open(self, states: Sequence[GossipState], elapsed: float) -> None:
         """Start all processes and, when they have compiled, the clock at `elapsed` seconds."""
-        workers, resources = self._workers, self._options.resources
-        session.provide(workers, resources, store_bytes(states[0].params, workers, COPIES))
-        import ray  # the session has set what it reads when it is loaded
+        import ray
 
-        self._pool = ActorPool(GossipWorker, lambda me: (recipe, me), workers, resources, (MEET,))
-        session.pools.add(self._pool)
+        workers = self._workers
         self._last = [WorkerSnapshot(state, Counted()) for state in states]
         stored = [ray.put(state) for state in states]
 
@@ -132,27 +117,23 @@ class Coordinator(Supervisor):
 
         while True:
             with self.changed:
-                self._wait(lambda: not self._missing, STARTING, _LOST_AGAIN)
-            if self.error is not None:
-                raise self.error
+                self._wait(lambda: not self._missing(), STARTING, _LOST_AGAIN)
             with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
                 with self.changed:
                     found, working = dict(self._away), sorted(self._alive)
                 if len(found) + len(working) < self._workers:
                     continue  # somebody has died meanwhile
-                with self._frozen(working) as counts:
-                    if counts is None:
+                with self._frozen(working) as caught_up:
+                    if not caught_up:
                         continue
                     with self.changed:
-                        if not self._catch_up(counts, ()):
-                            continue
                         lines, rows = self.log.lines, self.log.updates
                 found |= zip(working, self._asked(working, "snapshot"), strict=True)
                 with self.changed:
                     self._last = [found[who] for who in range(self._workers)]
                     self._last_update = rows
                     states = [one.state for one in self._last]
-                    counted = _sum(self._of_gone, *(one.counted for one in self._last))
+                    counted = total(self._of_gone, *(one.counted for one in self._last))
                     counted = counted._replace(deaths=self.deaths)
                     now = time.monotonic()
                     away = {who for who, since in self._since.items() if now - since > MISSED}
@@ -163,9 +144,8 @@ class Coordinator(Supervisor):
     def _react(self, news: News) -> None:
         who = news.member
         if news.kind == "lost":
-            again = self._died_again(who, "a meeting")
             with self.changed:
-                self._missing.add(who)
+                again = self._died_again(who, "a meeting")
                 self._away.pop(who, None)
                 self._since.setdefault(who, time.monotonic())
                 self.log.happened(Event(self.now(), who, "lost"))
@@ -173,7 +153,11 @@ class Coordinator(Supervisor):
         elif news.kind == "ready":
             self._mending.submit(self._try, self._return, who)
         elif news.kind == "failed":
-            raise RuntimeError(f"worker {who} fails with {reason(news.value)}")
+            raise RuntimeError(
+                f"worker {who} fails with {reason(news.value)} after {self.log.updates} meetings; "
+                "correct the task or the learning rate, or set "
+                "config.actors.bad_contribution='drop'"
+            )
         elif news.tag == NEWS:
             self._reported(who, news.value)
 
@@ -182,13 +166,11 @@ class Coordinator(Supervisor):
             return
         with self.changed:
             for item in report.items:
-                if isinstance(item, Failure):
-                    raise RuntimeError(
-                        f"{item.reason} after {self.log.updates} meetings; correct the task or the "
-                        "learning rate, or set config.actors.bad_contribution='drop'"
-                    )
                 if isinstance(item, Arrival):
-                    self._pairing.arrived(item.worker, item.seconds)
+                    arrivals = self._parts.rule.arrivals
+                    self._rule, steps = arrived(arrivals, self._rule, *item)
+                    for one, step in steps.items():
+                        self._pool.call(one, "do", step)
                     continue
                 self._died[who] = 0
                 self._durations.append(item.ends[0].busy)
@@ -202,31 +184,23 @@ class Coordinator(Supervisor):
         while not self._closing:
             with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
                 with self.changed:
-                    others, gone = sorted(self._alive), sorted(self._missing)
+                    others, gone = sorted(self._alive), self._missing()
                 if not (others or self._away or self._options.own_model):
                     raise WorkersLost("all workers have gone at once; give the same command again")
                 reports = [met for one in gone for met in self._asked(others, "absent", one)]
-                with self._frozen(others) as counts:
-                    if counts is None:
+                with self.changed:
+                    for met in itertools.chain.from_iterable(reports):
+                        self.log.add(met)
+                with self._frozen(others, gone) as caught_up:
+                    if not caught_up:
                         continue
-                    state = self._beginning(who, others, gone, reports, counts)
-                if state is not None:
-                    break
+                    state = self._beginning(who, others)
+                break
         if again and not self._closing:
             self._pool.start(who, ray.put(state), self._batches(who, state))
 
-    def _beginning(
-        self,
-        who: int,
-        others: Sequence[int],
-        gone: Sequence[int],
-        reports: Sequence[Sequence[Meeting]],
-        counts: Mapping[int, int],
-    ) -> GossipState | None:
-        """Return the state of a worker that has gone, between the rows so far and those to come.
-
-        None if somebody else than `gone` is lost meanwhile.
-        """
+    def _beginning(self, who: int, others: Sequence[int]) -> GossipState:
+        """Return the state of a worker that has gone, between the rows so far and those to come."""
         if self._options.own_model:
             source, version = who, self._last_update
             model = self._last[who].state.params
@@ -239,17 +213,12 @@ class Coordinator(Supervisor):
             else:
                 (model,) = self._asked([source], "public")
         with self.changed:
-            for met in itertools.chain.from_iterable(reports):
-                self.log.add(met)
-            if not self._catch_up(counts, gone):
-                return None
             self.log.restored(who, source, self.now(), version)
             known = self.log.known(who)
         self._replace(who, model)
-        self._pairing.anew(who, self.now())
         state = first_state(self._parts, who, model, **known)
         with self.changed:
-            self._missing.discard(who)
+            self._rule = self._parts.rule.arrivals.begun(self._rule, who, 0, self.now())
             self._away[who] = WorkerSnapshot(state, Counted())
             self.changed.notify_all()
         return state
@@ -260,13 +229,13 @@ class Coordinator(Supervisor):
         difference = jax.tree.map(np.subtract, params, last.state.params)
         whole = jax.tree.map(lambda *leaves: sum(leaves), *models)
         moved = Counted(moved=_length(difference) / _length(whole))
-        self._of_gone = _sum(self._of_gone, last.counted, moved)
+        self._of_gone = total(self._of_gone, last.counted, moved)
         self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
 
     def _return(self, who: int) -> None:
         """Let a worker that is ready again work, and the others meet it."""
         with self._freezing, self.changed:
-            if who in self._missing:
+            if who in self._missing():
                 return  # it has died once more
             others = sorted(self._alive)  # at this moment, as one may die meanwhile
             for other in others:
@@ -286,18 +255,25 @@ class Coordinator(Supervisor):
     def _batches(self, who: int, state: GossipState) -> int:
         """Return the mini-batches of a worker's next local steps."""
         arrivals = self._parts.rule.arrivals
-        if arrivals.apart:
-            return arrivals.mini_batches(state.rule, who)
-        return self._pairing.batches(who)
+        return arrivals.mini_batches(state.rule if arrivals.apart else self._rule, who)
 
     def _asked(self, workers: Sequence[int], method: str, *arguments: Any) -> list:
         import ray
 
         return ray.get([self._pool.call(who, method, *arguments) for who in workers])
 
+    def _missing(self) -> list[int]:
+        """Return the workers that have gone and whose new beginning is not known yet."""
+        there = self._alive | self._away.keys()
+        return [who for who in range(self._workers) if who not in there]
+
     @contextlib.contextmanager
-    def _frozen(self, workers: Sequence[int]) -> Iterator[dict[int, int] | None]:
-        """Yield the meetings of these workers, which have none meanwhile; None if one is gone."""
+    def _frozen(self, workers: Sequence[int], gone: Sequence[int] = ()) -> Iterator[bool]:
+        """Keep these workers from meeting; yields whether all meetings that they had have rows.
+
+        They have not where another one than `gone` is lost: what a process that dies has not
+        reported never comes.
+        """
         import ray
 
         asked = {who: self._pool.call(who, "freeze") for who in workers}
@@ -305,36 +281,29 @@ class Coordinator(Supervisor):
         for who, reference in asked.items():
             with contextlib.suppress(ray.exceptions.RayActorError):
                 counts[who] = ray.get(reference)
+
+        def lost() -> bool:
+            return len(counts) < len(asked) or not set(gone).issuperset(self._missing())
+
+        def written() -> bool:
+            rows = self.log.counts()
+            return all(rows[who] == count for who, count in counts.items())
+
         try:
-            yield counts if len(counts) == len(asked) else None
+            with self.changed:
+                patience = CATCHING_UP + self.patience  # for one that is computing
+                self._wait(lambda: lost() or written(), patience, _FORGOTTEN)
+                caught_up = not lost()
+            yield caught_up
         finally:
             for who in counts:
                 self._pool.call(who, "thaw")
 
-    def _catch_up(self, counts: Mapping[int, int], gone: Sequence[int]) -> bool:
-        """Wait, under `changed`, for the rows of frozen workers; False if somebody is lost.
-
-        What a process that dies meanwhile has not reported never comes. gone: who is known to be.
-        """
-        known = set(gone)
-
-        def caught_up() -> bool:
-            rows = self.log.counts()
-            return all(rows[who] == count for who, count in counts.items())
-
-        patience = CATCHING_UP + self.patience  # for one that is computing
-        self._wait(lambda: self._missing - known or caught_up(), patience, _FORGOTTEN)
-        return not self._missing - known
-
     def _wait(self, until: Callable[[], bool], seconds: float, otherwise: str) -> None:
         """Wait under `changed`, or raise what has gone wrong meanwhile."""
-        end = time.monotonic() + seconds
-        while not until():
-            if self.error is not None:
-                raise self.error
-            if time.monotonic() > end:
-                raise WorkersLost(f"{otherwise}; give the same command again to go on")
-            self.changed.wait(LOOK)
+        self.wait(self.now() + seconds, until)
+        if not until():
+            raise WorkersLost(f"{otherwise}; give the same command again to go on")
 
 
 class GossipRun(NamedTuple):
@@ -346,11 +315,7 @@ class GossipRun(NamedTuple):
     samples: int
     counted: Counted  # since the run has begun
     there: np.ndarray  # [workers] bool, False of those that have been away for long
-
-    @property
-    def exhausted(self) -> bool:
-        """Gossip workers never come to an end."""
-        return False
+    exhausted = False  # gossip workers never come to an end
 
 
 class GossipRuntime(ProcessRuntime):
@@ -359,7 +324,7 @@ class GossipRuntime(ProcessRuntime):
     The last `advance` by a number of updates may make a few more: meetings under way end.
     """
 
-    copies = COPIES
+    copies, process, groups = 6, GossipWorker, (MEET,)
 
     def __init__(
         self,
@@ -368,17 +333,15 @@ class GossipRuntime(ProcessRuntime):
         options: Options = DEFAULTS,
         session: Session = SESSION,
     ):
-        """Check the parts; no process is started before the first update.
-
-        recipe: builds the same parts in the process of a worker; it has to be picklable.
-        """
-        super().__init__(parts.rule.workers, options, session)
+        """Check the parts; recipe: builds the same ones, see `ProcessRuntime`."""
+        super().__init__(parts.rule.workers, recipe, options, session)
         refuse(parts.worker.algorithm, parts.rule)
-        self.parts, self._recipe = parts, recipe
+        self.parts = parts
 
     def start(self, params: Any) -> GossipRun:
         """Return a run of no updates from `params`; processes come with the first `advance`."""
         self.close()
+        self._params = params
         self._log, self._before = PairLog(self._workers), Counted()
         states = [first_state(self.parts, 0, params)] * self._workers
         self._run = GossipRun(states, 0.0, 0, 0, Counted(), np.ones(len(states), bool))
@@ -397,7 +360,7 @@ class GossipRuntime(ProcessRuntime):
             update += schedule.updates
             samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
             now = float(schedule.time[-1]) if update >= enough else now
-        counted = _sum(self._before, counted)
+        counted = total(self._before, counted)
         return GossipRun(states, now, update, samples, counted, there), schedule
 
     def observe(self, run: GossipRun, seconds: float, loss: float) -> GossipRun:
@@ -454,15 +417,11 @@ class GossipRuntime(ProcessRuntime):
         self._log = PairLog(len(states), update, seconds, *counts.T)
         return self._run, None
 
-    def _supervisor(self) -> Coordinator:
-        return Coordinator(self.parts, self._log, self._options)
+    def _supervisor(self, pool: ActorPool) -> Coordinator:
+        return Coordinator(self.parts, self._log, self._options, pool)
 
     def _open(self) -> None:
-        self._running.open(self._session, self._recipe, self._run.states, self._run.seconds)
-
-
-def _sum(*counted: Counted) -> Counted:
-    return Counted(*map(sum, zip(*counted, strict=True)))
+        self._running.open(self._run.states, self._run.seconds)
 
 
 def _length(model: Any) -> float:

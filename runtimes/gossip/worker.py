@@ -26,11 +26,10 @@ import optax
 from algorithms.base import AXIS
 from comms import collectives, hashing
 from runtimes import worker
-from runtimes.asynchronous.pool import reason
 from runtimes.asynchronous.worker import Computing, WorkerParts, finite
 from runtimes.gossip.partition import Half, PairProgram
 from stragglers.pair_log import Entry, Meeting
-from stragglers.rule import AsyncProtocol, Decision, Rule
+from stragglers.rule import AsyncProtocol, Rule
 
 MEET = "meet"  # the group of calls of other workers
 ASKS, ANSWERS = 0, 1  # positions in a meeting, as in a row of the schedule
@@ -39,7 +38,7 @@ DOUBLINGS = 4  # of it
 LOOK = 0.1  # s between two looks at whether something has changed
 PATIENCE = 10.0  # s without a word of its asker until a meeting is given up
 REMEMBERED = 256  # meetings that others have asked for, in case they do not report them
-_NEVER = 1 << 62  # an attempt that nobody comes to
+NEVER = 1 << 62  # an attempt that nobody comes to
 
 
 class GossipParts(NamedTuple):
@@ -120,16 +119,10 @@ class Arrival(NamedTuple):
     seconds: float
 
 
-class Failure(NamedTuple):
-    """A worker has ended."""
-
-    reason: str
-
-
 class Report(NamedTuple):
     """The events of a worker since its last report."""
 
-    items: Sequence[Meeting | Arrival | Failure]
+    items: Sequence[Meeting | Arrival]
     computing: float  # s, of the local steps under way
 
 
@@ -217,53 +210,20 @@ def _of_one(body: Callable) -> Callable:
     return run
 
 
-class Pairing:
-    """The common place of a rule whose workers wait for each other; thread-safe.
+def arrived(
+    arrivals: AsyncProtocol, rule: Any, who: int, now: float
+) -> tuple[Any, dict[int, Step]]:
+    """Return the rule's state after a worker has done its local steps, and what then follows.
 
-    tell: (worker, Step), called for both workers of a meeting once both have arrived.
+    A step is for a worker that begins anew: for both of a pair, or for the one that goes on.
     """
-
-    def __init__(self, arrivals: AsyncProtocol, tell: Callable[[int, Step], None]):
-        self._arrivals, self._tell = arrivals, tell
-        self._state, self._lock = arrivals.init(), threading.Lock()
-
-    def arrived(self, who: int, now: float) -> None:
-        """Note that the worker has done its local steps, and waits for a Step."""
-        with self._lock:
-            decision = self._arrivals.on_arrival(self._state, who, 0, now)
-            self._state = decision.state
-        for one, step in steps_after(self._arrivals, decision).items():
-            self._tell(one, step)
-
-    def batches(self, who: int) -> int:
-        """Return the mini-batches of the worker's next local steps."""
-        with self._lock:
-            return self._arrivals.mini_batches(self._state, who)
-
-    def anew(self, who: int, now: float) -> None:
-        """Note that the worker has begun its local steps once more, and waits for nobody."""
-        with self._lock:
-            self._state = self._arrivals.begun(self._state, who, 0, now)
-
-
-def steps_after(arrivals: AsyncProtocol, decision: Decision) -> dict[int, Step]:
-    """Return the steps of the workers that begin anew after this decision."""
+    decision = arrivals.on_arrival(rule, who, 0, now)
     met = decision.update
     partners = {} if len(met) < 2 else dict(zip(met, met[::-1], strict=True))
-    return {
+    return decision.state, {
         one: Step(partners.get(one), one == met[0], arrivals.mini_batches(decision.state, one))
         for one in decision.restart
     }
-
-
-class _Calls:
-    """The latest attempt of an asker."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.attempt, self.heard = -1, 0.0
-        self.replies: list[Reply | None] = []
-        self.turn: tuple[Half, list, Entry, float] | None = None  # of a meeting under way
 
 
 class PairHandler:
@@ -280,7 +240,6 @@ class PairHandler:
 
     def __init__(
         self,
-        workers: int,
         lock: threading.Lock,
         begin: Callable[[], tuple[Half, Entry] | None],
         commit: Callable[[Meeting, Any], None],
@@ -288,83 +247,73 @@ class PairHandler:
         now: Callable[[], float],
     ):
         self._lock, self._begin, self._commit, self._now = lock, begin, commit, now
-        self._send, self._calls = send, [_Calls() for _ in range(workers)]
-        self._serving: _Calls | None = None  # for whom the lock is held
+        self._send, self._answering = send, threading.Lock()
+        # By asker: the number of its latest attempt, and the replies to that.
+        self._replies: dict[int, tuple[int, list[Reply | None]]] = {}
+        self._asker: int | None = None  # for whom the lock is held
+        self._turn: tuple[Half, list, Entry, float] | None = None  # of that meeting
+        self._heard = 0.0  # when its asker has said something
 
     def answer(self, request: Request) -> Reply | None:
         """Return the reply to a request; None refuses it, or says that it has been given up."""
-        calls = self._calls[request.asker]
-        with calls.lock:
-            if request.attempt == calls.attempt and request.step < len(calls.replies):
-                reply = calls.replies[request.step]
-                if reply is not None:
-                    self._send(reply)
-                return reply
-            if request.attempt < calls.attempt or (
-                request.step and request.attempt > calls.attempt
-            ):
+        with self._answering:
+            asker, attempt, step, *_ = request
+            latest, replies = self._replies.get(asker, (-1, []))
+            if attempt == latest and step < len(replies):
+                if replies[step] is not None:
+                    self._send(replies[step])
+                return replies[step]
+            if attempt < latest or (step and attempt > latest):
                 return None
-            calls.heard = time.monotonic()
-            if request.step == 0:
-                self._release(calls)  # of an attempt that its asker has given up
-                calls.attempt, calls.replies = request.attempt, []
+            if step == 0:
+                self._release(asker)  # of an attempt that its asker has given up
+                replies = []
+                self._replies[asker] = attempt, replies
             try:
-                reply = self._replied(request, calls)
+                replies.append(self._replied(request))
             except BaseException:
-                self._release(calls)
+                self._release(asker)
                 raise
-            calls.replies.append(reply)
-            calls.heard = time.monotonic()  # its own computing is no silence of the asker
-        return reply
+            if self._asker == asker:
+                self._heard = time.monotonic()
+            return replies[step]
 
     def give_up_the_silent(self) -> None:
         """Forget a meeting whose asker has not said a word for long; nothing has changed by it."""
-        calls = self._serving
-        if calls is not None and time.monotonic() - calls.heard > PATIENCE:
-            self._give_up(calls, PATIENCE)
+        with self._answering:
+            if self._asker is not None and time.monotonic() - self._heard > PATIENCE:
+                self._release(self._asker)
 
-    def close_to(self, asker: int) -> None:
-        """Refuse an asker that has gone, whatever of it is still under way; until `forget`."""
-        self._give_up(self._calls[asker])
-        self._restart(asker, _NEVER)
+    def expect(self, asker: int, attempt: int) -> None:
+        """Refuse all attempts of an asker before this one, also one that is under way."""
+        with self._answering:
+            self._release(asker)
+            self._replies[asker] = attempt - 1, []
 
-    def forget(self, asker: int) -> None:
-        """Begin anew with an asker that counts its attempts anew."""
-        self._restart(asker, -1)
-
-    def _restart(self, asker: int, attempt: int) -> None:
-        with self._calls[asker].lock:
-            self._calls[asker].attempt, self._calls[asker].replies = attempt, []
-
-    def _give_up(self, calls: _Calls, silence: float = 0.0) -> None:
-        with calls.lock:
-            if time.monotonic() - calls.heard >= silence:
-                self._release(calls)
-
-    def _release(self, calls: _Calls) -> None:
-        if self._serving is calls:
-            self._serving = None
+    def _release(self, asker: int) -> None:
+        if self._asker == asker:
+            self._asker = None
             self._lock.release()
 
-    def _replied(self, request: Request, calls: _Calls) -> Reply | None:
+    def _replied(self, request: Request) -> Reply | None:
         """Return the reply of a meeting that begins or goes on, which may be its end."""
         if request.step == 0 and self._lock.acquire(blocking=False):
-            self._serving, asked, begun = calls, self._now(), self._begin()
+            self._asker, asked, begun = request.asker, self._now(), self._begin()
             if begun is None:
-                self._release(calls)
+                self._release(request.asker)
             else:
                 half, entry = begun
-                calls.turn = half, on_host(next(half)), entry, asked
-        if self._serving is not calls:
+                self._turn = half, on_host(next(half)), entry, asked
+        if self._asker != request.asker:
             return None
-        half, message, entry, asked = calls.turn
+        half, message, entry, asked = self._turn
         reply = Reply(message, entry)
         self._send(reply)
         message, result = advanced(half, request.message)
-        calls.turn = half, message, entry, asked
+        self._turn = half, message, entry, asked
         if message is None:
             self._commit(Meeting((request.entry, entry), asked, self._now()), result)
-            self._release(calls)
+            self._release(request.asker)
         return reply
 
 
@@ -389,17 +338,15 @@ class GossipWorker(Computing):
         self.parts, self._me = recipe(), me
         self._algorithm, self._arrivals = self.parts.worker.algorithm, self.parts.rule.arrivals
         self._lock = threading.Lock()  # its holder may change the state
-        self._handler = PairHandler(
-            self.parts.rule.workers, self._lock, self._answer, self._answered, self._send, self.now
-        )
+        self._handler = PairHandler(self._lock, self._answer, self._answered, self._send, self.now)
         self._met = threading.Event()
         self._progress: Progress | None = None  # for a partner that asks
-        self._peers: dict[int, Any] = {}
-        self._absent: set[int] = set()
+        self._peers: dict[int, Any] = {}  # by their numbers, while they are there
         self._unheard: tuple[Meeting, ...] = ()  # alone, since its last meeting
         self._attempts, self._counted, self._counting = 0, Counted(), threading.Lock()
         self._chance = np.random.default_rng(me)
-        self._items: list[Meeting | Arrival | Failure] = []
+        self._items: list[Meeting | Arrival] = []
+        self._error: BaseException | None = None  # that has ended the worker
         self._happened = threading.Condition()
         self._asked_by_others: collections.deque[Meeting] = collections.deque(maxlen=REMEMBERED)
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
@@ -425,7 +372,7 @@ class GossipWorker(Computing):
         """Begin to work and meet, with the clock at `elapsed` seconds; others are absent."""
         self._peers = dict(peers)
         for other in set(range(self.parts.rule.workers)) - {self._me, *peers}:
-            self.absent(other)
+            self._handler.expect(other, NEVER)
         self._began, self._elapsed = time.monotonic(), elapsed
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -443,21 +390,25 @@ class GossipWorker(Computing):
 
     def absent(self, other: int) -> list[Meeting]:
         """Expect nothing more of a worker that has gone; returns the meetings that it asked for."""
-        self._handler.close_to(other)
-        self._absent.add(other)
+        self._peers.pop(other, None)
+        self._handler.expect(other, NEVER)
         return [met for met in self._asked_by_others.copy() if met.ends[0].worker == other]
 
     def present(self, other: int, peer: Any) -> None:
         """Expect the worker to answer, in its new process, and to count its attempts anew."""
+        self._handler.expect(other, 0)
         self._peers[other] = peer
-        self._handler.forget(other)
-        self._absent.discard(other)
 
     def news(self) -> Report:
-        """Return the events since the last call, waiting a moment if there are none."""
+        """Return the events since the last call, waiting a moment if there are none.
+
+        After the last one of a worker that has ended, raises the reason.
+        """
         with self._happened:
-            self._happened.wait_for(lambda: self._items, 5 * LOOK)
+            self._happened.wait_for(lambda: self._items or self._error, 5 * LOOK)
             items, self._items = self._items, []
+        if self._error is not None and not items:
+            raise self._error
         return Report(items, self._computing_for())
 
     def freeze(self) -> int:
@@ -492,8 +443,10 @@ class GossipWorker(Computing):
                     step = self._next_step(rule)
                     rule, met = step.rule, self._meet(progress, step)
                 self._batches, self._progress = step.batches, None
-        except BaseException as error:  # there is nobody else to hear of it
-            self._tell(Failure(f"{type(error).__name__}: {reason(error)}"))
+        except BaseException as error:  # `news` says it
+            with self._happened:
+                self._error = error
+                self._happened.notify()
 
     def _local_steps(self) -> Progress | None:
         """Make the local steps, as long as their delay says; None leaves out those not finite."""
@@ -526,8 +479,8 @@ class GossipWorker(Computing):
         if not self._arrivals.apart:
             self._tell(Arrival(self._me, self.now()))
             return self._steps.get()
-        decision = self._arrivals.on_arrival(rule, self._me, 0, self.now())
-        return steps_after(self._arrivals, decision)[self._me]._replace(rule=decision.state)
+        rule, steps = arrived(self._arrivals, rule, self._me, self.now())
+        return steps[self._me]._replace(rule=rule)
 
     def _meet(self, progress: Progress, step: Step) -> bool:
         """Carry out the step; False if the partner has gone."""
@@ -537,7 +490,7 @@ class GossipWorker(Computing):
         if step.asks:
             time.sleep(self.parts.worker.communication)
         for refused in itertools.count():
-            gone = step.partner in self._absent
+            gone = step.partner not in self._peers
             if step.asks and not gone and self._ask(progress, step):
                 return True
             if not step.asks and self._met.wait(LOOK):
@@ -588,10 +541,9 @@ class GossipWorker(Computing):
         """Carry a request to another process; again, if it may be there and has not answered."""
         import ray
 
-        while partner in self._peers:
-            call = self._peers[partner].answer.options(concurrency_group=MEET)
+        while (peer := self._peers.get(partner)) is not None:
             try:
-                return ray.get(call.remote(request))
+                return ray.get(peer.answer.options(concurrency_group=MEET).remote(request))
             except ray.exceptions.ActorUnavailableError:
                 time.sleep(LOOK)
             except ray.exceptions.RayActorError:
@@ -654,10 +606,9 @@ class GossipWorker(Computing):
 
     def _count(self, **more: int) -> None:
         with self._counting:
-            counted = self._counted._asdict()
-            self._counted = Counted(**counted | {n: counted[n] + m for n, m in more.items()})
+            self._counted = total(self._counted, Counted(**more))
 
-    def _tell(self, item: Meeting | Arrival | Failure) -> None:
+    def _tell(self, item: Meeting | Arrival) -> None:
         with self._happened:
             self._items.append(item)
             self._happened.notify()
@@ -665,6 +616,11 @@ class GossipWorker(Computing):
 
 def _bytes(message: Sequence[np.ndarray]) -> int:
     return sum(value.nbytes for value in message)
+
+
+def total(*counted: Counted) -> Counted:
+    """Return the sum of counters."""
+    return Counted(*map(sum, zip(*counted, strict=True)))
 
 
 def shown_model(parts: GossipParts, state: GossipState) -> Any:

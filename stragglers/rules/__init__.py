@@ -15,25 +15,25 @@ from stragglers.rule import Rule, Setting
 # Factories (setting, *, own parameters) -> Rule.
 RULES = Registry({
     "adaptive_deadline": "stragglers.rules.rounds:adaptive_deadline",
-    "adasync": "stragglers.rules.adasync:adasync",
+    "adasync": "stragglers.rules.server:adasync",
     "anytime": "stragglers.rules.rounds:anytime",
     "barrier": "stragglers.rules.rounds:barrier",
     "bipartite_pairs": "stragglers.rules.pairs:bipartite_pairs",
     "deadline": "stragglers.rules.rounds:deadline",
     "drop_compute": "stragglers.rules.rounds:drop_compute",
     "first_finisher": "stragglers.rules.rounds:first_finisher",
-    "k_async": "stragglers.rules.k_protocols:k_async",
-    "k_batch_async": "stragglers.rules.k_protocols:k_batch_async",
-    "k_batch_sync": "stragglers.rules.k_protocols:k_batch_sync",
-    "k_sync": "stragglers.rules.k_protocols:k_sync",
+    "k_async": "stragglers.rules.server:k_async",
+    "k_batch_async": "stragglers.rules.server:k_batch_async",
+    "k_batch_sync": "stragglers.rules.server:k_batch_sync",
+    "k_sync": "stragglers.rules.server:k_sync",
     "neighbour_barrier": "stragglers.rules.rounds:neighbour_barrier",
     "quorum": "stragglers.rules.rounds:quorum",
-    "quorum_async": "stragglers.rules.k_protocols:quorum_async",
+    "quorum_async": "stragglers.rules.server:quorum_async",
     "quorum_grace": "stragglers.rules.rounds:quorum_grace",
     "random_pairs": "stragglers.rules.pairs:random_pairs",
-    "rennala": "stragglers.rules.k_protocols:rennala",
+    "rennala": "stragglers.rules.server:rennala",
     "replay": "stragglers.rules.replay:replay",
-    "ringmaster": "stragglers.rules.k_protocols:ringmaster",
+    "ringmaster": "stragglers.rules.server:ringmaster",
 })
 
 

@@ -17,13 +17,310 @@ meetings; then scalar or [workers]. Both rules take these parameters:
                    has fewer disjoint edges
 
 Bad values raise ValueError.
+
+A row of the schedule is a wavefront of disjoint meetings, which `stragglers.wavefront` takes from
+their order by time. Its first half are the nodes that asked, `partner` is the position of the other
+one, and `batches` the local steps that each brings along: 0 for a partner that never stopped. A
+node that meets itself, as its own partner, only delivers. An unused position has the number of
+workers as its worker, and itself as its partner. `version` is the row, as every node works on its
+own copy.
+
+A draw (of a neighbour, or of the local steps before a meeting) depends on the node and on how often
+it has drawn before, never on time. `PairProtocol` has the same meetings where time is real.
 """
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
+import scipy
 
-from stragglers.pair_clock import PairClock, PairProtocol, check_neighbours
-from stragglers.rule import Rule, Setting, Turnout, Unfit
+from stragglers import wavefront
+from stragglers.lookahead import Ahead, columns_of, table_of
+from stragglers.processes import as_process
+from stragglers.rule import (
+    AsyncProtocol,
+    Decision,
+    Rule,
+    Setting,
+    Turnout,
+    Unfit,
+    check_nodes,
+    checked_cost,
+    one_number,
+)
+from stragglers.schedule import Schedule
+from stragglers.server_clock import check_draw
+from stragglers.streams import addressed
+
+PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have no stream and 1
+
+Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, round -> int
+
+
+def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
+    """Draw partners by the weights of a node's edges; a node that never asks meets itself."""
+    edges = [
+        (i, j, links[j].get("weight", 1.0) if asks[i] else 1.0)
+        for i, links in ((i, graph[i]) for i in range(len(graph)))
+        for j in (sorted(links) if asks[i] else [i])
+    ]
+    node, partner, weight = (np.array(column) for column in zip(*edges, strict=True))
+    partner = partner.astype(np.int32)
+    usable = np.isfinite(weight) & (weight > 0)
+    if not usable.all():
+        raise ValueError(
+            f"{name}: needs positive weights of edges, got {weight[~usable][0]}; remove such an "
+            "edge"
+        )
+    start = np.searchsorted(node, np.arange(len(graph) + 1))  # first edge of each node
+    degree, shares = np.diff(start), np.ones(len(weight))
+    for d in np.unique(degree):  # the last edge of a node has the rest up to 1
+        edges = start[:-1][degree == d, None] + np.arange(d)
+        sums = weight[edges].sum(axis=1, keepdims=True)
+        shares[edges[:, :-1]] = np.cumsum(weight[edges[:, :-1]], axis=1) / sums
+    halvings = int(degree.max() - 1).bit_length()
+    uniform = addressed(seed, PARTNERS)
+
+    def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
+        worker, count = np.asarray(worker), np.asarray(count)
+        u = uniform(worker, count)
+        low, high = start[worker], start[worker + 1] - 1  # the first share above u is between them
+        for _ in range(halvings):
+            middle = (low + high) // 2
+            under = shares[middle] <= u
+            low = np.where(under, middle + 1, low)
+            high = np.where(under, high, middle)
+        return partner[np.broadcast_to(low, u.shape)]
+
+    return drawn
+
+
+def _fixed(name: str, mean: float, most: int, seed: int) -> Draw:
+    """Return a draw of always `mean` local steps."""
+    if not 1 <= mean <= most or mean != int(mean):
+        raise ValueError(
+            f"{name}: needs a whole number 1 <= local_steps <= mini_batches={most}, got {mean}; "
+            "set one in this range"
+        )
+    return lambda worker, count: np.full(np.broadcast(worker, count).shape, int(mean))
+
+
+def _geometric(name: str, mean: float, most: int, seed: int) -> Draw:
+    """Return a draw of geometric local steps, capped at `most`, with mean `mean` after the cap."""
+    if not (1 <= mean < most or mean == most == 1):
+        raise ValueError(
+            f"{name}: needs 1 <= local_steps < mini_batches={most} for geometric steps, which "
+            f"are capped there, got {mean}; set fewer local_steps or more mini_batches"
+        )
+    # sum_{h < M} (1 - p)^h is the mean of a geometric number that is capped at M.
+    root = scipy.optimize.brentq
+    stay = root(lambda q: sum(q**h for h in range(most)) - mean, 0.0, 1.0, xtol=1e-14)
+    uniform = addressed(seed, STEPS)
+
+    def drawn(worker: np.ndarray, count: np.ndarray) -> np.ndarray:
+        worker, count = np.broadcast_arrays(worker, count)
+        with np.errstate(divide="ignore"):  # stay = 0 always gives one step
+            longer = np.log1p(-uniform(worker, count)) / np.log(stay)
+        return 1 + np.minimum(longer, most - 1).astype(np.int64)
+
+    return drawn
+
+
+# draws of a round's number of local steps: (name, mean, most, seed) -> Draw
+STEP_DRAWS: dict[str, Callable[..., Draw]] = {"fixed": _fixed, "geometric": _geometric}
+
+
+class PairState(NamedTuple):
+    """State of a schedule of pairs between two segments."""
+
+    update: int  # index of the next row
+    time: float  # s, landing of the last row
+    nodes: wavefront.Nodes
+    pending: wavefront.Pending
+
+
+class PairClock:
+    """Plan of pairs: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
+
+    name: of the rule, for errors; asks: [P] bool, the nodes that meet neighbours, while the others
+    only meet themselves. The other parameters are as above. Bad values raise ValueError.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        setting: Setting,
+        asks: np.ndarray,
+        *,
+        local_steps: float | None,
+        steps: str,
+        width: int | None,
+        blocking: bool = False,
+    ):
+        if steps not in STEP_DRAWS:
+            known = ", ".join(STEP_DRAWS)
+            raise ValueError(f"{name}: unknown steps={steps!r}; choose one of {known}")
+        graph, self.workers = setting.graph, setting.workers
+        self.name, self.blocking = name, blocking
+        self.mini_batches = one_number(name, setting)
+        if width is None:
+            disjoint = len(nx.maximal_matching(graph)) + (~asks).sum()
+            width = int(max(1, min(self.workers // 8, disjoint)))
+        if width < 1:
+            raise ValueError(f"{name}: needs width >= 1 meetings a row, got {width}; set more")
+        self.width = width
+        mean = self.mini_batches if local_steps is None else local_steps
+        self.partner = neighbour(name, graph, asks, setting.seed)
+        self.steps = STEP_DRAWS[steps](name, mean, self.mini_batches, setting.seed)
+        self._always = np.full((1, 1), int(mean)) if STEP_DRAWS[steps] is _fixed else None
+        self._known = Ahead(as_process(setting.delay), setting.seed)
+        self._everybody = np.arange(self.workers)
+        self._communication = setting.communication
+        self._seconds = checked_cost(name, setting.communication, self.workers)
+
+    def init(self) -> PairState:
+        """Begin the local steps of all nodes at 0 s."""
+        workers, everybody = self.workers, self._everybody
+        first, waits = np.zeros(workers, np.int64), np.full(workers, -1)
+        nothing = np.full(workers, np.inf)
+        asked = table_of(self.partner, first, 1, np.int64)[:, 0]
+        number = self.steps(everybody, first)
+        begin, end = np.zeros(workers), self._known.first_ends(number)
+        cost = np.where(asked == everybody, 0.0, self.costs(first, 1)[:, 0])
+        wake, land = (end.copy(), nothing) if self.blocking else (nothing, end + cost)
+        nodes = wavefront.Nodes(
+            begin, end, number, first, first, wake=wake, waits=waits, asked=asked, land=land
+        )
+        return PairState(0, 0.0, nodes, wavefront.empty_window(self.width))
+
+    def extend(self, state: PairState, updates: int) -> tuple[PairState, Schedule]:
+        """Return the next `updates` rows."""
+        nodes, pending = (type(part)(*(a.copy() for a in part)) for part in state[2:])
+        sides = 2 if self.blocking else 1  # sides of a meeting that begin another round
+        steps = sides * self.width * updates / self.workers * self.mini_batches
+        ahead = functools.partial(self._ahead, columns_of(self.workers, self.mini_batches, steps))
+        rows = wavefront.filled(nodes, pending, state.time, self.blocking, ahead, updates)
+        until = state.update + updates
+        version = np.arange(state.update, until, dtype=np.int32)[:, None]
+        time = float(rows["time"][-1]) if updates else state.time
+        return PairState(until, time, nodes, pending), Schedule(
+            version=np.tile(version, (1, 2 * self.width)),
+            offset=state.update,
+            population=self.workers,
+            **rows,
+        )
+
+    def costs(self, first: np.ndarray, columns: int) -> np.ndarray:
+        """Return the seconds of communication of nodes from their `first` rounds on.
+
+        Of meetings with another node. As in a `wavefront.Lookahead`, [P, columns] or with axes of
+        one entry.
+        """
+        if not callable(self._communication):
+            return np.ravel(self._seconds(0)).astype(np.float64)[:, None]
+        rounds = first[:, None] + np.arange(columns)
+        known, at = np.unique(rounds, return_inverse=True)
+        given = [np.ravel(self._seconds(t)) for t in known.tolist()]
+        table = np.stack([np.broadcast_to(row, self.workers) for row in given])
+        return table[at.reshape(rounds.shape), self._everybody[:, None]].astype(np.float64)
+
+    def _ahead(self, columns: int, nodes: wavefront.Nodes, until: float) -> wavefront.Lookahead:
+        first = nodes.round.copy()
+        seconds = self._known.of(nodes.first + nodes.steps, columns, nodes.end, until)
+        partners = table_of(self.partner, first, columns, np.int32)
+        number = self._always
+        if number is None:
+            number = table_of(self.steps, first, columns, np.int64)
+        return wavefront.Lookahead(seconds, partners, number, self.costs(first, columns), first)
+
+
+def check_neighbours(name: str, setting: Setting) -> None:
+    """Raise ValueError unless every worker has a neighbour and a duration per mini-batch."""
+    graph = setting.graph
+    if graph is None:
+        raise Unfit(
+            name, "nodes meet neighbours, but got no graph", "take a method with a graph, as swarm"
+        )
+    if setting.links is not None:
+        raise Unfit(name, "nodes draw their own partners, but got links", "leave them out")
+    check_nodes(name, graph, setting.workers)
+    lonely = [i for i in graph if set(graph[i]) <= {i} or graph.has_edge(i, i)]
+    if lonely:
+        raise ValueError(
+            f"{name}: needs neighbours other than itself for every node, but the nodes {lonely} "
+            "have none or an edge to themselves; correct the graph"
+        )
+    check_draw(name, setting, ", or give spells of the delay")
+
+
+class MeetingState(NamedTuple):
+    """Knowledge between two arrivals."""
+
+    rounds: np.ndarray  # [P] int64, finished rounds of local steps of each node
+    waits: np.ndarray  # [P] int64, the node that each waits for, or -1
+    since: np.ndarray  # [P] s, from which on it waits
+
+
+class PairProtocol:
+    """`AsyncProtocol` of pairs; an update lists the node that asked and its partner.
+
+    A node that meets itself is alone in its update. The version of an arrival does not matter, as
+    every node works on its own copy.
+    """
+
+    def __init__(self, clock: PairClock):
+        self._clock = clock
+
+    def face(self) -> AsyncProtocol:
+        """Return the decision as a rule shows it."""
+        apart = not self._clock.blocking
+        return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
+
+    def init(self) -> MeetingState:
+        """Begin the first local steps of all nodes."""
+        workers = self._clock.workers
+        zeros = np.zeros(workers, np.int64)
+        return MeetingState(zeros, np.full(workers, -1), np.zeros(workers))
+
+    def mini_batches(self, state: MeetingState, worker: int) -> int:
+        """Return the local steps that the node is about to do."""
+        return int(self._clock.steps(worker, state.rounds[worker]))
+
+    def begun(self, state: MeetingState, worker: int, version: int, now: float) -> MeetingState:
+        """Let the node do its local steps once more, and wait for none meanwhile."""
+        del version, now
+        waits = state.waits.copy()
+        waits[worker] = -1
+        return state._replace(waits=waits)
+
+    def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Decision:
+        """Let the node meet its partner, or wait for it if both have to stop."""
+        del version
+        partner = int(self._clock.partner(worker, state.rounds[worker]))
+        if not self._clock.blocking:
+            met = (worker,) if partner == worker else (worker, partner)
+            return Decision(self._done(state, (worker,)), True, met, (worker,))
+        waiting = np.flatnonzero(state.waits == worker)
+        if waiting.size:  # the node that has waited longest, ties by node
+            first = int(waiting[np.argmin(state.since[waiting])])
+            met = (first, worker)
+        elif state.waits[partner] >= 0:
+            met = (worker, partner)
+        else:
+            waits, since = state.waits.copy(), state.since.copy()
+            waits[worker], since[worker] = partner, now
+            return Decision(state._replace(waits=waits, since=since), counts=True)
+        return Decision(self._done(state, met), True, met, met)
+
+    def _done(self, state: MeetingState, nodes: tuple[int, ...]) -> MeetingState:
+        """Return the state after these nodes have met and begin their next local steps."""
+        rounds, waits = state.rounds.copy(), state.waits.copy()
+        rounds[list(nodes)] += 1
+        waits[list(nodes)] = -1
+        return state._replace(rounds=rounds, waits=waits)
 
 
 def _rule(clock: PairClock) -> Rule:

@@ -437,7 +437,7 @@ class Loop(asynchronous_runtime.Serving):
         method = parts("local_sgd", 1, None).algorithm
         numbers = {"workers": N, "mini_batches": 1, "batch_size": SAMPLES.batch_size}
         server = ParameterServer(method, rule.arrivals, X0, **numbers)
-        super().__init__(server, X0, Options(**options))
+        super().__init__(server, Options(**options))
         self._sender.shutdown()
         self._pool = self._sender = Script(self._ends, spoil)
         self._updates, self.limit = updates, float("inf")

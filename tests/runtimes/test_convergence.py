@@ -12,7 +12,7 @@ from algorithms import all_reduce
 from algorithms.base import scale_by_samples
 from runtimes import simulate
 from stragglers import delays
-from stragglers.theory.k_protocols import stability_limit
+from stragglers.theory import stability_limit
 from tests import planned
 from tests.marks import slow
 

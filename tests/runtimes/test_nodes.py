@@ -15,9 +15,9 @@ from runtimes.gossip.worker import (
     Arrival,
     GossipWorker,
     PairHandler,
-    Pairing,
     Request,
     Step,
+    arrived,
     compile_programs,
     first_state,
     shown_model,
@@ -79,13 +79,13 @@ class Together:
         self.parts, self.log = meeters.parts(name, None), log or PairLog(N)
         worker = self.parts.worker._replace(algorithm=meeters.method(name, rate))
         self.parts = self.parts._replace(worker=worker)
-        self.method, arrivals = worker.algorithm, self.parts.rule.arrivals
+        self.method = worker.algorithm
         self.programs = compile_programs(self.parts, X0)
         self.partner, self.repeated = partner, repeated
         self.chance, self.late = random.Random(1), []
         self._meetings, self._over = self.log.updates + meetings, False
         self._lock, self._done = threading.Lock(), threading.Event()
-        self._pairing = Pairing(arrivals, lambda who, step: self.workers[who].do(step))
+        self._rule = self.parts.rule.arrivals.init()
         self.workers = [Threaded(self, me) for me in range(N)]
         states = states or [self._first(me, begin) for me in range(N)]
         for worker, state in zip(self.workers, states, strict=True):
@@ -105,7 +105,10 @@ class Together:
 
     def heard(self, item):
         if isinstance(item, Arrival):
-            self._pairing.arrived(item.worker, item.seconds)
+            with self._lock:
+                self._rule, steps = arrived(self.parts.rule.arrivals, self._rule, *item)
+            for who, step in steps.items():
+                self.workers[who].do(step)
             return
         assert isinstance(item, Meeting), item
         with self._lock:
@@ -214,7 +217,7 @@ def test_a_silent_asker_is_given_up_and_a_request_twice_gets_the_same_reply(monk
 
     lock, over, entry = threading.Lock(), [], Entry(0, 0, 1, 0, 0, 0.0, 0.0)
     handler = PairHandler(
-        2, lock, lambda: (half(), entry), lambda met, _: over.append(met), lambda _: None, time.time
+        lock, lambda: (half(), entry), lambda met, _: over.append(met), lambda _: None, time.time
     )
     first = handler.answer(Request(1, 7, 0, [5], entry))
     assert first is handler.answer(Request(1, 7, 0, [5], entry)) and lock.locked()

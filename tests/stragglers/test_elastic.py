@@ -50,5 +50,5 @@ def test_it_is_what_a_loop_over_steps_does(learners, stop):
 
 def test_delays_that_change_with_time_are_refused():
     process = markov(delays.deterministic(1.0), 5.0, 9.0, 3.0).seeded(0)
-    with pytest.raises(ValueError, match="depends on the time; give a law"):
+    with pytest.raises(ValueError, match="depends on the time; give a distribution"):
         elastic_all_reduce(process, 2, 1.0, 1.0, 10.0)

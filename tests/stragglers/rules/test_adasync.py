@@ -5,7 +5,7 @@ import pytest
 
 from stragglers import delays
 from stragglers.processes import persistent
-from stragglers.rules.adasync import exponential_k, tabled_k
+from stragglers.rules.server import exponential_k, tabled_k
 from stragglers.schedule import concatenate
 from tests import planned
 

@@ -7,7 +7,7 @@ import pytest
 from stragglers import delays
 from stragglers.processes import as_process, persistent
 from stragglers.rule import whole
-from stragglers.rules.adasync import PROTOCOLS
+from stragglers.rules.server import PROTOCOLS
 from tests import planned
 from tests.stragglers.contract_rows import COSTS, SHIFTED, P, assert_equal, in_segments
 from tests.stragglers.contract_rows import DELAYS as SAME

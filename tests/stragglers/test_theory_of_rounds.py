@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from stragglers import delays
+from stragglers import delays, theory
 from stragglers.order_statistics import moments
 from stragglers.processes import persistent, trace
-from stragglers.theory import rounds as theory
 from tests import planned
 
 EXPONENTIAL = delays.exponential(1.0)

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from stragglers import delays
+from stragglers import delays, theory
 from stragglers.order_statistics import order_statistic_mean
-from stragglers.theory import k_protocols as theory
 from tests import planned
 
 EXPONENTIAL = delays.exponential(1.0)
