@@ -142,9 +142,8 @@ def calibrated(job: Job, steps: np.ndarray) -> Costs:
                     [one for one, place in job.places.items() if place[1] == last],
                     [*job.places],
                 ]
-                late = [start - np.max([over[one] for one in ranks], axis=0) for ranks in candidates]
-                spread = [np.quantile(values, 0.75) - np.quantile(values, 0.25) for values in late]
-                best = int(np.argmin(spread))
+                late = [start - np.max([over[i] for i in ranks], axis=0) for ranks in candidates]
+                best = int(np.argmin([np.subtract(*np.quantile(x, (0.75, 0.25))) for x in late]))
                 awaited[block[0]] = candidates[best]
                 gap[block[0]] = float(np.median(late[best]))
             free = np.max([job.end(one)[steps] for one in block], axis=0)
