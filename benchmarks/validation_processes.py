@@ -55,7 +55,7 @@ TRACES = ("alibaba_job_1", "alibaba_job_4", "bytedance_se")
 RATES = ("100mbit", "20mbit")
 
 SIZES = tuple(2**power for power in (10, 14, 16, 18, 20))  # bytes of the measured all-reduces
-KEY = ("rule", "method", "trace", "rate")
+KEY = ("rule", "method", "trace", "rate")  # of a cell
 TASK = part("digits", model=part("mlp", hidden=[512]))  # 152 kB
 
 
@@ -150,6 +150,7 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
             busy = (time.process_time() - used) / (time.monotonic() - began)
             if rank == 0:
                 point = dict(zip(KEY, (*build, rate), strict=True)) | {
+                    "pair": ", ".join(build[:2]),
                     "predicted": predicted, "measured": float(np.mean(measured)),
                     "deviation": float(np.std(measured, ddof=1)),
                     "error": predicted / float(np.mean(measured)) - 1,
