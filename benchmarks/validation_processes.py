@@ -138,10 +138,11 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
         params = task.init(jax.random.key(0))
         runtime.advance(runtime.start(params), np.inf, 1)  # compiles
         for *_, rate in group:
+            if rank == 0:
+                modelled = arm(*build, costs[rate])
+                rule = prepare.rule(modelled, prepare.prepare(modelled, task))
+                predicted = float(whole(rule, UPDATES).time[-1]) / UPDATES
             limit(rate)
-            modelled = arm(*build, costs[rate])
-            rule = prepare.rule(modelled, prepare.prepare(modelled, task))
-            predicted = float(whole(rule, UPDATES).time[-1]) / UPDATES
             measured, used = [], time.process_time()
             began = time.monotonic()
             for _ in range(REPEATS):
