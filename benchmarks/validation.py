@@ -66,8 +66,8 @@ def job(columns: Mapping[str, np.ndarray]) -> Job:
     table = {name: np.asarray(columns[name])[kept] for name in COLUMNS if name != "optype"}
     steps, step = np.unique(table["step"], return_inverse=True)
     start, seconds, places = {}, {}, {}
-    columns = (table[name].tolist() for name in COLUMNS[1:] if name != "optype")
-    rows = zip(kinds[kept].tolist(), *columns, step.tolist(), strict=True)
+    others = (table[name].tolist() for name in COLUMNS[1:] if name != "optype")
+    rows = zip(kinds[kept].tolist(), *others, step.tolist(), strict=True)
     for kind, rank, replica, stage, seq, began, took, at in rows:
         operation = Operation(rank, kind, seq)
         places[rank] = replica, stage
