@@ -6,8 +6,7 @@
 Every worker is a process on a host of its own, whose link has a rate, see `benchmarks.namespaces`.
 Workers sleep for as long as a mini-batch of a public trace lasts, and exchange for real. The clock
 knows the durations, and the seconds of all-reduces of five sizes, measured once on these links. A
-cell of the table is a waiting rule, a method, a trace and a rate; its prediction is written before
-its runs.
+cell of the table is a waiting rule, a method, a trace and a rate.
 """
 
 import argparse
@@ -73,10 +72,12 @@ def points(path: pathlib.Path) -> list[dict]:
 # --- a process ---
 
 
-def arm(rule: str, method: str, trace: str, communication: Any = 0.0) -> ConfigDict:
+def arm(
+    rule: str, method: str, trace: str, communication: Any = 0.0, runtime: str = "mesh"
+) -> ConfigDict:
     """Return the config of a cell."""
     return base.arm(
-        task=TASK, runtime="mesh", workers=WORKERS, batch_size=4, mini_batches=MINI_BATCHES,
+        task=TASK, runtime=runtime, workers=WORKERS, batch_size=4, mini_batches=MINI_BATCHES,
         algorithm=method, graph=part("ring"), optimizer=part("sgd", learning_rate=0.01), wait=rule,
         delay=part(trace, mean=MEAN), communication=communication, updates=UPDATES,
         rounds_per_dispatch=UPDATES,
@@ -128,20 +129,15 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
     measure, costs = all_reduces(), {}
     for rate in RATES:
         limit(rate)
-        seconds = distributed.agreed(measure())
-        costs[rate] = part("measured", sizes=list(SIZES), seconds=seconds)
+        costs[rate] = distributed.agreed(measure())
         if rank == 0:
-            print(rate, " ".join(f"{1e3 * value:.3g} ms" for value in seconds), flush=True)
+            print(rate, " ".join(f"{1e3 * value:.3g} ms" for value in costs[rate]), flush=True)
     task = prepare.build_task(arm(*left[0][:3])) if left else None
     for build, group in itertools.groupby(left, key=lambda cell: cell[:3]):
         runtime = prepare.prepare(arm(*build), task).runtime
         params = task.init(jax.random.key(0))
         runtime.advance(runtime.start(params), np.inf, 1)  # compiles
         for *_, rate in group:
-            if rank == 0:
-                modelled = arm(*build, costs[rate])
-                rule = prepare.rule(modelled, prepare.prepare(modelled, task))
-                predicted = float(whole(rule, UPDATES).time[-1]) / UPDATES
             limit(rate)
             measured, used = [], time.process_time()
             began = time.monotonic()
@@ -152,11 +148,10 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
             if rank == 0:
                 point = dict(zip(KEY, (*build, rate), strict=True)) | {
                     "pair": ", ".join(build[:2]),
-                    "predicted": predicted, "measured": float(np.mean(measured)),
+                    "predicted": None, "error": None, "measured": float(np.mean(measured)),
                     "deviation": float(np.std(measured, ddof=1)),
-                    "error": predicted / float(np.mean(measured)) - 1,
                     "runs": [float(f"{value:.5g}") for value in measured],
-                    "processor": busy, "all_reduces": list(costs[rate]["seconds"]),
+                    "processor": busy, "all_reduces": list(costs[rate]),
                 }  # fmt: skip
                 put(path, COMMAND, KEY, [point])
                 print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
@@ -164,6 +159,20 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
 
 
 # --- all of them ---
+
+
+def predict(path: pathlib.Path) -> None:
+    """Put what the clock says of durations and all-reduces into the cells that lack it."""
+    task = None
+    for row in points(path):
+        if row["predicted"] is None:
+            cost = part("measured", sizes=list(SIZES), seconds=row["all_reduces"])
+            config = arm(row["rule"], row["method"], row["trace"], cost, "simulate")
+            task = task or prepare.build_task(config)
+            rule = prepare.rule(config, prepare.prepare(config, task))
+            seconds = float(whole(rule, UPDATES).time[-1]) / UPDATES
+            found = {"predicted": seconds, "error": seconds / row["measured"] - 1}
+            put(path, COMMAND, KEY, [row | found])
 
 
 def summary(rows: Sequence[dict]) -> dict[str, Any]:
@@ -230,6 +239,7 @@ def main() -> None:
                 code = running[0].wait()
         if code:
             raise SystemExit(code)
+    predict(options.output)
     print(" ".join(f"{name}={value}" for name, value in summary(points(options.output)).items()))
 
 
