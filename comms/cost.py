@@ -250,11 +250,13 @@ def measured_network(
     seconds: Sequence[float] | None = None,
     workers: int = 1,
     path: str | None = None,
+    arrays: int = 1,
 ) -> Network:
     """Return a network with a measured all-reduce of all workers, as in `table`.
 
     path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
-    OSU's osu_allreduce. Any other message costs as much as in a ring with the cost that `fit`
+    OSU's osu_allreduce. arrays: all-reduces in place of one, where each array has its own, as
+    between CPUs; all but one take as long as the smallest that was measured. Any other message costs as much as in a ring with the cost that `fit`
     finds.
     """
     if path is not None and sizes is None and seconds is None:
@@ -268,7 +270,10 @@ def measured_network(
         )
     steps = max(1, 2 * (workers - 1))
     links = uniform_network(alpha / steps, steps / (workers * beta), workers=workers)
-    return links._replace(all_reduce=table(sizes, seconds))
+    measured = table(sizes, seconds)
+    if arrays > 1:
+        measured = measured._replace(times=measured.times + (arrays - 1) * measured.times[0])
+    return links._replace(all_reduce=measured)
 
 
 def _iperf(path: str) -> tuple[float | None, float]:

@@ -235,6 +235,9 @@ def test_a_network_of_what_benchmarks_print(tmp_path, text, words):
         network = cost.measured_network(path=str(path), workers=4)
         np.testing.assert_allclose(network.all_reduce.sizes, [8, 2e6])
         np.testing.assert_allclose(network.all_reduce.times, [4e-5, 4.4e-4])
+        several = cost.measured_network(path=str(path), workers=4, arrays=5)
+        np.testing.assert_allclose(several.all_reduce.times, [2e-4, 6e-4])
+        assert (several.alpha == network.alpha).all()  # of links
 
 
 def test_a_network_of_what_iperf3_prints(tmp_path):
