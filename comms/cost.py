@@ -256,8 +256,8 @@ def measured_network(
 
     path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
     OSU's osu_allreduce. arrays: all-reduces in place of one, where each array has its own, as
-    between CPUs; all but one take as long as the smallest that was measured. Any other message costs as much as in a ring with the cost that `fit`
-    finds.
+    between CPUs; all but one take as long as the smallest that was measured. Any other message
+    costs as much as in a ring with the cost that `fit` finds.
     """
     if path is not None and sizes is None and seconds is None:
         sizes, seconds = _printed(path)
