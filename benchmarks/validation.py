@@ -41,7 +41,7 @@ class Job(NamedTuple):
     """The operations of a job.
 
     start, seconds: of each operation in all steps [steps]. places: replica and stage of a rank.
-    program: the operations of each rank in their order; those of one tuple begin together.
+    program: the operations of each rank in their order; a tuple begins together.
     """
 
     start: Mapping[Operation, np.ndarray]

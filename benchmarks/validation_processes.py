@@ -22,9 +22,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from benchmarks import namespaces
+from benchmarks import every_rule, namespaces
 from benchmarks.harness import FOLDER, free_port, put
-from configs import base
+from comms.collectives import AXIS
 from experiments import distributed, prepare
 from experiments.registry import part
 from stragglers.rule import whole
@@ -55,7 +55,8 @@ RATES = ("100mbit", "20mbit")
 
 SIZES = tuple(2**power for power in (10, 14, 16, 18, 20))  # bytes of the measured all-reduces
 KEY = ("rule", "method", "trace", "rate")  # of a cell
-ARRAYS, OF_A_RING = 5, 2  # all-reduces of an update: of each array, or of all; and of the weights
+# All-reduces of an update: of each array and of the weights. A ring joins the arrays.
+ARRAYS, JOINED = 5, {"all_reduce(collective=ring)": 2}
 TASK = part("digits", model=part("mlp", hidden=[512]))  # 152 kB
 
 
@@ -77,23 +78,24 @@ def arm(
     rule: str, method: str, trace: str, communication: Any = 0.0, runtime: str = "mesh"
 ) -> ConfigDict:
     """Return the config of a cell."""
-    return base.arm(
-        task=TASK, runtime=runtime, workers=WORKERS, batch_size=4, mini_batches=MINI_BATCHES,
-        algorithm=method, graph=part("ring"), optimizer=part("sgd", learning_rate=0.01), wait=rule,
-        delay=part(trace, mean=MEAN), communication=communication, updates=UPDATES,
-        rounds_per_dispatch=UPDATES,
-    )  # fmt: skip
+    return ConfigDict(every_rule.get_config().to_dict() | {
+        "task": TASK, "runtime": runtime, "workers": WORKERS, "batch_size": 4,
+        "mini_batches": MINI_BATCHES, "algorithm": method, "graph": "ring",
+        "optimizer": part("sgd", learning_rate=0.01), "wait": rule,
+        "delay": part(trace, mean=MEAN), "communication": communication, "updates": UPDATES,
+        "rounds_per_dispatch": UPDATES,
+    })  # fmt: skip
 
 
 def all_reduces(repeats: int = 7) -> Callable[[], list[float]]:
     """Return a function that measures an all-reduce of all processes for each of the sizes [s]."""
     from jax.sharding import PartitionSpec as P
 
-    devices = jax.make_mesh((WORKERS,), ("workers",), axis_types=(jax.sharding.AxisType.Auto,))
-    where = jax.sharding.NamedSharding(devices, P("workers"))
+    devices = jax.make_mesh((WORKERS,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    where = jax.sharding.NamedSharding(devices, P(AXIS))
     added = jax.jit(jax.shard_map(
-        lambda a: jax.lax.psum(a, "workers"), mesh=devices, in_specs=P("workers"),
-        out_specs=P("workers"), check_vma=False,
+        lambda a: jax.lax.psum(a, AXIS), mesh=devices, in_specs=P(AXIS),
+        out_specs=P(AXIS), check_vma=False,
     ))  # fmt: skip
     arrays = [
         jax.make_array_from_callback((WORKERS, size // 4), where, lambda i, n=size: np.ones(
@@ -171,7 +173,7 @@ def predict(path: pathlib.Path) -> None:
     for row in points(path):
         if row.get("arrays_predicted") is None:
             found = dict(row)
-            arrays = OF_A_RING if "ring" in row["method"] else ARRAYS
+            arrays = JOINED.get(row["method"], ARRAYS)
             for name, count in (("", 1), ("arrays_", arrays)):
                 network = part("measured", sizes=list(SIZES), seconds=row["all_reduces"],
                                arrays=count)  # fmt: skip
