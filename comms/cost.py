@@ -3,6 +3,7 @@
 A transfer of x bytes takes alpha + beta x seconds: start-up and inverse bandwidth.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -192,12 +193,28 @@ class Network(NamedTuple):
 
 
 def uniform_network(
-    latency: float, bandwidth: float, slow: dict[int, float] | None = None, workers: int = 1
+    latency: float | None = None,
+    bandwidth: float | None = None,
+    slow: dict[int, float] | None = None,
+    workers: int = 1,
+    path: str | None = None,
 ) -> Network:
     """Return equal links, slower by a factor to `slow` workers.
 
     latency: seconds of a message's start-up; bandwidth: bytes per second; slow: {worker: factor}.
+    path: what `iperf3 --json` has printed, for what is not given: its received bytes per second,
+    and half of the shortest round trip.
     """
+    if path is not None:
+        measured = _iperf(path)
+        latency = measured[0] if latency is None else latency
+        bandwidth = measured[1] if bandwidth is None else bandwidth
+    if latency is None or bandwidth is None:
+        what = "latency and bandwidth" if path is None else "a latency, which iperf3 has not seen"
+        raise ValueError(
+            f"network: needs {what}; set latency=1e-4 in seconds and bandwidth=1.25e8 in bytes per "
+            "second, or path='...' of iperf3's JSON"
+        )
     if not (latency >= 0 and bandwidth > 0):
         raise ValueError(
             f"network: needs latency >= 0 and bandwidth > 0, got {latency} and {bandwidth}; "
@@ -233,12 +250,14 @@ def measured_network(
     seconds: Sequence[float] | None = None,
     workers: int = 1,
     path: str | None = None,
+    arrays: int = 1,
 ) -> Network:
     """Return a network with a measured all-reduce of all workers, as in `table`.
 
     path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
-    OSU's osu_allreduce. Any other message costs as much as in a ring with the cost that `fit`
-    finds.
+    OSU's osu_allreduce. arrays: all-reduces in place of one, where each array has its own, as
+    between CPUs; all but one take as long as the smallest that was measured. Any other message
+    costs as much as in a ring with the cost that `fit` finds.
     """
     if path is not None and sizes is None and seconds is None:
         sizes, seconds = _printed(path)
@@ -251,7 +270,34 @@ def measured_network(
         )
     steps = max(1, 2 * (workers - 1))
     links = uniform_network(alpha / steps, steps / (workers * beta), workers=workers)
-    return links._replace(all_reduce=table(sizes, seconds))
+    measured = table(sizes, seconds)
+    if arrays > 1:
+        measured = measured._replace(times=measured.times + (arrays - 1) * measured.times[0])
+    return links._replace(all_reduce=measured)
+
+
+def _iperf(path: str) -> tuple[float | None, float]:
+    """Return the latency [s], or None, and the bytes per second in the JSON of iperf3."""
+    try:
+        document = json.loads(Path(path).expanduser().read_text(encoding="utf-8-sig"))
+        if not isinstance(document, dict) or "end" not in document:
+            raise ValueError("it is JSON of something else")
+        if "error" in document:
+            raise ValueError(f"iperf3 says: {document['error']}")
+        end = document["end"]
+        received = next(end[name] for name in ("sum_received", "sum") if name in end)
+        bandwidth = float(received["bits_per_second"]) / 8
+        trips = [
+            float(stream.get("sender", {}).get("min_rtt", 0)) for stream in end.get("streams", [])
+        ]
+        trips = [trip for trip in trips if trip > 0]
+        return (0.5e-6 * min(trips) if trips else None), bandwidth
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, StopIteration) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "it has no sum of the received"
+        raise ValueError(
+            f"network: {path} cannot be read ({reason}); give what `iperf3 --json -c HOST` has "
+            "printed, or latency=... and bandwidth=..."
+        ) from error
 
 
 def _printed(path: str) -> tuple[list[float], list[float]]:

@@ -36,6 +36,7 @@ BARRIER = "barrier"  # the rule that others are compared with
 SHARE = 0.9  # of the workers that a quorum or a server waits for
 DRIFT = 16  # rounds over which a mean hides what is random
 WORTH = 1.1  # the gain from which a rule is worth a change
+SLOW = 1.25  # times the median worker in the same round
 SHOWN = 5  # slowest workers
 
 
@@ -66,6 +67,27 @@ def loss(rounds: np.ndarray) -> Loss:
     slowest = [rounds.mean(axis=1).max(), smooth.max(axis=0).mean(), rounds.max(axis=0).mean()]
     parts = np.diff(np.maximum.accumulate([mean, *slowest])) / mean
     return Loss(*map(float, parts))
+
+
+class Spells(NamedTuple):
+    """Times in which workers take SLOW times as long as the median worker, or longer.
+
+    share: of the rounds of all workers. rounds: of a spell without a break, the mean over the time
+    that is slow, 0 without any. workers: that are ever slow.
+    """
+
+    share: float
+    rounds: float
+    workers: int
+
+
+def spells(rounds: np.ndarray) -> Spells:
+    """Return the slow times of workers; rounds [workers, rounds] in seconds."""
+    slow = rounds >= SLOW * np.median(rounds, axis=0)
+    edges = np.diff(np.pad(slow, ((0, 0), (1, 1))).astype(int), axis=1)
+    lengths = np.argwhere(edges < 0)[:, 1] - np.argwhere(edges > 0)[:, 1]
+    mean = float(np.average(lengths, weights=lengths)) if lengths.size else 0.0
+    return Spells(float(slow.mean()), mean, int(slow.any(axis=1).sum()))
 
 
 def calls(measured: Measured, mini_batches: int) -> dict[str, dict[str, Any]]:
@@ -168,6 +190,7 @@ def observed(measured: Measured, mini_batches: int) -> dict:
         "source": measured.source,
         "workers": measured.workers,
         "loss": loss(rounds)._asdict(),
+        "spells": spells(rounds)._asdict(),
         "slowest": [
             {
                 "worker": measured.name(i),
@@ -217,9 +240,24 @@ def as_numbers(records: Sequence[dict]) -> Numbers:
     return Numbers("", ["rule", *names], [[label, *row] for label, row in rows.items()])
 
 
-def markdown(records: Sequence[dict]) -> str:
-    """Return the table of gains as text of a page."""
-    numbers = as_numbers(records)
+def of_workers(records: Sequence[dict]) -> Numbers:
+    """Return the table of slow workers: a row per source."""
+    columns = ["source", "slowest", "over the mean", "rounds in which it is last", "ever slow",
+               "share of rounds that are slow", "rounds of a spell", *Loss._fields]  # fmt: skip
+    rows = []
+    for record in records:
+        first, slow = record["slowest"][0], Spells(**record["spells"])
+        parts = [f"{share:.1%}" for share in record["loss"].values()]
+        rows.append([
+            record["source"], first["worker"], f"{first['times_the_mean']:.2f}",
+            f"{first['share_of_rounds_last']:.0%}", f"{slow.workers} of {record['workers']}",
+            f"{slow.share:.1%}", f"{slow.rounds:.3g}", *parts,
+        ])  # fmt: skip
+    return Numbers("", columns, rows)
+
+
+def markdown(numbers: Numbers) -> str:
+    """Return a table as text of a page."""
     lines = [numbers.columns, ["---"] * len(numbers.columns), *numbers.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -266,6 +304,11 @@ def main(arguments: Sequence[str]) -> None:
         columns = ["slowest workers", "times the mean", "rounds in which it is last"]
         tables.print_table(console, tables.as_table(Numbers("", columns, rows)))
         parts = ", ".join(f"{share:.1%} {name}" for name, share in record["loss"].items())
+        slow = Spells(**record["spells"])
+        console.print(
+            f"{slow.workers} of {record['workers']} workers are ever slow, {SLOW:g} times the "
+            f"median worker, in {slow.share:.1%} of all rounds, for {slow.rounds:.3g} in a row."
+        )
         console.print(f"{advice(record)} Of its loss {parts}.\n", markup=False, highlight=False)
     numbers = as_numbers(records)._replace(title="mini-batches per second, over a barrier's")
     tables.print_table(console, tables.as_table(numbers))

@@ -33,9 +33,10 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # unit at the end of a column's name
 LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
 IN_STEP = (
-    "warning: at equal times all workers took about equally long, as steps that end with an "
-    "all-reduce do, which hides who is slow; give times of computing alone, or waiting=COLUMN, the "
-    "part of them that is waiting"
+    "at equal times all workers took about equally long, as steps that end with an all-reduce do, "
+    "which hides who is slow; log the time of computing alone, from the begin of a step to the end "
+    "of its backward pass, or name the column of the rest as waiting=COLUMN; where workers do get "
+    "slow together, give in_step=True"
 )
 MOST_SHOWN = 16  # names of workers that an error lists on a line
 EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
@@ -99,6 +100,7 @@ def trace(
     waiting: str | None = None,
     scale: float | None = None,
     mean: float | None = None,
+    in_step: bool = False,
 ) -> Process:
     """Replay recorded durations from files, per worker in the order of `time`, cyclic.
 
@@ -112,7 +114,8 @@ def trace(
     as in batch_time_ms; `mean` scales them instead so that they have this mean. Workers are in the
     natural order of their names, rank2 before rank10; workers beyond the file's reuse them in turn.
     The seed has no effect. `read` of the process gives the facts about the file. Raises ValueError
-    for an unreadable file, and for durations that can hardly be seconds.
+    for an unreadable file, for durations that can hardly be seconds, and, unless `in_step`, for
+    those that hardly differ between workers at one time though they do over time.
     """
     for value in (scale, mean):
         if value is not None and not 0 < value < math.inf:
@@ -122,6 +125,8 @@ def trace(
     if mean is not None and scale is not None:
         raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
     found = read(path, Columns(worker, time, duration, waiting))
+    if found.in_step and not in_step:
+        raise ValueError(f"trace: {path}: {IN_STEP}")
     names = sorted(found.durations, key=natural)
     everything = np.concatenate([found.durations[name] for name in names])
     ending = UNIT.search(found.column)
@@ -148,7 +153,6 @@ def trace(
     if found.apart.size:
         facts.append(f"communication apart, median {np.median(found.apart):.3g} s a step")
     facts += [f"{found.empty} empty rows left out"] if found.empty else []
-    facts += [IN_STEP] if found.in_step else []
     process, exchange = replayed(f"trace({path})", records), 0.0
     if found.apart.size:  # the last worker of a step waits for nobody: one per step
         exchange = float(np.quantile(found.apart, 0.5 / len(names)))

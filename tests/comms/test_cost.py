@@ -1,5 +1,7 @@
 """Bytes and seconds of messages: by hand, by simulated collectives, and as NumPy fits them."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,6 +116,7 @@ def test_the_ring_on_equal_links_is_the_alpha_beta_model():
         (lambda: cost.uniform_network(-1.0, 1.0), "latency >= 0 and bandwidth > 0, got -1.0"),
         (lambda: cost.uniform_network(0.0, 0.0), "bandwidth > 0"),
         (lambda: cost.uniform_network(0.0, 1.0, {5: 2.0}, 4), "names no worker of 4"),
+        (lambda: cost.uniform_network(latency=0.0), "needs latency and bandwidth; set"),
         (lambda: cost.uniform_link(0.0, 1.0), "needs seconds > 0, got 0.0"),
         (lambda: cost.measured_network([1, 2], [3.0, 3.0], 4), "no larger payload takes longer"),
         (lambda: cost.measured_network([1, 2], path="t.txt"), r"or path='...' alone"),
@@ -193,6 +196,13 @@ NCCL = """# nThread 1 nGpus 1
      2000000  500000  float    sum    -1  440.00   4.50   9.00      0   99.00   0.00   0.00      0
 # Avg bus bandwidth    : 4.5
 """
+RCCL = """rccl-tests: Version develop:4b2d2bf
+[node1:1234] NCCL INFO comm 0x55 rank 0
+#       size         count    type   redop     time   algbw   busbw  error
+#        (B)    (elements)                     (us)  (GB/s)  (GB/s)
+           8             2   float     sum     40.0    0.00    0.00  0e+00
+     2000000        500000   float     sum    440.0    8.36   14.63  2e-07
+"""
 OSU = """# OSU MPI-CUDA Allreduce Latency Test v7.4
 # Size       Avg Latency(us)
 8                     40.0
@@ -205,6 +215,8 @@ OSU = """# OSU MPI-CUDA Allreduce Latency Test v7.4
     [
         (NCCL, None),
         (OSU, None),
+        (RCCL, None),
+        (OSU.replace("Allreduce", "Bandwidth"), "no table of one all-reduce"),
         ("", "no table of one all-reduce"),
         (NCCL.replace(" sum ", " none "), "another collective"),
         (NCCL.replace("  -1  ", "   0  "), "another collective"),  # a reduction to one worker
@@ -223,3 +235,32 @@ def test_a_network_of_what_benchmarks_print(tmp_path, text, words):
         network = cost.measured_network(path=str(path), workers=4)
         np.testing.assert_allclose(network.all_reduce.sizes, [8, 2e6])
         np.testing.assert_allclose(network.all_reduce.times, [4e-5, 4.4e-4])
+        several = cost.measured_network(path=str(path), workers=4, arrays=5)
+        np.testing.assert_allclose(several.all_reduce.times, [2e-4, 6e-4])
+        assert (several.alpha == network.alpha).all()  # of links
+
+
+def test_a_network_of_what_iperf3_prints(tmp_path):
+    path = tmp_path / "iperf.json"
+    tcp = {"streams": [{"sender": {"min_rtt": 400, "mean_rtt": 900}}]}
+    udp = {"sum": {"bits_per_second": 8e6}}
+
+    def network(text, **given):
+        path.write_text(text)
+        return cost.uniform_network(path=str(path), workers=2, **given)
+
+    rated = json.dumps({"end": tcp | {"sum_received": {"bits_per_second": 8e8}}})
+    assert network(rated).seconds(1e8, 0, 1) == pytest.approx(1.0002)
+    assert network(rated, latency=1.0).seconds(0, 0, 1) == 1.0
+    assert network(json.dumps({"end": udp}), latency=0.0).seconds(1e6, 0, 1) == pytest.approx(1.0)
+    for text, words in (
+        (json.dumps({"end": udp}), "needs a latency, which iperf3 has not seen"),
+        (json.dumps({"end": {}, "error": "unable to connect"}), "says: unable to connect"),
+        (json.dumps({"end": {}}), "no sum of the received"),
+        ("[1]", "JSON of something else"),
+        ("[ ID] Interval", "Expecting value"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            network(text)
+    with pytest.raises(ValueError, match="No such file or directory"):
+        cost.uniform_network(path=str(tmp_path / "none"))

@@ -30,6 +30,20 @@ def test_the_loss_at_a_barrier_has_three_parts():
     assert observatory.loss(np.ones((3, 40))) == (0, 0, 0)
 
 
+def test_spells_are_counted_in_rounds_without_a_break():
+    """Worker 1 is slow for 30 of 40 rounds in two spells, which all are, too, in round 5."""
+    rounds = np.ones((3, 40))
+    rounds[1, :20], rounds[1, 25:35], rounds[:, 5] = 2.0, 2.0, 2.0
+    rounds[1, 5] = 4.0
+    found = observatory.spells(rounds)
+    assert found == (30 / 120, (20 * 20 + 10 * 10) / 30, 1)
+    assert observatory.spells(np.ones((2, 4))) == (0.0, 0.0, 0)
+
+
+def page(records):
+    return observatory.markdown(observatory.as_numbers(records))
+
+
 def test_gains_are_those_of_known_durations():
     """One of four workers is four times slower, so that the others could do four rounds in one."""
     seconds = np.ones((4, 400))
@@ -47,12 +61,14 @@ def test_gains_are_those_of_known_durations():
     assert "first_finisher finishes 3.25 times as many" in observatory.advice(record)
     equal = observatory.observed(Measured(tuple(np.ones((4, 400))), "equal"), 8)
     assert observatory.advice(equal).endswith("no rule gains 10%, so keep the barrier.")
-    assert "| first_finisher | 3.25 ± 0.00 | 1.00 ± 0.00 |" in observatory.markdown([record, equal])
+    assert "| first_finisher | 3.25 ± 0.00 | 1.00 ± 0.00 |" in page([record, equal])
 
 
 def test_the_page_shows_the_record():
     record = json.loads((ROOT / "docs/results/benchmarks/observatory.json").read_text())
-    assert observatory.markdown(record["sources"]) in (ROOT / "docs/observatory.md").read_text()
+    text = (ROOT / "docs/observatory.md").read_text()
+    assert page(record["sources"]) in text
+    assert observatory.markdown(observatory.of_workers(record["sources"])) in text
 
 
 def test_a_run_is_looked_at(tmp_path):

@@ -1,0 +1,255 @@
+"""Seconds of a training step predicted from recorded operations, against what the step took.
+
+    python -m benchmarks.validation --data=FOLDER     # with AR.parquet, SE.parquet, ST.parquet
+
+The files are of ByteDance's StragglerAnalysis (arXiv 2505.05713, Apache 2.0): every operation of
+every rank of three jobs that train language models with pipelines of stages, replicated.
+
+A step is a graph. An operation begins when its rank's last ones have ended, after a gap. Computing
+takes its recorded seconds. A message or a collective begins to move when the last of its ranks is
+there, and takes its transfer time: what is recorded is mostly waiting. Gaps and transfer times are
+medians over one half of the steps, and steps of the other half are predicted.
+"""
+
+import argparse
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.harness import FOLDER, put
+
+JOBS = ("AR", "SE", "ST")
+COLUMNS = ("step", "rank", "dp_rank", "stage", "optype", "seq_id", "start_ts", "duration")
+COMPUTING = {"forward-compute", "backward-compute", "optimizer"}
+MOVES = {"forward": 1, "backward": -1}  # stages that a message goes up the pipeline
+GATHERED = {"params-all-gather": "stage", "grads-reduce-scatter": "stage",
+            "embedding-grads-all-reduce": "replica", "optimizer-clip-main-grad": "all"}  # fmt: skip
+AFTER_PIPELINE = "layernorm-grads-all-reduce"  # the first after the last micro-batch
+
+
+class Operation(NamedTuple):
+    """An operation of the program that every step runs: the seq-th of its kind on a rank."""
+
+    rank: int
+    kind: str
+    seq: int
+
+
+class Job(NamedTuple):
+    """The operations of a job.
+
+    start, seconds: of each operation in all steps [steps]. places: replica and stage of a rank.
+    program: the operations of each rank in their order; a tuple begins together.
+    """
+
+    start: Mapping[Operation, np.ndarray]
+    seconds: Mapping[Operation, np.ndarray]
+    places: Mapping[int, tuple[int, int]]
+    program: Mapping[int, list[tuple[Operation, ...]]]
+
+    def end(self, operation: Operation) -> np.ndarray:
+        """Return when an operation has ended [steps]."""
+        return self.start[operation] + self.seconds[operation]
+
+    def steps(self) -> np.ndarray:
+        """Return the seconds of each step [steps], from the first start to the last end."""
+        last = np.max([self.end(operation) for operation in self.start], axis=0)
+        return last - np.min(list(self.start.values()), axis=0)
+
+
+def job(columns: Mapping[str, np.ndarray]) -> Job:
+    """Return the operations of a table; ValueError where not every step has the same ones."""
+    kinds = np.asarray(columns["optype"]).astype(str)
+    kept = kinds != "gc"
+    table = {name: np.asarray(columns[name])[kept] for name in COLUMNS if name != "optype"}
+    steps, step = np.unique(table["step"], return_inverse=True)
+    start, seconds, places = {}, {}, {}
+    others = (table[name].tolist() for name in COLUMNS[1:] if name != "optype")
+    rows = zip(kinds[kept].tolist(), *others, step.tolist(), strict=True)
+    for kind, rank, replica, stage, seq, began, took, at in rows:
+        operation = Operation(rank, kind, seq)
+        places[rank] = replica, stage
+        start.setdefault(operation, np.full(len(steps), np.nan))[at] = began
+        seconds.setdefault(operation, np.full(len(steps), np.nan))[at] = took
+    if any(np.isnan(values).any() for values in seconds.values()):
+        raise ValueError("steps have different operations; keep those that have all")
+    program = {rank: [] for rank in sorted(places)}
+    for operation in sorted(start, key=lambda one: (one.rank, start[one][0], one.kind)):
+        blocks = program[operation.rank]
+        together = blocks and operation.kind not in COMPUTING and np.array_equal(
+            start[operation], start[blocks[-1][0]]
+        )  # fmt: skip
+        if together:
+            blocks[-1] += (operation,)
+        else:
+            blocks.append((operation,))
+    return Job(start, seconds, places, program)
+
+
+def peers(job: Job, operation: Operation) -> list[Operation]:
+    """Return the operations that have to begin before this one moves, itself among them."""
+    replica, stage = job.places[operation.rank]
+    way, _, end = operation.kind.partition("-")
+    if end in ("send", "recv"):
+        other = stage + MOVES[way] * (1 if end == "send" else -1)
+        kind = f"{way}-{'recv' if end == 'send' else 'send'}"
+        ranks = [rank for rank, place in job.places.items() if place == (replica, other)]
+        return [operation, *(Operation(rank, kind, operation.seq) for rank in ranks)]
+    same = {"stage": (None, stage), "replica": (replica, None), "all": (None, None)}
+    mine = same.get(GATHERED.get(operation.kind), (replica, stage))
+    chosen = [
+        operation._replace(rank=rank) for rank, place in job.places.items()
+        if all(x in (None, y) for x, y in zip(mine, place, strict=True))
+    ]  # fmt: skip
+    return [one for one in chosen if one in job.start]
+
+
+class Costs(NamedTuple):
+    """What half of the steps says of a job, in seconds.
+
+    gap: of each operation after the last ones of its rank, or in `awaited`. transfer: of each
+    message and collective after the start of its last rank. awaited: ranks that an operation waits
+    for although no recorded one does, as for the sum of losses after the last micro-batch.
+    """
+
+    gap: Mapping[Operation, float]
+    transfer: Mapping[Operation, float]
+    awaited: Mapping[Operation, Sequence[int]]
+
+
+def calibrated(job: Job, steps: np.ndarray) -> Costs:
+    """Return the costs in the given steps."""
+    gap, transfer, awaited = {}, {}, {}
+    last = max(stage for _, stage in job.places.values())
+    over = {}  # when a rank's last micro-batch has ended
+    for rank, blocks in job.program.items():
+        before = [
+            one for block in blocks for one in block if one.kind.startswith(("forward", "backward"))
+        ]
+        over[rank] = np.max([job.end(one)[steps] for one in before], axis=0)
+    for rank, blocks in job.program.items():
+        free = np.zeros(len(job.steps()))[steps]
+        replica, _ = job.places[rank]
+        for block in blocks:
+            start = job.start[block[0]][steps]
+            gap[block[0]] = float(np.median(start - free))
+            if block[0].kind == AFTER_PIPELINE:
+                candidates = [
+                    [rank],
+                    [one for one, place in job.places.items() if place[0] == replica],
+                    [one for one, place in job.places.items() if place[1] == last],
+                    [*job.places],
+                ]
+                late = [start - np.max([over[i] for i in ranks], axis=0) for ranks in candidates]
+                best = int(np.argmin([np.subtract(*np.quantile(x, (0.75, 0.25))) for x in late]))
+                awaited[block[0]] = candidates[best]
+                gap[block[0]] = float(np.median(late[best]))
+            free = np.max([job.end(one)[steps] for one in block], axis=0)
+            for one in block:
+                if one.kind not in COMPUTING:
+                    there = np.max([job.start[other][steps] for other in peers(job, one)], axis=0)
+                    transfer[one] = float(np.median(job.end(one)[steps] - there))
+    return Costs(gap, transfer, awaited)
+
+
+def predicted(job: Job, costs: Costs, steps: np.ndarray) -> np.ndarray:
+    """Return the seconds of the given steps, by their computing and by the costs."""
+    began: dict[Operation, np.ndarray] = {}
+    ended: dict[Operation, np.ndarray] = {}
+    place = dict.fromkeys(job.program, 0)  # of the next block of a rank
+    over: dict[int, np.ndarray] = {}  # when a rank's last micro-batch has ended
+    moved = True
+    while moved:
+        moved = False
+        for rank, blocks in job.program.items():
+            while place[rank] < len(blocks):
+                block = blocks[place[rank]]
+                if block[0] not in began:
+                    before = blocks[place[rank] - 1] if place[rank] else ()
+                    free = [ended[one] for one in before] or [np.zeros(len(steps))]
+                    if block[0].kind == AFTER_PIPELINE:
+                        over[rank] = np.max(free, axis=0)
+                        moved = True
+                    waited = costs.awaited.get(block[0], ())
+                    if any(one not in over for one in waited):
+                        break
+                    free = [over[one] for one in waited] or free
+                    start = np.max(free, axis=0) + costs.gap[block[0]]
+                    began |= dict.fromkeys(block, start)
+                    moved = True
+                needed = [other for one in block if one.kind not in COMPUTING
+                          for other in peers(job, one)]  # fmt: skip
+                if any(one not in began for one in needed):
+                    break
+                for one in block:
+                    if one.kind in COMPUTING:
+                        ended[one] = began[one] + job.seconds[one][steps]
+                    else:
+                        there = np.max([began[other] for other in peers(job, one)], axis=0)
+                        ended[one] = there + costs.transfer[one]
+                place[rank] += 1
+                moved = True
+    if len(ended) < len(job.start):
+        raise ValueError("operations wait for each other in a circle")
+    return np.max(list(ended.values()), axis=0) - np.min(list(began.values()), axis=0)
+
+
+def judged(job: Job) -> list[dict]:
+    """Return the errors where the first half of the steps calibrates, and where the second does."""
+    seconds = job.steps()
+    halves = np.array_split(np.arange(len(seconds)), 2)
+    rows = []
+    for name, own, other in (("first", *halves), ("second", *halves[::-1])):
+        found, real = predicted(job, calibrated(job, own), other), seconds[other]
+        each = np.abs(found / real - 1)
+        rows.append({
+            "calibrated": name, "steps": len(other), "ranks": len(job.places),
+            "median_step": float(np.median(real)), "mean_step": float(real.mean()),
+            "median_error": float(np.median(found) / np.median(real) - 1),
+            "mean_error": float(found.mean() / real.mean() - 1),
+            "error_of_a_step": float(np.median(each)), "largest": float(each.max()),
+        })  # fmt: skip
+    return rows
+
+
+def read(path: pathlib.Path) -> Job:
+    """Return the operations in a Parquet file; ValueError for another file."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        table = parquet.read_table(path, columns=list(COLUMNS))
+        return job({name: table[name].to_numpy(zero_copy_only=False) for name in COLUMNS})
+    except (OSError, ValueError, KeyError, ArrowException) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{path} cannot be read ({reason}); give a folder with AR.parquet, SE.parquet and "
+            "ST.parquet of github.com/ByteDance-Seed/StragglerAnalysis"
+        ) from error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=pathlib.Path, help="folder of the three Parquet files")
+    parser.add_argument("--output", type=pathlib.Path, default=FOLDER / "validation.json")
+    options = parser.parse_args()
+    if options.data is None:
+        parser.error(
+            "give --data=FOLDER with AR.parquet, SE.parquet and ST.parquet of "
+            "github.com/ByteDance-Seed/StragglerAnalysis"
+        )
+    for name in JOBS:
+        try:
+            rows = judged(read(options.data / f"{name}.parquet"))
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from error
+        points = [{"job": name, **row} for row in rows]
+        for point in points:
+            print(" ".join(f"{key}={value}" for key, value in point.items()), flush=True)
+        put(options.output, "python -m benchmarks.validation --data=FOLDER",
+            ("job", "calibrated"), points)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

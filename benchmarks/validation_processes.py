@@ -1,0 +1,249 @@
+"""Seconds of an update that the clock predicts, against processes that sleep recorded durations.
+
+    python -m benchmarks.validation_processes             # as root; again: the cells that are left
+    python -m benchmarks.validation_processes --summary   # of the record
+
+Every worker is a process on a host of its own, whose link has a rate, see `benchmarks.namespaces`.
+Workers sleep for as long as a mini-batch of a public trace lasts, and exchange for real. The clock
+knows the durations, and the seconds of all-reduces of five sizes, measured once on these links. A
+cell of the table is a waiting rule, a method, a trace and a rate.
+"""
+
+import argparse
+import itertools
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from benchmarks import every_rule, namespaces
+from benchmarks.harness import FOLDER, free_port, put
+from comms.collectives import AXIS
+from experiments import distributed, prepare
+from experiments.registry import part
+from stragglers.rule import whole
+
+RECORD = FOLDER / "validation_processes.json"
+COMMAND = "python -m benchmarks.validation_processes"
+
+# The table, which was fixed before it ran.
+WORKERS, MINI_BATCHES, UPDATES, REPEATS = 4, 4, 5, 5
+MEAN = 0.08  # s of a mini-batch
+PAIRS = (  # waiting rule, method
+    ("barrier", "all_reduce"),
+    ("barrier", "all_reduce(exchange=bf16)"),
+    ("barrier", "all_reduce(collective=ring)"),
+    ("barrier", "local_sgd"),
+    ("barrier", "dpsgd"),
+    ("neighbour_barrier", "dpsgd"),
+    ("first_finisher", "all_reduce"),
+    ("first_finisher", "local_sgd"),
+    ("first_finisher(in_flight=cut)", "all_reduce"),
+    ("quorum(k=3)", "all_reduce"),
+    ("deadline(seconds=0.2)", "all_reduce"),
+    ("deadline(seconds=0.2)", "local_sgd"),
+    ("anytime(seconds=0.3)", "all_reduce"),
+)
+TRACES = ("alibaba_job_4", "bytedance_se", "alibaba_job_1")
+RATES = ("100mbit", "20mbit")
+
+SIZES = tuple(2**power for power in (10, 14, 16, 18, 20))  # bytes of the measured all-reduces
+KEY = ("rule", "method", "trace", "rate")  # of a cell
+# All-reduces of an update: of each array and of the weights. A ring joins the arrays.
+ARRAYS, JOINED = 5, {"all_reduce(collective=ring)": 2}
+TASK = part("digits", model=part("mlp", hidden=[512]))  # 152 kB
+
+
+def cells() -> Iterator[tuple[str, str, str, str]]:
+    """Yield the table in the order of its runs."""
+    for trace, (rule, method) in itertools.product(TRACES, PAIRS):
+        yield from ((rule, method, trace, rate) for rate in RATES)
+
+
+def points(path: pathlib.Path) -> list[dict]:
+    """Return the cells that a record has."""
+    return json.loads(path.read_text())["summary"]["points"] if path.exists() else []
+
+
+# --- a process ---
+
+
+def arm(
+    rule: str, method: str, trace: str, communication: Any = 0.0, runtime: str = "mesh"
+) -> ConfigDict:
+    """Return the config of a cell."""
+    return ConfigDict(every_rule.get_config().to_dict() | {
+        "task": TASK, "runtime": runtime, "workers": WORKERS, "batch_size": 4,
+        "mini_batches": MINI_BATCHES, "algorithm": method, "graph": "ring",
+        "optimizer": part("sgd", learning_rate=0.01), "wait": rule,
+        "delay": part(trace, mean=MEAN), "communication": communication, "updates": UPDATES,
+        "rounds_per_dispatch": UPDATES,
+    })  # fmt: skip
+
+
+def all_reduces(repeats: int = 7) -> Callable[[], list[float]]:
+    """Return a function that measures an all-reduce of all processes for each of the sizes [s]."""
+    from jax.sharding import PartitionSpec as P
+
+    devices = jax.make_mesh((WORKERS,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    where = jax.sharding.NamedSharding(devices, P(AXIS))
+    added = jax.jit(jax.shard_map(
+        lambda a: jax.lax.psum(a, AXIS), mesh=devices, in_specs=P(AXIS),
+        out_specs=P(AXIS), check_vma=False,
+    ))  # fmt: skip
+    arrays = [
+        jax.make_array_from_callback((WORKERS, size // 4), where, lambda i, n=size: np.ones(
+            (1, n // 4), np.float32)) for size in SIZES
+    ]  # fmt: skip
+
+    def measure() -> list[float]:
+        middle = []
+        for array in arrays:
+            taken = []
+            for _ in range(1 + repeats):
+                began = time.monotonic()
+                jax.block_until_ready(added(array))
+                taken.append(time.monotonic() - began)
+            middle.append(float(np.median(taken[1:])))
+        return middle
+
+    return measure
+
+
+def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, address: str) -> None:
+    """Run the cells that the record has not, as one of the processes; the first one writes."""
+    distributed.initialize(address, WORKERS, rank)
+    known = {tuple(point[name] for name in KEY) for point in points(path)}
+    left = [cell for cell in cells() if cell not in known]
+    distributed.agreed(None)  # nobody writes before all have read
+
+    def limit(rate: str) -> None:
+        if rank == 0:
+            for host in hosts:
+                host.set_rate(rate)
+        distributed.agreed(None)
+
+    measure, costs = all_reduces(), {}
+    for rate in RATES:
+        limit(rate)
+        costs[rate] = distributed.agreed(measure())
+        if rank == 0:
+            print(rate, " ".join(f"{1e3 * value:.3g} ms" for value in costs[rate]), flush=True)
+    task = prepare.build_task(arm(*left[0][:3])) if left else None
+    for build, group in itertools.groupby(left, key=lambda cell: cell[:3]):
+        runtime = prepare.prepare(arm(*build), task).runtime
+        params = task.init(jax.random.key(0))
+        runtime.advance(runtime.start(params), np.inf, 1)  # compiles
+        for *_, rate in group:
+            limit(rate)
+            measured, used = [], time.process_time()
+            began = time.monotonic()
+            for _ in range(REPEATS):
+                run, _ = runtime.advance(runtime.start(params), np.inf, UPDATES)
+                measured.append(run.seconds / UPDATES)
+            busy = (time.process_time() - used) / (time.monotonic() - began)
+            if rank == 0:
+                point = dict(zip(KEY, (*build, rate), strict=True)) | {
+                    "pair": ", ".join(build[:2]),
+                    "predicted": None, "error": None, "measured": float(np.mean(measured)),
+                    "deviation": float(np.std(measured, ddof=1)),
+                    "runs": [float(f"{value:.5g}") for value in measured],
+                    "processor": busy, "all_reduces": list(costs[rate]),
+                }  # fmt: skip
+                put(path, COMMAND, KEY, [point])
+                print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
+        runtime.close()
+
+
+# --- all of them ---
+
+
+def predict(path: pathlib.Path) -> None:
+    """Put what the clock says of durations and all-reduces into the cells that lack it.
+
+    `arrays_` is the clock that knows how many all-reduces an update has.
+    """
+    task = None
+    for row in points(path):
+        if row.get("arrays_predicted") is None:
+            found = dict(row)
+            arrays = JOINED.get(row["method"], ARRAYS)
+            for name, count in (("", 1), ("arrays_", arrays)):
+                network = part("measured", sizes=list(SIZES), seconds=row["all_reduces"],
+                               arrays=count)  # fmt: skip
+                config = arm(row["rule"], row["method"], row["trace"], network, "simulate")
+                task = task or prepare.build_task(config)
+                rule = prepare.rule(config, prepare.prepare(config, task))
+                seconds = float(whole(rule, UPDATES).time[-1]) / UPDATES
+                found |= {f"{name}predicted": seconds,
+                          f"{name}error": seconds / row["measured"] - 1}  # fmt: skip
+            put(path, COMMAND, KEY, [found])
+
+
+def summary(rows: Sequence[dict], name: str = "") -> dict[str, Any]:
+    """Return the errors of all cells, and the agreement of rankings within a trace and a rate.
+
+    Two cells are ranked if their means differ by more than two standard errors. name: "", or
+    "arrays_", see `predict`.
+    """
+    errors = np.abs([row[f"{name}error"] for row in rows])
+    agree, clear, all_pairs = 0, 0, 0
+    for one, other in itertools.combinations(rows, 2):
+        if (one["trace"], one["rate"]) != (other["trace"], other["rate"]):
+            continue
+        all_pairs += 1
+        error = np.hypot(one["deviation"], other["deviation"]) / np.sqrt(REPEATS)
+        apart = one["measured"] - other["measured"]
+        if abs(apart) > 2 * error:
+            clear += 1
+            expected = one[f"{name}predicted"] - other[f"{name}predicted"]
+            agree += np.sign(apart) * np.sign(expected)
+    return {
+        "cells": len(rows), "median_error": float(np.median(errors)),
+        "within_5%": float(np.mean(errors <= 0.05)), "beyond_10%": int(np.sum(errors > 0.1)),
+        "largest": float(errors.max()), "tau": float(agree / max(clear, 1)),
+        "ranked": clear, "pairs": all_pairs,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=pathlib.Path, default=RECORD)
+    parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--process", help="of one process, which the program starts")
+    options = parser.parse_args()
+    if options.process:
+        rank, address, hosts = json.loads(options.process)
+        work(options.output, [namespaces.Host(*host) for host in hosts], rank, address)
+        return
+    if not options.summary:
+        reason = namespaces.unmet()
+        if reason is not None:
+            print(f"skipped: {reason}")
+            return
+        with namespaces.switch(WORKERS, RATES[0]) as hosts:
+            address = f"{hosts[0].address}:{free_port()}"
+            commands = [
+                [sys.executable, "-m", "benchmarks.validation_processes",
+                 f"--output={options.output.resolve()}",
+                 f"--process={json.dumps([rank, address, hosts])}"]
+                for rank in range(WORKERS)
+            ]  # fmt: skip
+            with namespaces.started(hosts, commands) as running:
+                code = running[0].wait()
+        if code:
+            raise SystemExit(code)
+    predict(options.output)
+    for name in ("", "arrays_"):
+        found = summary(points(options.output), name)
+        print(name, " ".join(f"{key}={value}" for key, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()
