@@ -373,13 +373,15 @@ class Kind(NamedTuple):
     name: what it is called in errors, e.g. "algorithm". factories: by the names of configs.
     gives: the type of what a factory returns, checked for one that is brought along.
     offered: parameters that the experiment gives to a factory which has them; all others are the
-        config's.
+        config's. nested: parameters, or "*", that hold parts of the same kind, which are built
+        first.
     """
 
     name: str
     factories: Mapping[str, Callable]
     gives: type | tuple[type, ...] = object
     offered: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
 
     def factory(self, name: str) -> Callable:
         """Return the factory; ValueError for a name that is unknown or cannot be imported."""
@@ -396,18 +398,16 @@ class Kind(NamedTuple):
             "package.module:factory"
         )
 
-    def parameters(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the parameters of the named factory; ValueError for one that hides them.
+    def opened(self, name: str) -> tuple[Callable, dict[str, inspect.Parameter]]:
+        """Return the named factory and its parameters; ValueError for one that hides them.
 
         A class whose metaclass hides them, as in nnx, has the parameters of its __init__.
         """
-        return self._parameters(name, self.factory(name))
-
-    def _parameters(self, name: str, factory: Callable) -> dict[str, inspect.Parameter]:
+        factory = called = self.factory(name)
         if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
-            factory = functools.partial(factory.__init__, None)
+            called = functools.partial(factory.__init__, None)
         try:
-            return dict(inspect.signature(factory).parameters)
+            return factory, dict(inspect.signature(called).parameters)
         except (ValueError, TypeError) as error:  # as of functions in C
             raise ValueError(
                 f"{self.name} {name!r}: has no parameters that can be read, as many functions in "
@@ -417,13 +417,13 @@ class Kind(NamedTuple):
     def wants(self, part: Part, parameter: str) -> bool:
         """Return whether the named factory has such a parameter; False for an unknown name."""
         try:
-            return parameter in self.parameters(as_part(part).get("name"))
+            return parameter in self.opened(as_part(part).get("name"))[1]
         except ValueError:
             return False
 
     def call(self, name: str) -> str:
         """Return how a config writes a factory: its own parameters, with their defaults."""
-        own = [p for p in self.parameters(name).values() if p.name not in self.offered]
+        own = [p for p in self.opened(name)[1].values() if p.name not in self.offered]
         return f"{name}({', '.join(map(_shown, own))})" if own else name
 
     def build(self, part: Part, **available: Any) -> Any:
@@ -435,9 +435,14 @@ class Kind(NamedTuple):
         that the factory cannot use, and for a factory that gives something else.
         """
         given = dict(part) if type(part) is dict else spec(part)
+        for place in self.nested:
+            held = given.get(place)
+            if isinstance(held, list):
+                given[place] = [self.build(inner, **available) for inner in held]
+            elif held is not None:
+                given[place] = self.build(held, **available)
         name, inner = given.pop("name", None), given.pop("*", ())
-        factory = self.factory(name)
-        parameters = self._parameters(name, factory)
+        factory, parameters = self.opened(name)
         who = f"{self.name} {name!r}"
         several = {p for p, one in parameters.items() if one.kind is one.VAR_POSITIONAL}
         if inner and not several:
