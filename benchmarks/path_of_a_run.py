@@ -1,20 +1,55 @@
 """Modules, files and moves between files of one small simulated run, from its config to its end.
 
     python -m benchmarks.path_of_a_run
+    python -m benchmarks.path_of_a_run --launch     # its first update beside a script of JAX
 
 Modules and their lines are counted after the run has ended. A file is entered when a function in it
 is called. A move is a call from a function of one file to a function of another one; moves are
 counted until the simulator exists.
+
+With --launch the whole way of `launch.py` to a run of one update takes turns with a script that
+imports JAX and compiles a step of the same model, either with warm caches of compiled programs.
+Seconds of the CPU are shown beside the clock's, as others on a host lengthen these less.
 """
 
+import os
 import pathlib
+import resource
+import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG, CHANGES = "configs/nonblocking.py", {"updates": "20"}
+TURNS = 7
+SCRIPT = """
+import jax
+import jax.numpy as jnp
+
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def loss(params, images, labels):
+    hidden = jax.nn.relu(images @ params["in"] + params["b"])
+    scores = jax.nn.log_softmax(hidden @ params["out"])
+    return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
+
+
+@jax.jit
+def step(params, images, labels):
+    gradient = jax.grad(loss)(params, images, labels)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+
+key = jax.random.key(0)
+params = {"in": jax.random.normal(key, (64, 128)), "b": jnp.zeros(128), "out": jnp.zeros((128, 10))}
+jax.block_until_ready(step(params, jnp.ones((1024, 64)), jnp.zeros(1024, jnp.int32)))
+"""
 
 
 class Path(NamedTuple):
@@ -76,8 +111,45 @@ def walk() -> Path:
     return Path(sorted(ours), lines, [file for file in files if file != own], seen.moves)
 
 
+def launches() -> dict[str, list[tuple[float, float]]]:
+    """Return (s on the clock, s of the CPU) of a launch of one update and of the script, in turn.
+
+    The first turn fills the caches and does not count.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        arm = [f"--config={CONFIG}", "--config.updates=1", f"--workdir={folder}/run", "--overwrite"]
+        commands = {"launch": ["launch.py", *arm], "script": ["-c", SCRIPT]}
+        own = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"}
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        for turn in range(TURNS + 1):
+            for name, command in commands.items():
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                began = time.perf_counter()
+                subprocess.run(
+                    [sys.executable, *command], cwd=ROOT, env=os.environ | own, check=True,
+                    stdout=subprocess.DEVNULL,
+                )  # fmt: skip
+                seconds = time.perf_counter() - began
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                if turn:
+                    taken[name].append((seconds, cpu))
+        return taken
+
+
 def main() -> None:
-    """Print the numbers and the files that are entered."""
+    """Print the numbers and the files that are entered, or the seconds of a launch."""
+    if sys.argv[1:] == ["--launch"]:
+        taken = launches()
+        for place, clock in enumerate(("on the clock", "of the CPU")):
+            launch, script = ([one[place] for one in taken[name]] for name in ("launch", "script"))
+            ratios = [a / b for a, b in zip(launch, script, strict=True)]
+            print(
+                f"{clock}: launch {statistics.median(launch):.2f} s, script "
+                f"{statistics.median(script):.2f} s, ratio {statistics.median(ratios):.2f} "
+                f"({min(ratios):.2f} to {max(ratios):.2f})"
+            )
+        return
     path = walk()
     numbers = {
         "modules loaded": len(path.modules), "lines of these": path.lines,

@@ -116,7 +116,7 @@ NUMBER_OR_PART = ("communication",)
 UNREADABLE = (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError)
 # Either a quoted text, which stays as it is, or a name that is brought along.
 _BROUGHT = re.compile(r"""("[^"]*"|'[^']*')|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)""")
-_STAND_IN = "brought_along_"  # stands in for such a name, which Python's grammar does not have
+_COLON = "._brought_."  # stands in for that of such a name, which Python's grammar does not have
 _ASSIGNED = re.compile(r"""(\w+)\s*=\s*([^\s,()'"\[\]{}=]*)""")
 _PATH = re.compile(r".*[/~\\*].*|[A-Za-z_][\w.-]*\.\w+")
 
@@ -169,7 +169,7 @@ def _piece(text: str, error: Exception) -> str:
             return f": a path has quotes inside of the part, {key}={value!r}"
     if _PATH.fullmatch(text):
         return f": a path stands in a parameter, as in name(path={text!r})"
-    if not isinstance(error, SyntaxError) or not error.text or _STAND_IN in error.text:
+    if not isinstance(error, SyntaxError) or not error.text or _COLON in error.text:
         return ""
     rest = error.text[max(0, (error.offset or 1) - 1) :].strip()
     return f": {error.msg}, at {rest or 'the end'}"
@@ -180,45 +180,42 @@ def read(text: str) -> Any:
 
     Raises one of UNREADABLE for a text that is none of these.
     """
-    names: list[str] = []
-
-    def stand_in(match: re.Match) -> str:
-        if match[1]:
-            return match[1]
-        names.append(match[2])
-        return f"{_STAND_IN}{len(names) - 1}"
-
-    return _value(ast.parse(_BROUGHT.sub(stand_in, text.strip()), mode="eval").body, names)
+    marked = _BROUGHT.sub(lambda match: match[1] or match[2].replace(":", _COLON), text.strip())
+    return _value(ast.parse(marked, mode="eval").body)
 
 
-def _value(node: ast.expr, names: list[str]) -> Any:
-    if isinstance(node, ast.Name):
-        if node.id.startswith(_STAND_IN):
-            return names[int(node.id.removeprefix(_STAND_IN))]
-        return {"true": True, "false": False}.get(node.id, node.id)
+_NAMES = ast.Name | ast.Attribute  # the latter of what is brought along
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, _NAMES):
+        name = ast.unparse(node).replace(_COLON, ":")
+        if isinstance(node, ast.Attribute) and not is_brought(name):
+            raise ValueError
+        return {"true": True, "false": False}.get(name, name)
     if isinstance(node, ast.Call):
         keys = ["name", *(keyword.arg for keyword in node.keywords)]
         twice = [key for key in keys if key is not None and keys.count(key) > 1]
         if twice:
             raise _Unclear(f"{twice[0]} stands there twice, leave one")
-        if None in keys or not isinstance(node.func, ast.Name):  # f(**a), f(a)(b)
+        if None in keys or not isinstance(node.func, _NAMES):  # f(**a), f(a)(b)
             raise ValueError
-        name = _value(node.func, names)
-        inner = [_inner(argument, names, name) for argument in node.args]
-        return part(name, *inner, **{k.arg: _value(k.value, names) for k in node.keywords})
+        name = _value(node.func)
+        inner = [_inner(argument, name) for argument in node.args]
+        return part(name, *inner, **{k.arg: _value(k.value) for k in node.keywords})
     elements = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
     elements = node.values if isinstance(node, ast.Dict) else elements
-    if not any(isinstance(element, ast.Call | ast.Name) for element in elements):
+    if not any(isinstance(element, ast.Call | _NAMES) for element in elements):
         return ast.literal_eval(node)
-    values = [spec(_inner(element, names)) for element in elements]
+    values = [spec(_inner(element)) for element in elements]
     if isinstance(node, ast.Dict):
-        return {_value(key, names): one for key, one in zip(node.keys, values, strict=True)}
+        return {_value(key): one for key, one in zip(node.keys, values, strict=True)}
     return values
 
 
-def _inner(node: ast.expr, names: list[str], around: str = "") -> Part:
+def _inner(node: ast.expr, around: str = "") -> Part:
     """Return a part without a key: f(g) and f(g(a=1)), but neither f(1) nor f(true)."""
-    value = _value(node, names) if isinstance(node, ast.Name | ast.Call) else None
+    value = _value(node) if isinstance(node, ast.Call | _NAMES) else None
     if not is_part(value):
         piece = ast.unparse(node)
         way = f"{around}(parameter={piece}), as --list names it" if around else "parts alone"
