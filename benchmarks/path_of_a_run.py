@@ -7,14 +7,13 @@ Modules and their lines are counted after the run has ended. A file is entered w
 is called. A move is a call from a function of one file to a function of another one; moves are
 counted until the simulator exists.
 
-With --launch the whole way of `launch.py` to a run of one update takes turns with a script that
-imports JAX and compiles a step of the same model, either with warm caches of compiled programs.
+With --launch the way of `launch.py` to the record of its first update takes turns with a script
+that imports JAX and compiles a step of the same model, both with warm caches of compiled programs.
 Seconds of the CPU are shown beside the clock's, as others on a host lengthen these less.
 """
 
 import os
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG, CHANGES = "configs/nonblocking.py", {"updates": "20"}
 TURNS = 7
 SCRIPT = """
+import sys
+
 import jax
 import jax.numpy as jnp
 
@@ -49,6 +50,9 @@ def step(params, images, labels):
 key = jax.random.key(0)
 params = {"in": jax.random.normal(key, (64, 128)), "b": jnp.zeros(128), "out": jnp.zeros((128, 10))}
 jax.block_until_ready(step(params, jnp.ones((1024, 64)), jnp.zeros(1024, jnp.int32)))
+with open(sys.argv[1], "w") as file:
+    file.write("done\\n")
+sys.stdin.read()
 """
 
 
@@ -112,29 +116,43 @@ def walk() -> Path:
 
 
 def launches() -> dict[str, list[tuple[float, float]]]:
-    """Return (s on the clock, s of the CPU) of a launch of one update and of the script, in turn.
+    """Return (s on the clock, s of the CPU) to a launch's first update and of the script, in turn.
 
     The first turn fills the caches and does not count.
     """
+    taken: dict[str, list[tuple[float, float]]] = {"launch": [], "script": []}
     with tempfile.TemporaryDirectory() as folder:
-        arm = [f"--config={CONFIG}", "--config.updates=1", f"--workdir={folder}/run", "--overwrite"]
-        commands = {"launch": ["launch.py", *arm], "script": ["-c", SCRIPT]}
-        own = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"}
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        programs = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"}
         for turn in range(TURNS + 1):
-            for name, command in commands.items():
-                before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                began = time.perf_counter()
-                subprocess.run(
-                    [sys.executable, *command], cwd=ROOT, env=os.environ | own, check=True,
-                    stdout=subprocess.DEVNULL,
-                )  # fmt: skip
-                seconds = time.perf_counter() - began
-                after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-                if turn:
-                    taken[name].append((seconds, cpu))
-        return taken
+            work, done = pathlib.Path(folder, f"run_{turn}"), pathlib.Path(folder, f"done_{turn}")
+            arm = [f"--config={CONFIG}", "--config.updates=1", f"--workdir={work}"]
+            # Two lines of metrics: that of the start, and that after an update.
+            found = {
+                "launch": _until(work / "metrics.jsonl", 2, programs, "launch.py", *arm),
+                "script": _until(done, 1, programs, "-c", SCRIPT, str(done)),
+            }
+            for name, seconds in found.items() if turn else ():
+                taken[name].append(seconds)
+    return taken
+
+
+def _until(
+    file: pathlib.Path, lines: int, programs: dict[str, str], *command: str
+) -> tuple[float, float]:
+    """Return the seconds of a command of Python, on the clock and of the CPU, to lines in a file."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=os.environ | programs, stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (file.exists() and file.read_bytes().count(b"\n") >= lines):
+        if process.poll() is not None:
+            raise RuntimeError(f"{command[0]} has ended with {process.returncode} before its time")
+        time.sleep(0.002)
+    seconds = time.perf_counter() - began
+    fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    process.communicate()
+    return seconds, sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
