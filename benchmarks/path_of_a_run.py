@@ -139,7 +139,7 @@ def launches() -> dict[str, list[tuple[float, float]]]:
 def _until(
     file: pathlib.Path, lines: int, programs: dict[str, str], *command: str
 ) -> tuple[float, float]:
-    """Return the seconds of a command of Python, on the clock and of the CPU, to lines in a file."""
+    """Return seconds of a command of Python, on the clock and of the CPU, to lines in a file."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, env=os.environ | programs, stdin=subprocess.PIPE,
