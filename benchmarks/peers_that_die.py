@@ -87,9 +87,9 @@ MOMENTS = {
     "goal": Moment("stragglers.inject", "Injector._worked", 20, wait="first_finisher"),
     "input": Moment(OWN, "Pictures.__getitem__", 3000, flags=STREAMED),
     "checkpoint": Moment(
-        "experiments.training_loop", "Arm.checkpoint", 2, ("experiments.checkpoints", "save")
+        "experiments.train", "Arm.checkpoint", 2, ("experiments.checkpoints", "save")
     ),
-    "evaluation": Moment("experiments.training_loop", "Arm.evaluate", 3),
+    "evaluation": Moment("experiments.train", "Arm.evaluate", 3),
 }
 
 
