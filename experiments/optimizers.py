@@ -189,7 +189,7 @@ def to_the_end(part: Part, samples: float) -> dict[str, Any]:
                 entries["schedule"] = schedule | {"samples": samples}
         return entries
 
-    return ended(part if type(part) is dict else spec_of(part))
+    return ended(spec_of(part))
 
 
 class _Described:

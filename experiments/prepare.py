@@ -176,7 +176,7 @@ def _ends(config: ConfigDict, samples: int) -> dict[str, dict]:
         algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
     return {
         "algorithm": algorithm,
-        "optimizer": optimizers.to_the_end(config.optimizer.to_dict(), samples),
+        "optimizer": optimizers.to_the_end(config.optimizer, samples),
     }
 
 

@@ -434,7 +434,7 @@ class Kind(NamedTuple):
         given = dict(part) if type(part) is dict else spec(part)
         for place in self.nested:
             held = given.get(place)
-            if isinstance(held, list):
+            if isinstance(held, list | tuple):
                 given[place] = [self.build(inner, **available) for inner in held]
             elif held is not None:
                 given[place] = self.build(held, **available)

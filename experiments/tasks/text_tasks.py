@@ -121,9 +121,9 @@ def packed_text(
     """
     at_least("next tokens", evaluated=(evaluated, 1))
     packed = text.token_files(folder, length, vocabulary, end)
-    train, test, _ = sources.read(reading, packed.train, packed.test)
     window = packed.train.example.tokens.shape[0] - 1
     module = models.build(LANGUAGE_MODEL, model, vocabulary=packed.classes, window=window)
+    train, test, _ = sources.read(reading, packed.train, packed.test)
     return _task(
         "packed_text",
         train,
