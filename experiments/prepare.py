@@ -20,7 +20,8 @@ from algorithms import ALGORITHMS, REDUCERS
 from algorithms.base import Algorithm
 from algorithms.compression import Reducer
 from comms import cost, messages, mixing, topology
-from experiments import initial, optimizers, profiling, registry, tasks
+from comms.registry import Registry
+from experiments import initial, optimizers, registry, tasks
 from experiments.registry import Kind
 from experiments.runtime_builders import RUNTIMES, Place, build
 from experiments.tasks import Task, data, models, sampling
@@ -49,6 +50,8 @@ SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
 NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process), nested=("law",))
 RULE = Kind("wait", RULES, Rule, ("setting",))
+# Of methods that plan with measured times; no other arm imports it.
+PROFILING = Registry({name: f"experiments.profiling:{name}" for name in ("check", "for_config")})
 
 FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
 AT_ONCE = 4096  # updates that are planned at once
@@ -112,7 +115,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     if RUNTIMES[config.runtime].delayed and delay is None:
         build_delay(config.delay)  # refuses it, and names others
     if "profile" in wanted:
-        profiling.check(config)
+        PROFILING["check"](config)
     return Prepared(task, algorithm, shapes, runtime, exchange, own, decided)
 
 
@@ -261,7 +264,7 @@ def _algorithm(
     """Return the method of a config, whose factory has the `wanted` parameters."""
     offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
     if "profile" in wanted:
-        offered["profile"] = profiling.for_config(config, task, measured=settled)
+        offered["profile"] = PROFILING["for_config"](config, task, measured=settled)
     written = config.algorithm.to_dict()
     algorithm = METHOD.build(
         written | _built_parts(written.keys() & wanted, written, config.seed, graph),
