@@ -1,20 +1,59 @@
 """Modules, files and moves between files of one small simulated run, from its config to its end.
 
     python -m benchmarks.path_of_a_run
+    python -m benchmarks.path_of_a_run --launch     # its first update beside a script of JAX
 
 Modules and their lines are counted after the run has ended. A file is entered when a function in it
 is called. A move is a call from a function of one file to a function of another one; moves are
 counted until the simulator exists.
+
+With --launch the way of `launch.py` to the record of its first update takes turns with a script
+that imports JAX and compiles a step of the same model, both with warm caches of compiled programs.
+Seconds of the CPU are shown beside the clock's, as others on a host lengthen these less.
 """
 
+import os
 import pathlib
+import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG, CHANGES = "configs/nonblocking.py", {"updates": "20"}
+TURNS = 7
+SCRIPT = """
+import sys
+
+import jax
+import jax.numpy as jnp
+
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def loss(params, images, labels):
+    hidden = jax.nn.relu(images @ params["in"] + params["b"])
+    scores = jax.nn.log_softmax(hidden @ params["out"])
+    return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
+
+
+@jax.jit
+def step(params, images, labels):
+    gradient = jax.grad(loss)(params, images, labels)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+
+key = jax.random.key(0)
+params = {"in": jax.random.normal(key, (64, 128)), "b": jnp.zeros(128), "out": jnp.zeros((128, 10))}
+jax.block_until_ready(step(params, jnp.ones((1024, 64)), jnp.zeros(1024, jnp.int32)))
+with open(sys.argv[1], "w") as file:
+    file.write("done\\n")
+sys.stdin.read()
+"""
 
 
 class Path(NamedTuple):
@@ -76,8 +115,59 @@ def walk() -> Path:
     return Path(sorted(ours), lines, [file for file in files if file != own], seen.moves)
 
 
+def launches() -> dict[str, list[tuple[float, float]]]:
+    """Return (s on the clock, s of the CPU) to a launch's first update and of the script, in turn.
+
+    The first turn fills the caches and does not count.
+    """
+    taken: dict[str, list[tuple[float, float]]] = {"launch": [], "script": []}
+    with tempfile.TemporaryDirectory() as folder:
+        programs = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"}
+        for turn in range(TURNS + 1):
+            work, done = pathlib.Path(folder, f"run_{turn}"), pathlib.Path(folder, f"done_{turn}")
+            arm = [f"--config={CONFIG}", "--config.updates=1", f"--workdir={work}"]
+            # Two lines of metrics: that of the start, and that after an update.
+            found = {
+                "launch": _until(work / "metrics.jsonl", 2, programs, "launch.py", *arm),
+                "script": _until(done, 1, programs, "-c", SCRIPT, str(done)),
+            }
+            for name, seconds in found.items() if turn else ():
+                taken[name].append(seconds)
+    return taken
+
+
+def _until(
+    file: pathlib.Path, lines: int, programs: dict[str, str], *command: str
+) -> tuple[float, float]:
+    """Return seconds of a command of Python, on the clock and of the CPU, to lines in a file."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=os.environ | programs, stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (file.exists() and file.read_bytes().count(b"\n") >= lines):
+        if process.poll() is not None:
+            raise RuntimeError(f"{command[0]} has ended with {process.returncode} before its time")
+        time.sleep(0.002)
+    seconds = time.perf_counter() - began
+    fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    process.communicate()
+    return seconds, sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
-    """Print the numbers and the files that are entered."""
+    """Print the numbers and the files that are entered, or the seconds of a launch."""
+    if sys.argv[1:] == ["--launch"]:
+        taken = launches()
+        for place, clock in enumerate(("on the clock", "of the CPU")):
+            launch, script = ([one[place] for one in taken[name]] for name in ("launch", "script"))
+            ratios = [a / b for a, b in zip(launch, script, strict=True)]
+            print(
+                f"{clock}: launch {statistics.median(launch):.2f} s, script "
+                f"{statistics.median(script):.2f} s, ratio {statistics.median(ratios):.2f} "
+                f"({min(ratios):.2f} to {max(ratios):.2f})"
+            )
+        return
     path = walk()
     numbers = {
         "modules loaded": len(path.modules), "lines of these": path.lines,

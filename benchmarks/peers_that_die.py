@@ -87,10 +87,10 @@ MOMENTS = {
     "goal": Moment("stragglers.inject", "Injector._worked", 20, wait="first_finisher"),
     "input": Moment(OWN, "Pictures.__getitem__", 3000, flags=STREAMED),
     "checkpoint": Moment(
-        "experiments.training_loop", "Arm.checkpoint", 2,
+        "experiments.train", "Arm.checkpoint", 2,
         ("experiments.checkpoints", "Writing.__init__"),
     ),
-    "evaluation": Moment("experiments.training_loop", "Arm.evaluate", 3),
+    "evaluation": Moment("experiments.train", "Arm.evaluate", 3),
 }
 
 

@@ -1,6 +1,5 @@
 """Pytrees: the type of a result with its argument's structure, and the names of leaves."""
 
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -13,7 +12,6 @@ def path_text(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a pytree and their paths as text, in the order of `jax.tree.leaves`."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield path_text(path), leaf
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a pytree by their paths as text, in the order of `jax.tree.leaves`."""
+    return [(path_text(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 import jax
@@ -203,10 +204,7 @@ class _Described:
         self.name = self.spec.get("name")
         self.who = f"{entry} {self.name!r}"
         self.kind = TRANSFORM._replace(name=entry)
-        self.factory, self.parameters = (
-            self.kind.factory(self.name),
-            self.kind.parameters(self.name),
-        )
+        self.factory, self.parameters = self.kind.opened(self.name)
         self.own = {name: value for name, value in self.spec.items() if name not in RATE}
         self.is_rated = "learning_rate" in self.spec
         self.takes_rate = "learning_rate" in self.parameters
@@ -232,7 +230,7 @@ class _Described:
         for name in SHARES:
             value = self.spec.get(name)
             usual = name in self.parameters and value == self.parameters[name].default
-            if name in self.spec and is_number(value) and not 0 <= value < 1 and not usual:
+            if name in self.spec and not usual and is_number(value) and not 0 <= value < 1:
                 raise ValueError(
                     f"{self.who}: {name} must be 0 or more and below 1, got {value}; set "
                     f"config.{self.entry}.{name}"
@@ -325,8 +323,8 @@ class _Described:
         made = dict(self.own)
         for name, value in self.own.items():
             names_a_mask = name.endswith(("mask", "labels")) and is_part(value)
-            is_brought = isinstance(value, str) and registry.is_brought(value)
-            if names_a_mask or (is_brought and name != "name" and ":" not in self.name):
+            is_brought = isinstance(value, str) and name != "name" and registry.is_brought(value)
+            if names_a_mask or (is_brought and ":" not in self.name):
                 made[name] = MASK._replace(name=name).build(value)
         for at, one in self.inner.items():
             if isinstance(at, tuple):  # of several transforms by their labels
@@ -414,7 +412,7 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
          "rate in proportion to its mini-batches"),
     ):  # fmt: skip
         value = spec.get(name, default)
-        if not is_number(value):
+        if isinstance(value, bool) or not isinstance(value, Real):
             wanted, value = "a number", repr(value)
         elif fits(value):
             numbers.append(value)
@@ -425,7 +423,7 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
             f"{entry}: {name} must be {wanted}, got {value}; set config.{entry}.{name}"
         )
     learning_rate, warmup, power = numbers
-    shape = _schedule(spec.get("schedule", "constant"))
+    shape = _schedule(spec["schedule"]) if "schedule" in spec else constant()
     warmup = float(warmup)  # whole numbers beyond 32 bits are none to a device
 
     def warmed(samples):
@@ -437,8 +435,9 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
 def _schedule(part: Part) -> optax.Schedule:
     """Return a schedule; one of optax begins, or peaks, at 1 where nothing else is said."""
     spec = spec_of(part)
-    if SCHEDULE.wants(spec, "peak_value"):
+    parameters = SCHEDULE.opened(spec.get("name"))[1]
+    if "peak_value" in parameters:
         spec = {"init_value": 0.0, "peak_value": 1.0} | spec
-    elif SCHEDULE.wants(spec, "init_value"):
+    elif "init_value" in parameters:
         spec = {"init_value": 1.0} | spec
     return SCHEDULE.build(spec)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import resource
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from algorithms import ALGORITHMS, REDUCERS
 from algorithms.base import Algorithm
 from algorithms.compression import Reducer
 from comms import cost, messages, mixing, topology
-from experiments import initial, optimizers, profiling, registry, tasks
+from comms.registry import Registry
+from experiments import initial, optimizers, registry, tasks
 from experiments.registry import Kind
 from experiments.runtime_builders import RUNTIMES, Place, build
 from experiments.tasks import Task, data, models, sampling
@@ -44,13 +45,15 @@ METHOD = Kind(
     Algorithm,
     ("optimizer", "graph", "workers", "seed", "sparse", "profile"),
 )
-REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",))
+REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",), nested=("*",))
 MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
 GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
 SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
 NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
-DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process))
+DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process), nested=("law",))
 RULE = Kind("wait", RULES, Rule, ("setting",))
+# Of methods that plan with measured times; no other arm imports it.
+PROFILING = Registry({name: f"experiments.profiling:{name}" for name in ("check", "for_config")})
 
 FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
 AT_ONCE = 4096  # updates that are planned at once
@@ -91,32 +94,33 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
             f"runtime: unknown name {config.runtime!r}; "
             f"{registry.meant(config.runtime, RUNTIMES)}known names: {', '.join(RUNTIMES)}"
         )
-    graph = None
-    if METHOD.wants(config.algorithm, "graph"):
+    graph, wanted = None, METHOD.opened(config.algorithm.get("name"))[1].keys()
+    if "graph" in wanted:
         graph = GRAPH.build(config.graph, n=config.workers)
         topology.check(graph, config.workers, f"graph {registry.text(config.graph)!r}")
     task, shapes = _task(config, task)
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = _sampler(config, task, shards)
     delay, decided = _costed(own_delay(config), config, task, sampler), {}
+    assembled = functools.partial(_algorithm, task, shapes, graph, wanted)
     if is_open(config):  # by a plan that no measured profile and no gradient changes
         drafted = _changed(config, **_ends(config, 1))
-        planned = _algorithm(drafted, task, shapes, graph, False)
+        planned = assembled(drafted, False)
         rule = _fitted(drafted, planned, shapes, delay)[1]
         config = _changed(config, **_ends(config, _planned_samples(config, rule)))
-    own, algorithm = config, _algorithm(config, task, shapes, graph, settled)
+    own, algorithm = config, assembled(config, settled)
     if settled and algorithm.decide is not None:
         decided = algorithm.decide(first_gradient(config, task, sampler))
         config = _changed(config, algorithm=registry.spec(config.algorithm) | decided)
-        algorithm = _algorithm(config, task, shapes, graph, settled)
+        algorithm = assembled(config, settled)
     exchange, rule = _fitted(config, algorithm, shapes, delay)
     entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
     again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
     if RUNTIMES[config.runtime].delayed and delay is None:
         build_delay(config.delay)  # refuses it, and names others
-    if METHOD.wants(config.algorithm, "profile"):
-        profiling.check(config)
+    if "profile" in wanted:
+        PROFILING["check"](config)
     return Prepared(task, algorithm, shapes, runtime, exchange, delay, sampler, own, decided)
 
 
@@ -176,7 +180,7 @@ def is_open(config: ConfigDict) -> bool:
 def _ends(config: ConfigDict, samples: int) -> dict[str, dict]:
     """Return the parts that have a rate, with schedules that end after `samples`."""
     algorithm = config.algorithm.to_dict()
-    if registry.is_part(algorithm.get("server")) and METHOD.wants(algorithm, "server"):
+    if algorithm.get("server") is not None and METHOD.wants(algorithm, "server"):
         algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
     return {
         "algorithm": algorithm,
@@ -230,25 +234,28 @@ def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
 
 def _shapes(config: ConfigDict, task: Task) -> Any:
     """Return the shapes of the parameters, which no seed changes, of a task that can be trained."""
-    who = f"task {registry.text(config.task)!r}"
     checked = [id(field) for field in task]
     if _CHECKED and _CHECKED[0] == checked:
         return _CHECKED[1]
     try:
-        shapes = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-    except models.Refused as error:
-        raise ValueError(f"{who}: {error}") from error
+        shapes = _drawn_shapes(task)
+        tasks.check(task, shapes)
+    except ValueError as error:
+        raise ValueError(f"task {registry.text(config.task)!r}: {error}") from error
+    _CHECKED[:] = checked, shapes, (task.init, task.losses)  # which keeps their ids theirs
+    return shapes
+
+
+def _drawn_shapes(task: Task) -> Any:
+    try:
+        return jax.eval_shape(lambda: task.init(jax.random.key(0)))
+    except models.Refused:
+        raise
     except Exception as error:  # a model is code and can raise anything
         said = str(error) if isinstance(error, _PLAIN) else f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{who}: the model cannot be built ({said}); correct its layers or sizes"
+            f"the model cannot be built ({said}); correct its layers or sizes"
         ) from error
-    try:
-        tasks.check(task, shapes)
-    except ValueError as error:
-        raise ValueError(f"{who}: {error}") from error
-    _CHECKED[:] = checked, shapes, (task.init, task.losses)  # which keeps their ids theirs
-    return shapes
 
 
 _PLAIN = (TypeError, ValueError, ArithmeticError, FlaxError)  # whose texts say what is wrong
@@ -256,13 +263,16 @@ _CHECKED: list[Any] = []  # of the last task: the arms of a sweep share it
 
 
 def _algorithm(
-    config: ConfigDict, task: Task, shapes: Any, graph: nx.Graph | None, settled: bool
-) -> Algorithm:
+    task: Task, shapes: Any, graph: nx.Graph | None, wanted: Collection[str], config: ConfigDict,
+    settled: bool,
+) -> Algorithm:  # fmt: skip
+    """Return the method of a config, whose factory has the `wanted` parameters."""
     offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
-    if METHOD.wants(config.algorithm, "profile"):
-        offered["profile"] = profiling.for_config(config, task, measured=settled)
+    if "profile" in wanted:
+        offered["profile"] = PROFILING["for_config"](config, task, measured=settled)
+    written = config.algorithm.to_dict()
     algorithm = METHOD.build(
-        _with_built_parts(config.algorithm, config.seed, graph),
+        written | _built_parts(written.keys() & wanted, written, config.seed, graph),
         optimizer=optimizers.build(config.optimizer),
         graph=graph,
         workers=config.workers,
@@ -275,30 +285,20 @@ def _algorithm(
     return algorithm
 
 
-def _with_built_parts(algorithm: registry.Part, seed: int, graph: nx.Graph | None) -> dict:
-    """Return the part of a method in which parts that it holds are what they describe."""
-    spec = registry.spec(algorithm)
-    W = spec.get("mixing_matrix")
+def _built_parts(names: Collection[str], written: dict, seed: int, graph: nx.Graph | None) -> dict:
+    """Return by these names of a method's parameters what the parts in it describe."""
+
+    def mixing_matrix(W: Any) -> Any:
+        known = not registry.is_part(W) or (isinstance(W, str) and W in mixing.MIXINGS)
+        return W if known else MIXING.build(W, graph=graph)  # a method knows some by name
+
     built = {
-        "exchange": lambda: build_reducer(spec["exchange"], seed),
-        "server": lambda: optimizers.build(spec["server"], "algorithm.server"),
-        "mixing_matrix": lambda: MIXING.build(W, graph=graph),
+        "exchange": lambda part: REDUCER.build(part, seed=seed),
+        "server": lambda part: optimizers.build(part, "algorithm.server"),
+        "mixing_matrix": mixing_matrix,
     }
-    if not registry.is_part(W) or (isinstance(W, str) and W in mixing.MIXINGS):
-        del built["mixing_matrix"]  # which a method knows by its name
-    return spec | {
-        name: build()
-        for name, build in built.items()
-        if spec.get(name) is not None and METHOD.wants(spec, name)
-    }
-
-
-def build_reducer(part: registry.Part, seed: int) -> Reducer:
-    """Return the reducer that a part describes, with the reducers that it is made of."""
-    spec = registry.spec(part)
-    if "*" in spec:
-        spec["*"] = [build_reducer(inner, seed) for inner in spec["*"]]
-    return REDUCER.build(spec, seed=seed)
+    there = [name for name in built if name in names and written[name] is not None]
+    return {name: built[name](written[name]) for name in there}
 
 
 def first_gradient(config: ConfigDict, task: Task, sampler: sampling.Sampler) -> Any:
@@ -366,22 +366,19 @@ def network(config: ConfigDict, shapes: Any) -> cost.Network:
 
 def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     """Return what a round's exchange costs: seconds from the config, or on its network."""
-    if registry.is_number(config.communication):
+    if not isinstance(config.communication, ConfigDict):  # a number of seconds
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
     return messages.exchange_transfers(algorithm, shapes, config.workers, network(config, shapes))
 
 
 def build_delay(part: registry.Part) -> delays.Law | processes.Process:
     """Return the law or process of delays that a part describes; its `law` may be a part itself."""
-    spec = registry.spec(part)
-    if spec.get("name") == NO_DELAY:
+    if part == NO_DELAY or (hasattr(part, "get") and part.get("name") == NO_DELAY):
         raise ValueError(
             "delay 'none': simulated workers take as long as a delay says; set config.delay, as to "
             "deterministic(value=1.0), or config.runtime=mesh for workers that take their own time"
         )
-    if "law" in spec:
-        spec["law"] = build_delay(spec["law"])
-    return DELAY.build(spec)
+    return DELAY.build(part)
 
 
 def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
@@ -505,9 +502,9 @@ def _check_delay(config: ConfigDict, process: processes.Process) -> None:
             f"are {config.workers} workers, from 0 to {config.workers - 1}; leave it out"
         )
     # Some processes do not know for how many workers they are before they are asked.
-    seeded = process.seeded(config.seed)
-    seeded.duration(config.workers - 1, 0.0)
-    usual = float(np.median(seeded.duration(0, 0.0, np.arange(LOOKED_AT))))
+    workers = np.append(np.zeros(LOOKED_AT, int), config.workers - 1)
+    drawn = process.seeded(config.seed).duration(workers, 0.0, np.arange(LOOKED_AT + 1))
+    usual = float(np.median(drawn[:-1]))
     counts = config.updates * float(np.max(config.mini_batches))
     horizon = min(float(config.seconds), counts * usual)
     if not usual >= max(SHORTEST_DELAY, horizon * np.finfo(np.float64).eps):

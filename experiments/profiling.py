@@ -25,7 +25,7 @@ from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
 from comms.trees import named_leaves, path_text
 from experiments import distributed, files, formats, registry, stopwatch, tasks
-from experiments.tasks.base import Task
+from experiments.tasks import Task
 from stragglers.rule import most_mini_batches
 
 SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB

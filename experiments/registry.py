@@ -116,7 +116,7 @@ NUMBER_OR_PART = ("communication",)
 UNREADABLE = (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError)
 # Either a quoted text, which stays as it is, or a name that is brought along.
 _BROUGHT = re.compile(r"""("[^"]*"|'[^']*')|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)""")
-_STAND_IN = "brought_along_"  # stands in for such a name, which Python's grammar does not have
+_COLON = "._brought_."  # stands in for that of such a name, which Python's grammar does not have
 _ASSIGNED = re.compile(r"""(\w+)\s*=\s*([^\s,()'"\[\]{}=]*)""")
 _PATH = re.compile(r".*[/~\\*].*|[A-Za-z_][\w.-]*\.\w+")
 
@@ -169,7 +169,7 @@ def _piece(text: str, error: Exception) -> str:
             return f": a path has quotes inside of the part, {key}={value!r}"
     if _PATH.fullmatch(text):
         return f": a path stands in a parameter, as in name(path={text!r})"
-    if not isinstance(error, SyntaxError) or not error.text or _STAND_IN in error.text:
+    if not isinstance(error, SyntaxError) or not error.text or _COLON in error.text:
         return ""
     rest = error.text[max(0, (error.offset or 1) - 1) :].strip()
     return f": {error.msg}, at {rest or 'the end'}"
@@ -180,45 +180,42 @@ def read(text: str) -> Any:
 
     Raises one of UNREADABLE for a text that is none of these.
     """
-    names: list[str] = []
-
-    def stand_in(match: re.Match) -> str:
-        if match[1]:
-            return match[1]
-        names.append(match[2])
-        return f"{_STAND_IN}{len(names) - 1}"
-
-    return _value(ast.parse(_BROUGHT.sub(stand_in, text.strip()), mode="eval").body, names)
+    marked = _BROUGHT.sub(lambda match: match[1] or match[2].replace(":", _COLON), text.strip())
+    return _value(ast.parse(marked, mode="eval").body)
 
 
-def _value(node: ast.expr, names: list[str]) -> Any:
-    if isinstance(node, ast.Name):
-        if node.id.startswith(_STAND_IN):
-            return names[int(node.id.removeprefix(_STAND_IN))]
-        return {"true": True, "false": False}.get(node.id, node.id)
+_NAMES = ast.Name | ast.Attribute  # the latter of what is brought along
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, _NAMES):
+        name = ast.unparse(node).replace(_COLON, ":")
+        if isinstance(node, ast.Attribute) and not is_brought(name):
+            raise ValueError
+        return {"true": True, "false": False}.get(name, name)
     if isinstance(node, ast.Call):
         keys = ["name", *(keyword.arg for keyword in node.keywords)]
         twice = [key for key in keys if key is not None and keys.count(key) > 1]
         if twice:
             raise _Unclear(f"{twice[0]} stands there twice, leave one")
-        if None in keys or not isinstance(node.func, ast.Name):  # f(**a), f(a)(b)
+        if None in keys or not isinstance(node.func, _NAMES):  # f(**a), f(a)(b)
             raise ValueError
-        name = _value(node.func, names)
-        inner = [_inner(argument, names, name) for argument in node.args]
-        return part(name, *inner, **{k.arg: _value(k.value, names) for k in node.keywords})
+        name = _value(node.func)
+        inner = [_inner(argument, name) for argument in node.args]
+        return part(name, *inner, **{k.arg: _value(k.value) for k in node.keywords})
     elements = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
     elements = node.values if isinstance(node, ast.Dict) else elements
-    if not any(isinstance(element, ast.Call | ast.Name) for element in elements):
+    if not any(isinstance(element, ast.Call | _NAMES) for element in elements):
         return ast.literal_eval(node)
-    values = [spec(_inner(element, names)) for element in elements]
+    values = [spec(_inner(element)) for element in elements]
     if isinstance(node, ast.Dict):
-        return {_value(key, names): one for key, one in zip(node.keys, values, strict=True)}
+        return {_value(key): one for key, one in zip(node.keys, values, strict=True)}
     return values
 
 
-def _inner(node: ast.expr, names: list[str], around: str = "") -> Part:
+def _inner(node: ast.expr, around: str = "") -> Part:
     """Return a part without a key: f(g) and f(g(a=1)), but neither f(1) nor f(true)."""
-    value = _value(node, names) if isinstance(node, ast.Name | ast.Call) else None
+    value = _value(node) if isinstance(node, ast.Call | _NAMES) else None
     if not is_part(value):
         piece = ast.unparse(node)
         way = f"{around}(parameter={piece}), as --list names it" if around else "parts alone"
@@ -375,13 +372,15 @@ class Kind(NamedTuple):
     name: what it is called in errors, e.g. "algorithm". factories: by the names of configs.
     gives: the type of what a factory returns, checked for one that is brought along.
     offered: parameters that the experiment gives to a factory which has them; all others are the
-        config's.
+        config's. nested: parameters, or "*", that hold parts of the same kind, which are built
+        first.
     """
 
     name: str
     factories: Mapping[str, Callable]
     gives: type | tuple[type, ...] = object
     offered: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
 
     def factory(self, name: str) -> Callable:
         """Return the factory; ValueError for a name that is unknown or cannot be imported."""
@@ -398,18 +397,16 @@ class Kind(NamedTuple):
             "package.module:factory"
         )
 
-    def parameters(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the parameters of the named factory; ValueError for one that hides them.
+    def opened(self, name: str) -> tuple[Callable, dict[str, inspect.Parameter]]:
+        """Return the named factory and its parameters; ValueError for one that hides them.
 
         A class whose metaclass hides them, as in nnx, has the parameters of its __init__.
         """
-        return self._parameters(name, self.factory(name))
-
-    def _parameters(self, name: str, factory: Callable) -> dict[str, inspect.Parameter]:
+        factory = called = self.factory(name)
         if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
-            factory = functools.partial(factory.__init__, None)
+            called = functools.partial(factory.__init__, None)
         try:
-            return dict(inspect.signature(factory).parameters)
+            return factory, dict(inspect.signature(called).parameters)
         except (ValueError, TypeError) as error:  # as of functions in C
             raise ValueError(
                 f"{self.name} {name!r}: has no parameters that can be read, as many functions in "
@@ -419,13 +416,13 @@ class Kind(NamedTuple):
     def wants(self, part: Part, parameter: str) -> bool:
         """Return whether the named factory has such a parameter; False for an unknown name."""
         try:
-            return parameter in self.parameters(as_part(part).get("name"))
+            return parameter in self.opened(as_part(part).get("name"))[1]
         except ValueError:
             return False
 
     def call(self, name: str) -> str:
         """Return how a config writes a factory: its own parameters, with their defaults."""
-        own = [p for p in self.parameters(name).values() if p.name not in self.offered]
+        own = [p for p in self.opened(name)[1].values() if p.name not in self.offered]
         return f"{name}({', '.join(map(_shown, own))})" if own else name
 
     def build(self, part: Part, **available: Any) -> Any:
@@ -437,9 +434,14 @@ class Kind(NamedTuple):
         that the factory cannot use, and for a factory that gives something else.
         """
         given = dict(part) if type(part) is dict else spec(part)
+        for place in self.nested:
+            held = given.get(place)
+            if isinstance(held, list | tuple):
+                given[place] = [self.build(inner, **available) for inner in held]
+            elif held is not None:
+                given[place] = self.build(held, **available)
         name, inner = given.pop("name", None), given.pop("*", ())
-        factory = self.factory(name)
-        parameters = self._parameters(name, factory)
+        factory, parameters = self.opened(name)
         who = f"{self.name} {name!r}"
         several = {p for p, one in parameters.items() if one.kind is one.VAR_POSITIONAL}
         if inner and not several:

@@ -1,7 +1,9 @@
 """Train arms, one or several that make one program, and go on with those that were cut off.
 
-A run that was cut off at any moment goes on from its last checkpoint when it is asked for again. On
-several processes the first one writes, and all of them read, so that they share the workdir.
+A run that was cut off at any moment goes on from its last checkpoint when it is asked for again. In
+virtual time it ends bit for bit as if nothing had happened: its clock goes through the recorded
+evaluations, with their losses, once more. On several processes the first one writes, and all of
+them read, so that they share the workdir.
 """
 
 import contextlib
@@ -12,15 +14,37 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import checkpoints, distributed, endings, records
+from comms import messages
+from experiments import (
+    aggregates,
+    checkpoints,
+    distributed,
+    endings,
+    files,
+    formats,
+    prepare,
+    records,
+    registry,
+    tasks,
+)
 from experiments.checkpoints import Checkpoint, Unreadable, Writing
-from experiments.prepare import Prepared, prepare
-from experiments.training_loop import Arm
+from experiments.prepare import Prepared
 from runtimes import packing, phases
+from runtimes.base import Run
 from runtimes.simulate import Batched
+from stragglers.schedule import Schedule, concatenate
+
+# What it took to reach the target loss: field of the summary, column of the metrics.
+TO_TARGET = {
+    "seconds": "seconds",
+    "updates": "update",
+    "samples": "samples",
+    "communication_seconds": "communication_seconds",
+}
 
 
 def run(
@@ -41,17 +65,17 @@ def run(
     workdir that belongs to another config. An arm that has finished is not run again, but trained
     longer where `seconds` or `updates` are larger than they were.
     """
-    prepared = prepare(config, settled=True)
+    prepared = prepare.prepare(config, settled=True)
     config = prepared.config
     with (
-        _opened(workdir, config, overwrite) as recorder,
+        records.start(workdir, config, overwrite, writes=distributed.is_writer()) as recorder,
         endings.deferred(),
         contextlib.closing(prepared.runtime),
     ):
         if recorder.finished:
             return recorder.summary
         (checkpoint,) = newest([workdir], [on_note])
-        arm = _begun(config, prepared, recorder, on_record, on_note, checkpoint)
+        arm = Arm(config, prepared, recorder, on_record, on_note, checkpoint)
         with Saver(checkpoint_seconds) as saver:
             while (budget := arm.budget()) is not None:
                 arm.take(*prepared.runtime.advance(arm.state, *budget))
@@ -78,19 +102,21 @@ def run_together(
     """
     made: list[Prepared] = []
     for config in configs:  # whose tasks are the same
-        made.append(prepare(config, made[0].task if made else None, settled=True))
+        made.append(prepare.prepare(config, made[0].task if made else None, settled=True))
     configs = [prepared.config for prepared in made]
     hooks = on_record or [lambda record: None] * len(configs)
     notes = on_note or [lambda text: None] * len(configs)
     with contextlib.ExitStack() as opened, endings.deferred():
         recorders = [
-            opened.enter_context(_opened(workdir, config, overwrite))
+            opened.enter_context(
+                records.start(workdir, config, overwrite, writes=distributed.is_writer())
+            )
             for workdir, config in zip(workdirs, configs, strict=True)
         ]
         going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
         found = newest([workdirs[r] for r in going], [notes[r] for r in going])
         arms = {
-            r: _begun(configs[r], made[r], recorders[r], hooks[r], notes[r], checkpoint)
+            r: Arm(configs[r], made[r], recorders[r], hooks[r], notes[r], checkpoint)
             for r, checkpoint in zip(going, found, strict=True)
         }
         if arms:
@@ -108,7 +134,7 @@ def run_together(
 
 
 def _train(
-    arms: Mapping[int, Arm], together: Batched, states: list, checkpoint_seconds: float
+    arms: "Mapping[int, Arm]", together: Batched, states: list, checkpoint_seconds: float
 ) -> None:
     """Train all arms to their ends, side by side; each writes its summary when it is there.
 
@@ -128,32 +154,12 @@ def _train(
             saver.save([arm for n, arm in arms.items() if budgets[n] is not None])
 
 
-def _budget_or_end(arm: Arm, saver: "Saver") -> tuple[float, int] | None:
+def _budget_or_end(arm: "Arm", saver: "Saver") -> tuple[float, int] | None:
     """Return `arm.budget()`; the summary is written when there is none."""
     budget = arm.budget()
     if budget is None:
         saver.end(arm)
     return budget
-
-
-def _opened(workdir, config: ConfigDict, overwrite: bool) -> records.Recorder:
-    """Open the records of a run, which the first process writes."""
-    return records.start(workdir, config, overwrite, writes=distributed.is_writer())
-
-
-def _begun(
-    config: ConfigDict,
-    prepared: Prepared,
-    recorder: records.Recorder,
-    on_record: Callable[[dict], None],
-    on_note: Callable[[str], None],
-    checkpoint: Checkpoint | None,
-) -> Arm:
-    """Return the arm from its checkpoint, or from its start for None."""
-    arm = Arm(config, prepared, recorder, on_record, checkpoint)
-    if checkpoint is not None:
-        on_note(f"goes on at update {arm.state.update}")
-    return arm
 
 
 # --- checkpoints on the way ---
@@ -181,7 +187,7 @@ class Saver:
             self.wait()
 
     @phases.within(phases.CHECKPOINT)
-    def save(self, arms: Sequence[Arm]) -> None:
+    def save(self, arms: "Sequence[Arm]") -> None:
         """Make a checkpoint of every arm if one is due; when all have theirs, remove older ones.
 
         One of divided state is still being written then; what goes wrong with it is raised later.
@@ -201,7 +207,7 @@ class Saver:
             distributed.agreed(None)  # the first process has written it
             endings.end(number)
 
-    def end(self, arm: Arm) -> dict:
+    def end(self, arm: "Arm") -> dict:
         """Leave the state of a run's end, of which it can be trained longer, and its summary.
 
         Without checkpoints, as their seconds are infinite, there is none of the end either.
@@ -216,7 +222,7 @@ class Saver:
             checkpoints.keep_only(arm.recorder.workdir, None)
         return summary
 
-    def _write(self, arms: Sequence[Arm]) -> None:
+    def _write(self, arms: "Sequence[Arm]") -> None:
         """Make a checkpoint of every arm, and remove the older ones when all have theirs."""
         self.wait()
         made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
@@ -289,3 +295,335 @@ def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
         path = checkpoints.folder_of(workdir) / str(evaluation)
         raise Unreadable(path, str(error)) from error
     return checkpoint
+
+
+# --- one arm on its clock ---
+
+
+@jax.jit
+def _mean_and_spread(models):
+    """Return (mean model, (1/n) sum_i ||x_i - mean||^2) of models with a leading worker axis."""
+    mean = jax.tree.map(lambda a: a.mean(0), models)
+    squares = jax.tree.map(  # short floats would overflow
+        lambda a, m: jnp.sum((a - m[None]).astype(jnp.promote_types(a.dtype, jnp.float32)) ** 2),
+        models,
+        mean,
+    )
+    return mean, jax.tree.reduce(jnp.add, squares) / jax.tree.leaves(models)[0].shape[0]
+
+
+@jax.jit
+def _moved(models, start):
+    """Return whether any model, along a leading worker axis, differs from the start's."""
+    differs = jax.tree.map(lambda a, b: jnp.any(a != b[None]), models, start)
+    return jnp.any(jnp.stack(jax.tree.leaves(differs)))
+
+
+class Arm:
+    """A training between two evaluations, on any runtime.
+
+        while (budget := arm.budget()) is not None:
+            arm.take(*runtime.advance(arm.state, *budget))
+        summary = arm.summary()
+
+    state: the run of the runtime, which `advance` gives away and `take` replaces.
+    recorder: of the arm's records; its metrics begin with the construction.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        prepared: Prepared,
+        recorder: records.Recorder,
+        on_record: Callable[[dict], None],
+        on_note: Callable[[str], None],
+        checkpoint: Checkpoint | None,
+    ):
+        """Begin, or go on from a checkpoint; `on_record` and `on_note` are as of `run`."""
+        self.recorder = recorder
+        self._config, self._prepared, self._on_record = config, prepared, on_record
+        self._runtime = prepared.runtime
+        self._history: list[Schedule] = []
+        self._sent = self._communicated = self._waited = 0.0
+        self._evaluation, self._ended, self.resumed_at_end = 0, False, False
+        self._between: Schedule | None = None  # what has happened since the last evaluation
+        self.state: Run = self._runtime.start(prepared.task.init(jax.random.key(config.seed)))
+        self._began = time.monotonic()
+        if checkpoint is None:
+            recorder.begin()
+            self._look()
+        else:
+            recorder.begin(checkpoint.records)
+            self._go_on(checkpoint)
+            on_note(f"goes on at update {self.state.update}")
+
+    def budget(self) -> tuple[float, int] | None:
+        """Return the next evaluation's time [s] and the updates until then; None: all is done."""
+        evaluation = self._next()
+        if self._ended or evaluation is None:
+            return None
+        return _until(self._config, evaluation), self._config.updates - self.state.update
+
+    def take(self, state: Run, schedule: Schedule | None) -> None:
+        """Evaluate where the runtime has come to within `budget`, and see whether that is all."""
+        self._evaluation, self.state = self._next(), state
+        happened = [part for part in (self._between, schedule) if part is not None]
+        schedule, self._between = concatenate(happened) if happened else None, None
+        if schedule is not None:
+            self._history.append(schedule)
+            sent = messages.sent_bytes(self._prepared.algorithm, self._prepared.shapes, schedule)
+            self._sent += float(sent.sum())
+            self._communicated += float(schedule.communication.sum()) / self._config.workers
+        self._look()
+        self._ended |= self._is_over(schedule is None)
+
+    def _is_over(self, waited: bool) -> bool:
+        """Return whether the last evaluation ends the run; waited: no update had come before it."""
+        target, loss = self._config.target_loss, self._last["train_loss"]
+        return (
+            self.state.update >= self._config.updates
+            or (self._config.stop_at_target and target is not None and loss <= target)
+            or (waited and self.state.exhausted)
+        )
+
+    @phases.within(phases.EVALUATION)
+    def evaluate(self) -> dict:
+        """Measure the models of this moment and append what was measured to the metrics."""
+        mean, distance = jax.device_get(_mean_and_spread(self._runtime.models(self.state)))
+        entry = {
+            "update": self.state.update,
+            "samples": self.state.samples,
+            "seconds": self.state.seconds,
+            **tasks.evaluate(self._prepared.task, mean),
+            "consensus_distance": float(distance),
+            "bytes_per_worker": self._sent,
+            "communication_seconds": self._communicated,
+            **self._method_metrics(),
+            **self._fallbacks(),
+            **self._measured(),
+            "wall_seconds": time.monotonic() - self._began,
+        }
+        self.recorder.append(entry)
+        self._on_record(entry)
+        return entry
+
+    def _measured(self) -> dict[str, float]:
+        """Return measurements of the runtime; its waits go on from where a resumed run was."""
+        measured = self._runtime.measured(self.state)
+        if "input_wait_seconds" in measured:
+            measured["input_wait_seconds"] += self._waited
+        return measured
+
+    def checkpoint(self) -> Checkpoint:
+        """Return all that is needed to go on from this moment."""
+        happened = None
+        if self._history and not self._runtime.replays:
+            happened = concatenate(self._history)
+        config = self._config
+        planned = self._evaluation * config.evaluate_every  # when a longer run evaluates
+        between = self.state.update >= config.updates or planned != _until(config, self._evaluation)
+        return Checkpoint(
+            self._evaluation,
+            # A rule must not see a loss that a longer run does not have.
+            len(self.recorder.records) - (between and self._runtime.replays),
+            time.monotonic() - self._began,
+            self._runtime.pack(self.state),
+            happened,
+            between=between,
+        )
+
+    @phases.within(phases.CHECKPOINT)
+    def summary(self) -> dict:
+        """Write the schedule, the trained model and the summary; returns the summary."""
+        config, last, metrics = self._config, self._last, self.recorder.records
+        schedule = concatenate(self._history) if self._history else None
+        models = self._runtime.models(self.state)
+        if self.recorder.writes:
+            self._write(schedule, models)
+        stopped = None
+        if not math.isfinite(last["train_loss"]):
+            where = f"at update {last['update']}, {last['seconds']:.4g} s"
+            stopped = f"training loss is not finite {where}"
+        elif metrics[0]["train_loss"] == last["train_loss"]:
+            stopped = self._standstill(schedule, models)
+        summary = {
+            "name": config.name,
+            "baseline": config.baseline,
+            "algorithm": config.algorithm.name,
+            **({"decided": dict(decided)} if (decided := self._prepared.decided) else {}),
+            "wait": config.wait.name,
+            "runtime": config.runtime,
+            "workers": config.workers,
+            "seed": config.seed,
+            "clock": self._runtime.clock,
+            "stopped": stopped,
+            "target_loss": config.target_loss,
+            **{
+                f"{name}_to_target": aggregates.at_target(metrics, config.target_loss, column)
+                for name, column in TO_TARGET.items()
+            },
+            "updates": last["update"],
+            **{k: v for k, v in last.items() if k != "update"},
+            "test_samples": tasks.tested(self._prepared.task),
+            **tasks.worker_accuracy(self._prepared.task, models),
+            "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
+            "idle_fraction": None if schedule is None else schedule.idle_fraction,
+            "staleness_mean": None if schedule is None else schedule.mean_staleness,
+            **({} if schedule is None else prepare.kept(config, self._prepared, schedule)),
+            "wall_seconds": time.monotonic() - self._began,
+        }
+        return self.recorder.finish(summary)
+
+    def _standstill(self, schedule: Schedule | None, models) -> str | None:
+        """Return why the run has trained nothing, or None if its parameters have moved."""
+        config = self._config
+        wait, delay = registry.text(config.wait), registry.text(config.delay)
+        if schedule is None:
+            return (
+                f"no update was made in {self.state.seconds:.4g} s of {wait} with delay={delay} "
+                f"and communication={registry.text(config.communication)}; give more seconds, or "
+                "shorter delays"
+            )
+        init = self._prepared.task.init(jax.random.key(config.seed))
+        if _moved(models, jax.device_get(init)):
+            return None
+        start = f"the parameters never moved in {self.state.update} updates"
+        if not schedule.batches.any():
+            return (
+                f"{start}: under {wait} with delay={delay} no mini-batch was finished; give rounds "
+                "more time"
+            )
+        missing = set(range(config.workers)) - set(schedule.workers[schedule.batches > 0].tolist())
+        if missing:
+            return (
+                f"{start}: worker {min(missing)} delivered in none of them under {wait}, and "
+                f"{config.algorithm.name} may wait for all; take a rule that takes everybody "
+                "along, as k_async, or make more updates"
+            )
+        return (
+            f"{start}: gradients or the learning rate are 0, or {config.algorithm.name} has yet to "
+            "make its first step"
+        )
+
+    def _look(self) -> None:
+        """Evaluate, and pass the loss to the runtime; a loss that is not finite ends all."""
+        self._last = self.evaluate()
+        seconds, loss = self._last["seconds"], self._last["train_loss"]
+        self._ended = not math.isfinite(loss)
+        self.state = self._runtime.observe(self.state, seconds, loss)
+
+    def _go_on(self, checkpoint: Checkpoint) -> None:
+        """Take everything to where it was when the checkpoint was made."""
+        metrics, path = self.recorder.records, self.recorder.workdir / records.METRICS
+        for entry in metrics:
+            formats.checked(entry, path, formats.RESUMED_LINE)
+        observed = [(entry["seconds"], entry["train_loss"]) for entry in metrics]
+        packed = checkpoint.packed
+        if checkpoint.bring is not None:
+            packed = checkpoint.bring(self._runtime.pack(self.state))
+        self.state, happened = self._runtime.resume(self.state, packed, observed)
+        if not self._runtime.replays:
+            happened = checkpoint.schedule
+        self._last, self._evaluation = metrics[-1], checkpoint.evaluation - checkpoint.between
+        if happened is not None:
+            known = self._last["update"] - happened.offset
+            self._history = [happened.slice(0, known)] if known else []
+            if known < happened.updates:
+                self._between = happened.slice(known, happened.updates)
+        self._sent = self._last.get("planned_bytes_per_worker", self._last["bytes_per_worker"])
+        self._communicated = self._last["communication_seconds"]
+        self._waited = self._last.get("input_wait_seconds", 0.0)
+        self._began -= checkpoint.wall_seconds
+        if self._between is None:
+            waited = len(metrics) > 1 and metrics[-2]["update"] == self._last["update"]
+            self._ended = self._last["train_loss"] is None or self._is_over(waited)
+        self.resumed_at_end = self.budget() is None
+
+    def _next(self) -> int | None:
+        """Return the number of the first evaluation that the clock has not run past already."""
+        following = range(self._evaluation + 1, _evaluations(self._config) + 1)
+        ahead = (e for e in following if _until(self._config, e) >= self.state.seconds)
+        return next(ahead, None)
+
+    def _method_metrics(self) -> dict[str, float]:
+        if self._prepared.algorithm.metrics is None:
+            return {}
+        memory = self._runtime.memory(self.state)
+        measured = jax.device_get(self._prepared.algorithm.metrics(memory))
+        measured = {name: float(value) for name, value in measured.items()}
+        if "extra_messages_per_worker" in measured:
+            count, size = (measured[f"extra_{what}_per_worker"] for what in ("messages", "bytes"))
+            measured["extra_seconds_per_worker"] = self._extra_seconds(count, size)
+            measured["bytes_per_worker"] = self._sent + size
+            measured["planned_bytes_per_worker"] = self._sent
+        return measured
+
+    def _extra_seconds(self, count: float, size: float) -> float:
+        """Return seconds of the messages that a worker has sent again, which no clock knows.
+
+        A schedule is made before anything is trained. An exchange of a fixed time takes as long
+        again for as many messages as it has.
+        """
+        config, shapes = self._config, self._prepared.shapes
+        if registry.is_number(config.communication):
+            row = messages.Row(self._prepared.algorithm.settled)
+            once = self._prepared.algorithm.messages(shapes, config.workers, row)
+            return count / len(once) * config.communication
+        return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
+
+    def _fallbacks(self) -> dict[str, float | None]:
+        """Return messages that were not as planned because of the data, which no clock has seen.
+
+        fallback_share: of the updates; fallback_bytes: of `bytes_per_worker`, which counts them;
+        fallback_seconds: that these would take longer on the config's network, if it has one.
+        """
+        config, algorithm, shapes = self._config, *self._prepared[1:3]
+        if algorithm.fallbacks is None:
+            return {}
+        pushed = bool(self._history) and messages.pushes(self._history[-1])
+        row = messages.Row(algorithm.settled, pushed=pushed)
+        memory = self._runtime.memory(self.state)
+        found = algorithm.fallbacks(memory, shapes, config.workers, row)
+        if not found.alternatives:
+            return {}
+        more, seconds = messages.fallback_bytes(found, config.workers, pushed), None
+        if not registry.is_number(config.communication):
+            network = prepare.network(config, shapes)
+            seconds = messages.fallback_seconds(found, config.workers, network)
+        # All who take part in an update fall back together, and they may be a few.
+        several = self._history[-1].workers.shape[1] if self._history else config.workers
+        updates = found.updates * config.workers / several
+        return {
+            "bytes_per_worker": self._sent + more,
+            "planned_bytes_per_worker": self._sent,
+            "fallback_bytes": more,
+            "fallback_seconds": seconds,
+            "fallback_share": updates / max(1, self.state.update),
+        }
+
+    def _write(self, schedule: Schedule | None, models) -> None:
+        """Leave the schedule, if anything has happened, and the mean model."""
+        mean, _ = _mean_and_spread(models)
+        if schedule is not None:
+            with files.replacing(self.recorder.workdir / records.SCHEDULE) as file:
+                schedule.save(file)
+        packed = packing.pack({"params": mean})
+        with files.replacing(self.recorder.workdir / records.PARAMETERS) as file:
+            np.savez(file, **packed)
+
+
+def _evaluations(config: ConfigDict) -> int:
+    """Return the number beside the one at the start; 2.1 s every 0.7 s are 3, despite rounding."""
+    return max(1, math.ceil(config.seconds / config.evaluate_every - 1e-9))
+
+
+def _until(config: ConfigDict, evaluation: int) -> float:
+    """Return the time of an evaluation, on the run's clock."""
+    last = evaluation >= _evaluations(config)
+    return config.seconds if last else evaluation * config.evaluate_every
+
+
+def _tail_mean(losses: list[float | None]) -> float | None:
+    """Return the mean over the last tenth of the evaluations, as a single one is noisy."""
+    tail = losses[-max(1, len(losses) // 10) :]
+    return None if None in tail else float(np.mean(tail))

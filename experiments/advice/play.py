@@ -303,7 +303,7 @@ def variants(wait: registry.Part, grids: Mapping[str, list]) -> list[dict[str, A
     Raises ValueError for a rule with a parameter that neither the part nor a grid knows.
     """
     spec = registry.spec(wait)
-    known = prepare.RULE.parameters(spec["name"])
+    known = prepare.RULE.opened(spec["name"])[1]
     needed = {name for name, one in known.items()
               if one.default is one.empty and one.kind is one.KEYWORD_ONLY}  # fmt: skip
     required = needed - {*prepare.RULE.offered}

@@ -1,28 +1,67 @@
-"""The tasks, by the names that configs use; a task is imported when it is asked for."""
+"""Tasks: what is minimised, on which examples, and how well a model does.
 
-from collections.abc import Mapping
+A task has a name that configs use, and its module is imported when it is asked for.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from comms.registry import Registry
+from comms.trees import named_leaves, path_text
 from experiments import registry
 from experiments.registry import Kind
 from experiments.tasks import sources
-from experiments.tasks.base import (
-    Task,
-    check,
-    count,
-    evaluate,
-    first_draw,
-    in_pieces,
-    row_sparse,
-    take,
-    tested,
-    worker_accuracy,
-)
+from runtimes import phases, worker
+from runtimes.data_feed import Streamed
 
-__all__ = [
-    "TASK", "TASKS", "Task", "build", "check", "count", "evaluate", "first_draw", "in_pieces",
-    "row_sparse", "streams", "take", "tested", "worker_accuracy",
-]  # fmt: skip
+TRIED = 7  # examples of a mini-batch that is only traced
+
+
+class Task(NamedTuple):
+    """An empirical risk and its data; arrays are NumPy's, a runtime moves them where it wants.
+
+    train, test: pytrees of arrays with leading axis [samples], or `runtimes.data_feed.Streamed`.
+    `examples` below are such pytrees with leading axis [b].
+    labels: one per training sample, for splits that go by label.
+    losses: float32 [b], each example's share of the mean loss, the l2 term included.
+    correct: float32 [b], 1 where the prediction is right; None: there is nothing to predict.
+    optimum: the lowest mean training loss, if it is known.
+    shared_draw: `losses` draws at random. It then takes a third argument, uint32 []: the samples
+        that all workers had seen before the update, and one more after every local step since. One
+        named `worker` besides, int32 [], lets every worker draw by itself.
+    eval_losses: what `evaluate` reports instead of `losses`; of (params, examples) alone.
+    metrics: what else to report, from the parameters and the losses that `evaluate` found.
+    sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
+        of what is in the mini-batch.
+    cost: [samples] relative time of every training sample, as of a long text; None: all alike. It
+        makes durations differ where a config asks for it (`sample_cost`), and evaluations report
+        the losses of the longest and of the shortest tenth.
+    augment: what training does to its examples at random, (examples, draws uint32 [b]) ->
+        examples; see `experiments.tasks.dense_tasks`. `losses` and `correct` take them either way.
+    evaluated: how many training and test examples `evaluate` takes, evenly spread; None: all.
+    """
+
+    name: str
+    train: Any
+    test: Any
+    labels: np.ndarray  # [samples] int
+    init: Callable[[jax.Array], Any]  # key -> params
+    losses: Callable[..., jax.Array]
+    correct: Callable[[Any, Any], jax.Array] | None = None
+    optimum: float | None = None
+    shared_draw: bool = False
+    eval_losses: Callable[[Any, Any], jax.Array] | None = None
+    metrics: Callable[[Any, dict[str, float | None]], dict[str, float]] | None = None
+    sparse: tuple[str, ...] = ()
+    evaluated: int | None = None
+    augment: Callable[[Any, jax.Array], Any] | None = None
+    cost: np.ndarray | None = None
+
 
 TASKS = Registry(
     {
@@ -61,3 +100,248 @@ def build(spec: str | Mapping) -> Task:
     Unknown names and parameters are errors that list the known ones.
     """
     return TASK.build(spec)
+
+
+# --- what can be trained ---
+
+
+def check(task: Task, params: Any) -> None:
+    """Raise ValueError unless a task can be trained; nothing is computed.
+
+    params: shapes of its parameters. Its parts are traced for a mini-batch of `TRIED` examples.
+    """
+    _check_parameters(params)
+    counts = {name: _length(getattr(task, name)) for name in ("train", "test")}
+    counts["labels"] = len(task.labels) if hasattr(task.labels, "__len__") else 0
+    for name, samples in counts.items():
+        if not samples:
+            raise ValueError(f"{name} must have samples, as many in all its arrays; correct it")
+    for name in ("train", "test"):
+        for leaf in jax.tree.leaves(_example_shapes(getattr(task, name))):
+            if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_):
+                raise ValueError(f"{name} holds {leaf.dtype}, where numbers are due; encode it")
+    if counts["labels"] != counts["train"]:
+        raise ValueError(
+            f"there are {counts['labels']} labels for {counts['train']} training samples; give one "
+            "a sample"
+        )
+    if task.cost is not None:
+        costs = np.asarray(task.cost, np.float64)
+        if costs.shape != (counts["train"],) or not ((costs > 0) & (costs < np.inf)).all():
+            raise ValueError(
+                f"cost must be a positive number for each of {counts['train']} training samples, "
+                f"got shape {costs.shape}; correct it"
+            )
+    if task.shared_draw and not worker.draws(task.losses):
+        raise ValueError(
+            "shared_draw says that losses draw at random, but they take no third argument; give "
+            "them one, or leave shared_draw out"
+        )
+    losses = first_draw(task)
+    examples = _example_shapes(task.train)
+    drawn = jax.ShapeDtypeStruct((TRIED,), jnp.uint32)
+
+    def summed(params, examples, draws):
+        if task.augment is not None:
+            examples = task.augment(examples, draws)
+        return _per_example("losses", losses(params, examples), jnp.floating).sum()
+
+    _traced("losses", jax.grad(summed), params, examples, drawn)
+    reported = "losses" if task.eval_losses is None else "eval_losses"
+    tested = {
+        reported: (task.eval_losses or losses, jnp.floating),
+        "correct": (task.correct, jnp.number),
+    }
+    for name, (function, kind) in tested.items():
+        if function is not None:
+            _traced(name, lambda *given, f=function, n=name, k=kind: _per_example(n, f(*given), k),
+                    params, _example_shapes(task.test))  # fmt: skip
+
+
+def _check_parameters(params: Any) -> None:
+    leaves = named_leaves(params)
+    names = [name for name, _ in leaves]
+    for name, leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize < 2:
+            raise ValueError(
+                f"parameter {name or 'of init'!r} is {leaf.dtype}, and parameters are real floats "
+                "of 16 bits or more; keep what is no weight out of what init returns, as a "
+                "constant of losses"
+            )
+        if names.count(name) > 1:
+            raise ValueError(f"two parameters are called {name!r}; name one of them otherwise")
+    if not any(leaf.size for _, leaf in leaves):
+        raise ValueError("init gives no parameters, so that there is nothing to train; give some")
+
+
+def _traced(name: str, function: Callable, *arguments: Any) -> None:
+    try:
+        jax.eval_shape(function, *arguments)
+    except _Misshapen as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:  # code of a task can raise anything
+        raise ValueError(
+            f"{name} cannot be traced ({type(error).__name__}: {registry.brief(str(error))}); "
+            f"correct {name}"
+        ) from error
+
+
+class _Misshapen(ValueError):
+    """Values that are not one number an example."""
+
+
+def _per_example(name: str, values: Any, kind: type) -> jax.Array:
+    """Return the values of a task's function, if they are [b] and of a kind."""
+    shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
+    fits = dtype is not None and (
+        jnp.issubdtype(dtype, kind) or (kind is jnp.number and dtype == jnp.bool_)
+    )
+    if shape == (TRIED,) and fits:
+        return values
+    found = type(values).__name__ if dtype is None else f"{dtype} {list(shape)}"
+    way = "leave out the mean or sum over examples" if shape == () else "correct what it returns"
+    raise _Misshapen(
+        f"{name} of {TRIED} examples must be float32 [{TRIED}], one number an example, got "
+        f"{found}; {way}"
+    )
+
+
+def _length(examples: Any) -> int:
+    """Return the number of samples; 0 where arrays have different numbers of them."""
+    if isinstance(examples, Streamed):
+        return len(examples)
+    lengths = {leaf.shape[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(examples)}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _example_shapes(examples: Any) -> Any:
+    """Return the shapes of `TRIED` examples, of a source's or of arrays."""
+    if isinstance(examples, Streamed):
+        return jax.tree.map(
+            lambda one: jax.ShapeDtypeStruct((TRIED, *one.shape), one.dtype),
+            examples.source.example,
+        )
+    return jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct(
+            (TRIED, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
+        ),
+        examples,
+    )
+
+
+# --- examples and how well a model does ---
+
+
+def row_sparse(task: Task, path: tuple) -> bool:
+    """Return whether the parameter at this key path (jax.tree_util) has a row-sparse gradient."""
+    return path_text(path) in task.sparse
+
+
+def first_draw(task: Task) -> Callable[[Any, Any], jax.Array]:
+    """Return the losses as functions of (params, examples), drawn as worker 0 first draws."""
+    if not task.shared_draw:
+        return task.losses
+    return worker.drawn(task.losses, {"count": jnp.uint32(0), "worker": jnp.int32(0)})
+
+
+def count(examples: Any) -> int:
+    """Return the number of samples."""
+    if isinstance(examples, Streamed):
+        return len(examples)
+    return jax.tree.leaves(examples)[0].shape[0]
+
+
+def take(examples: Any, indices: np.ndarray | slice) -> Any:
+    """Return the samples of these indices, as a pytree of arrays."""
+    if not isinstance(examples, Streamed):
+        return jax.tree.map(lambda a: a[indices], examples)
+    if isinstance(indices, slice):
+        indices = np.arange(*indices.indices(len(examples)))
+    with phases.within(phases.INPUT):
+        return examples.source.read(indices)
+
+
+def tested(task: Task) -> int | None:
+    """Return the number of test examples of an accuracy; None: nothing is predicted."""
+    if task.correct is None:
+        return None
+    samples = count(task.test)
+    return samples if task.evaluated is None else min(samples, task.evaluated)
+
+
+def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[Any, int]]:
+    """Yield the examples that `evaluate` takes, at most `batch` at a time, and their number."""
+    samples, spread = count(examples), None
+    if task.evaluated is not None and task.evaluated < samples:
+        spread = np.arange(task.evaluated) * samples // task.evaluated
+        samples = task.evaluated
+    for start in range(0, samples, batch):
+        piece = slice(start, min(start + batch, samples))
+        chosen = piece if spread is None else spread[piece]
+        yield take(examples, chosen), piece.stop - start
+
+
+def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
+    """Mean `train_loss` and `test_loss`, and `test_accuracy` (0..1; None: nothing is predicted).
+
+    The task's own metrics follow. At most `batch` examples are on the device at a time, unless
+    the task's arrays live there.
+    """
+    losses = task.losses if task.eval_losses is None else task.eval_losses
+    begun = [
+        [(_totals(losses, task.correct, params, piece), size)
+         for piece, size in in_pieces(task, examples, batch)]
+        for examples in (task.train, task.test)
+    ]  # fmt: skip
+    sums = [np.sum(np.asarray([total for total, _ in part], np.float64), axis=0) for part in begun]
+    train, test = (
+        total / sum(size for _, size in part) for total, part in zip(sums, begun, strict=True)
+    )
+    means = {"train_loss": float(train[0]), "test_loss": float(test[0]),
+             "test_accuracy": None if task.correct is None else float(test[1])}  # fmt: skip
+    if task.cost is not None:
+        means |= _by_length(task, losses, params, batch)
+    return means if task.metrics is None else {**means, **task.metrics(params, means)}
+
+
+def _by_length(task: Task, losses: Callable, params: Any, batch: int) -> dict[str, float]:
+    """Return the mean losses of the tenths of the training samples that cost most and least."""
+    order = np.argsort(task.cost, kind="stable")
+    tenth = max(1, len(order) // 10)
+    if task.evaluated is not None:
+        tenth = min(tenth, task.evaluated)
+    found = {}
+    for name, chosen in (("long", order[-tenth:]), ("short", order[:tenth])):
+        parts = [np.sort(chosen)[begin : begin + batch] for begin in range(0, tenth, batch)]
+        sums = [_totals(losses, None, params, take(task.train, part))[0] for part in parts]
+        found[f"train_loss_{name}"] = float(np.sum(np.asarray(sums, np.float64)) / tenth)
+    return found
+
+
+def worker_accuracy(task: Task, models) -> dict[str, float]:
+    """Return the spread over workers: test accuracy of the worst and the best single model.
+
+    models: parameters with a leading axis. {}: there is nothing to predict.
+    """
+    if task.correct is None:
+        return {}
+
+    found, samples = 0.0, 0
+    for piece, size in in_pieces(task, task.test):
+        hits = np.asarray(_hits(task.correct, models, piece), np.float64)
+        found, samples = found + hits, samples + size
+    return {
+        "test_accuracy_worst_worker": float(found.min() / samples),
+        "test_accuracy_best_worker": float(found.max() / samples),
+    }
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _hits(correct, models, examples):
+    return jax.lax.map(lambda params: correct(params, examples).sum(), models)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _totals(losses, correct, params, examples):
+    hits = jnp.zeros(()) if correct is None else correct(params, examples).sum()
+    return jnp.stack([losses(params, examples).sum(), hits])

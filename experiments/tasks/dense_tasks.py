@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from comms.hashing import lowbias32
 from experiments.registry import Kind
-from experiments.tasks import data, models, sources
-from experiments.tasks.base import Task, take
-from experiments.tasks.models import MODELS, scaled
+from experiments.tasks import Task, data, models, sources, take
+from experiments.tasks.models import MODELS
 
 
 def classification(
@@ -28,69 +26,18 @@ def classification(
     float32. micro_batch: images whose activations are in memory at a time; None: the whole
     mini-batch's.
     """
-    reader = sources.READING.build(reading)
+    train, test, labels = sources.read(reading, dataset.train, dataset.test)
     changes = None if augment is None else AUGMENT.build(augment)
-    train, test = reader.of(dataset.train), reader.of(dataset.test)
     plain = None if changes is None else changes.plain
-    settings = (model, l2, plain, models.compute_type(compute), micro_batch)
-    try:
-        functions = _shared(*settings)
-    except TypeError:  # a model that has no hash
-        functions = _functions(*settings)
+    functions = models.classifier(model, l2, plain, compute, micro_batch)
 
     def init(key):
         return functions.init(key, take(train, slice(1)))
 
     return Task(
-        name, train, test, sources.labels(train), init, functions.losses, functions.hits,
+        name, train, test, labels, init, functions.losses, functions.hits,
         evaluated=evaluated, augment=None if changes is None else changes.train,
     )  # fmt: skip
-
-
-class Functions(NamedTuple):
-    """Task of a model that classifies images."""
-
-    init: Callable  # key, examples -> parameters, compiled
-    losses: Callable  # parameters, examples -> [b]
-    hits: Callable  # parameters, examples -> [b], 1 where the class is right
-
-
-def _functions(
-    model: models.Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
-) -> Functions:
-    """Return the functions of a task, see `classification`; plain: see `Augmentation`."""
-
-    def seen(examples):
-        # What training has augmented has its size already, and this leaves it alone.
-        return examples if plain is None else plain(examples)
-
-    @jax.jit
-    def init(key, examples):
-        return models.init(model, key, scaled(seen(examples).image))
-
-    def logits(params, examples):
-        images = models.cast(scaled(seen(examples).image), dtype)
-        return model.apply({"params": models.cast(params, dtype)}, images).astype(jnp.float32)
-
-    def fit(params, examples):
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits(params, examples), examples.label
-        )
-
-    def hits(params, examples):
-        return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
-
-    in_parts = models.in_micro_batches(fit, micro_batch)
-
-    def losses(params, examples):
-        found = in_parts(params, examples)
-        return found + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else found
-
-    return Functions(init, losses, models.in_micro_batches(hits, micro_batch))
-
-
-# Arms of equal models share these, so that what is compiled of them is traced once.
-_shared = functools.lru_cache(maxsize=16)(_functions)
 
 
 def digits(

@@ -6,11 +6,13 @@ channels (GroupNorm, arXiv 1803.08494), never over the batch: a batch's statisti
 between workers and depend on who takes part in an update.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import errors, nnx
 from flax import linen as nn
 
@@ -321,3 +323,64 @@ def in_micro_batches(function: Callable, size: int | None) -> Callable[[Any, Any
         return jnp.concatenate([values, jax.checkpoint(function)(params, rest)])
 
     return piecewise
+
+
+# --- classifiers ---
+
+
+class Classifier(NamedTuple):
+    """Functions of a model that classifies images."""
+
+    init: Callable  # key, examples -> parameters, compiled
+    losses: Callable  # parameters, examples -> [b]
+    hits: Callable  # parameters, examples -> [b], 1 where the class is right
+
+
+def classifier(
+    model: Model, l2: float, plain: Callable | None, compute: str, micro_batch: int | None
+) -> Classifier:
+    """Return the functions of a model, which arms of equal models share, traced once.
+
+    plain: examples as evaluation sees them, see `dense_tasks.Augmentation`; all others: see
+    `dense_tasks.classification`.
+    """
+    settings = (model, l2, plain, compute_type(compute), micro_batch)
+    try:
+        return _shared(*settings)
+    except TypeError:  # a model that has no hash
+        return _classifier(*settings)
+
+
+def _classifier(
+    model: Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
+) -> Classifier:
+    def seen(examples):
+        # What training has augmented has its size already, and this leaves it alone.
+        return scaled((examples if plain is None else plain(examples)).image)
+
+    @jax.jit
+    def init_classifier(key, examples):
+        return init(model, key, seen(examples))
+
+    def logits(params, examples):
+        images = cast(seen(examples), dtype)
+        return model.apply({"params": cast(params, dtype)}, images).astype(jnp.float32)
+
+    def fit(params, examples):
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits(params, examples), examples.label
+        )
+
+    def hits(params, examples):
+        return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
+
+    in_parts = in_micro_batches(fit, micro_batch)
+
+    def losses(params, examples):
+        found = in_parts(params, examples)
+        return found + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else found
+
+    return Classifier(init_classifier, losses, in_micro_batches(hits, micro_batch))
+
+
+_shared = functools.lru_cache(maxsize=16)(_classifier)

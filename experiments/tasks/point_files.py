@@ -11,8 +11,7 @@ import numpy as np
 import optax
 
 from experiments import registry
-from experiments.tasks import data, models
-from experiments.tasks.base import Task
+from experiments.tasks import Task, data, models
 from experiments.tasks.dense_tasks import MODEL, classification
 from stragglers import reading
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.registry import Kind
+from experiments.registry import Kind, Part
 from runtimes.data_feed import Readers, Streamed
 
 MOST_READERS = 256
@@ -134,12 +134,6 @@ class Reading(NamedTuple):
 
     readers: Readers | None = None  # None: all of them are in memory
 
-    def of(self, examples: Any) -> Any:
-        """Return the examples of a `Source`, or of arrays, as a `Task` has them."""
-        if self.readers is not None:
-            return Streamed(examples if _is_source(examples) else Arrays(examples), self.readers)
-        return examples.read(np.arange(len(examples))) if _is_source(examples) else examples
-
 
 def memory() -> Reading:
     """All examples are read before the run and stay in memory, on every device."""
@@ -163,13 +157,20 @@ READINGS = {"memory": memory, "stream": stream}
 READING = Kind("reading", READINGS, Reading)
 
 
-def labels(examples: Any) -> "np.ndarray | Unlabelled":
-    """Return the labels of images, [samples] int, streamed or in memory."""
-    return examples.source.labels if isinstance(examples, Streamed) else examples.label
+def read(reading: Part, *parts: Any) -> list[Any]:
+    """Return sources or arrays as a `Task` has them, and the labels of the first, [samples] int.
 
-
-def _is_source(examples: Any) -> bool:
-    return hasattr(examples, "read") and hasattr(examples, "example")
+    reading: a key of READINGS and its parameters. Labels are None where there are none.
+    """
+    readers, found = READING.build(reading).readers, []
+    for part in parts:
+        is_source = hasattr(part, "read") and hasattr(part, "example")
+        if readers is not None:
+            found.append(Streamed(part if is_source else Arrays(part), readers))
+        else:
+            found.append(part.read(np.arange(len(part))) if is_source else part)
+    first = found[0].source if readers is not None else found[0]
+    return [*found, getattr(first, "labels" if readers is not None else "label", None)]
 
 
 def some(array: np.ndarray) -> np.ndarray:

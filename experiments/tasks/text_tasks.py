@@ -16,8 +16,7 @@ import numpy as np
 import optax
 
 from experiments.registry import Kind
-from experiments.tasks import models, sources, text, text_models
-from experiments.tasks.base import Task, take
+from experiments.tasks import Task, models, sources, take, text, text_models
 from experiments.tasks.data import at_least
 
 LANGUAGE_MODEL = Kind(
@@ -131,14 +130,14 @@ def packed_text(
     `sources.READINGS` and its parameters. All others: see `next_token`.
     """
     at_least("next tokens", evaluated=(evaluated, 1))
-    reader = sources.READING.build(reading)
     packed = text.token_files(folder, length, vocabulary, end)
     window = packed.train.example.tokens.shape[0] - 1
     module = models.build(LANGUAGE_MODEL, model, vocabulary=packed.classes, window=window)
+    train, test, _ = sources.read(reading, packed.train, packed.test)
     return _task(
         "packed_text",
-        reader.of(packed.train),
-        reader.of(packed.test),
+        train,
+        test,
         sources.Unlabelled(
             len(packed.train), "split: sequences of packed text have no labels; use split=iid"
         ),

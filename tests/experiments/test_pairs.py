@@ -38,8 +38,10 @@ WAITS = [*pairs.WAITS, "random_pairs(blocking=true)", "rennala(k=2, interrupt=tr
 
 @functools.cache
 def method(written):
+    spec = registry.spec(written)
+    wanted = spec.keys() & prepare.METHOD.opened(spec["name"])[1].keys()
     return prepare.METHOD.build(
-        prepare._with_built_parts(written, 0, topology.ring(N)),
+        spec | prepare._built_parts(wanted, spec, 0, topology.ring(N)),
         optimizer=optax.sgd(0.1),
         graph=topology.ring(N),
         workers=N,

@@ -194,6 +194,14 @@ def test_a_factory_can_be_brought_along(mine):
     assert NUMBER.wants(f"{mine}:double", "n") and not NUMBER.wants(f"{mine}:double", "m")
 
 
+def test_parts_inside_of_parts_of_one_kind_are_built_first():
+    numbers = {"one": lambda by=1.0: 1.0 * by, "sum": lambda *all_of, of=0.0: sum(all_of) + of}
+    kind = registry.Kind("number", numbers, float, ("by",), nested=("*", "of"))
+    assert kind.build("sum(one, sum(one, of=one), of=sum(one))", by=3.0) == 12.0
+    with pytest.raises(ValueError, match="number: unknown name 'two'"):
+        kind.build("sum(one, of=sum(two))")
+
+
 def test_a_factory_that_does_not_fit_is_refused_in_a_sentence(mine):
     for name, words in (
         ("nowhere:f", "number 'nowhere:f': nowhere cannot be imported (ModuleNotFoundError: "),

@@ -17,7 +17,6 @@ from experiments import (
     sweep,
     tasks,
     train,
-    training_loop,
 )
 from experiments.tasks import data
 from stragglers.rules import RULES
@@ -262,15 +261,15 @@ def test_the_trained_model_is_the_one_that_was_evaluated(tmp_path):
     assert {name: summary[name] for name in expected} == expected
     assert summary["test_samples"] == tasks.tested(tasks.build(config.task)) > 0
     assert summary["consensus_distance"] > 0  # of workers that differ
-    _, distance = training_loop._mean_and_spread({"w": np.float16([[0], [600]])})
+    _, distance = train._mean_and_spread({"w": np.float16([[0], [600]])})
     assert distance == 300**2  # beyond the largest float16
     assert summary["test_accuracy_worst_worker"] <= summary["test_accuracy_best_worker"]
 
 
 def test_the_final_loss_is_the_mean_over_the_last_tenth():
     losses = [8.0] * 18 + [1.0, 2.0]
-    assert training_loop._tail_mean(losses) == 1.5 and training_loop._tail_mean(losses[:19]) == 1.0
-    assert training_loop._tail_mean([*losses, None]) is None
+    assert train._tail_mean(losses) == 1.5 and train._tail_mean(losses[:19]) == 1.0
+    assert train._tail_mean([*losses, None]) is None
 
 
 def test_the_worst_and_the_best_worker_are_those_of_single_models():
