@@ -67,7 +67,11 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 def numbers(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:
-    """Yield what every arm keeps by tenths of cost, its speed, and its losses on long samples."""
+    """Yield what arms keep by cost, their samples a second, and their losses on long samples.
+
+    The speed is that of the barrier times this. Long is the tenth of the samples that costs most;
+    short the cheaper half of what is kept, and the cheapest tenth of the losses.
+    """
     by_name = {arm["name"]: arm for arm in arms}
     if BARRIER not in by_name:
         return
@@ -86,9 +90,8 @@ def numbers(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:
         if arm.get("kept_long") is not None
     ]
     columns = (
-        "arm", "samples a second, barrier = 1", "kept of the shorter half [%]",
-        "of the longest tenth [%]", "largest difference of tenths [points]",
-        "loss on the longest tenth", "on the shortest tenth",
+        "arm", "speed", "kept short [%]", "kept long [%]", "tenths apart [points]", "loss, long",
+        "loss, short",
     )  # fmt: skip
     yield stats.Numbers("What is kept, by the cost of samples", columns, rows)
 

@@ -28,7 +28,6 @@ from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
 from runtimes.base import Runtime
 from stragglers import delays, processes
-from stragglers.kept import by_cost
 from stragglers.rule import Cost, Rule, Setting, Unfit, most_mini_batches
 from stragglers.rules import RULES, showing
 from stragglers.schedule import Schedule
@@ -53,6 +52,7 @@ NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process), nested=("law",))
 RULE = Kind("wait", RULES, Rule, ("setting",))
 # Of methods that plan with measured times; no other arm imports it.
+KEPT = Registry({"by_cost": "stragglers.kept:by_cost"})
 PROFILING = Registry({name: f"experiments.profiling:{name}" for name in ("check", "for_config")})
 
 FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
@@ -440,7 +440,7 @@ def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str
         def costs(worker: np.ndarray, counter: np.ndarray) -> np.ndarray:
             return np.asarray(prepared.task.cost)[prepared.sampler.on_host(worker, counter)]
 
-    found = by_cost(schedule.slice(0, rows), costs)
+    found = KEPT["by_cost"](schedule.slice(0, rows), costs)
     return {} if found is None else {
         "kept_long": found.longest,
         "kept_short": found.shorter_half,

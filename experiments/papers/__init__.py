@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from experiments import stats
-
 PAPERS = (
     "nonblocking",
     "matcha",
@@ -23,15 +21,12 @@ PAPERS = (
 )
 
 
-at_best = stats.at_best
-
-
 def claims(paper: str, record: str) -> Callable[..., Iterator[tuple[str, str]]]:
     """Return the function `claims(arms)` of a config whose sweeps are judged as this record is.
 
-    The paper's file, which draws as well, is loaded when a sweep has ended.
+    The paper's file, which draws as well, and the tests are loaded when a sweep has ended.
     """
-    return lambda arms: stats.printed(_paper(paper).CLAIMS, record)(arms)
+    return lambda arms: _stats().printed(_paper(paper).CLAIMS, record)(arms)
 
 
 def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:
@@ -44,5 +39,14 @@ def numbers(paper: str) -> Callable[..., Iterator[Any]]:
     return analyse(paper, "numbers")
 
 
+def at_best(*quantities: str) -> Callable[..., Iterator[Any]]:
+    """Return the function `numbers(arms)` of a config, see `stats.at_best`."""
+    return lambda arms: _stats().at_best(*quantities)(arms)
+
+
 def _paper(name: str) -> ModuleType:
     return importlib.import_module(f"experiments.papers.{name}")
+
+
+def _stats() -> ModuleType:
+    return importlib.import_module("experiments.stats")

@@ -98,7 +98,10 @@ SOURCES = {
     "run": run,
     "schedule": schedule,
 }
-REFUSED = {"one row": "has 1 workers, the config asks for 3"}
+REFUSED = {
+    "one row": "has 1 workers, the config asks for 3",
+    "in step": "at equal times all workers took about equally long",
+}
 
 
 @pytest.mark.parametrize(("name", "mini_batches"), [*zip(SOURCES, [1, 2, 8] * 4, strict=True)])

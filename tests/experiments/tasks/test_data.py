@@ -60,7 +60,8 @@ def test_tfds_images_reads_what_was_prepared(tmp_path):
     prepare(tmp_path, "mnist", "3.0.1", {"train": rows[:4], "test": rows[4:]}, features)
     dataset = data.tfds_images("mnist", data_dir=str(tmp_path))
     streamed = pickle.loads(pickle.dumps(dataset.train)).read(np.array([2, 0]))
-    dataset = data.Dataset(*map(sources.memory().of, dataset[:2]), classes=dataset.classes)
+    train, test, _ = sources.read("memory", *dataset[:2])
+    dataset = data.Dataset(train, test, classes=dataset.classes)
     np.testing.assert_array_equal(streamed.image, dataset.train.image[[2, 0]])
     assert dataset.train.image.shape == (4, 28, 28, 1) and dataset.train.image.dtype == np.uint8
     assert sorted(dataset.train.label) == [0, 1, 2, 3] and sorted(dataset.test.label) == [4, 5]
