@@ -334,7 +334,7 @@ def resumable(
         {n for n in numbers(workdir) if folder_of(workdir) / str(n) not in unreadable}
         for workdir in workdirs
     ]
-    common = set.intersection(*complete)
+    common = set.intersection(*complete) if complete else set()
     return [max(common or own, default=None) for own in complete]
 
 

@@ -154,6 +154,7 @@ def test_arms_go_on_from_the_latest_moment_that_they_share(tmp_path):
     a, b, c, new = (tmp_path / name for name in ("a", "b", "c", "new"))
     assert checkpoints.resumable([a, b]) == [2, 2]
     assert checkpoints.resumable([a, c, new]) == [3, 5, None]
+    assert checkpoints.resumable([]) == []  # all of them have ended
 
 
 def test_unusable_checkpoints_are_refused_and_left_alone(tmp_path):

@@ -1,5 +1,6 @@
 """Durations that samples bring along: in all clocks, what rules keep, and the expectation."""
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -112,6 +113,21 @@ def test_a_cost_is_work_at_a_changing_speed():
         expected = twice.duration(slower.workers, slower.start, slower.first)
         whole = slower.busy if name == "barrier" else each
         np.testing.assert_allclose(whole, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["barrier", "k_async", "k_sync", "random_pairs", "replayed"])
+def test_every_row_takes_as_long_as_its_mini_batches(name):
+    recorded = processes.replayed("two", [np.array([1.0, 2.0]), np.array([3.0])])
+    delay = by_sample(recorded if name == "replayed" else LAW)
+    graph = nx.cycle_graph(4) if name == "random_pairs" else None
+    own = {"random_pairs": {"local_steps": 2}, "barrier": {}, "replayed": {}}.get(name, {"k": 2})
+    rule = "barrier" if name == "replayed" else name
+    rows = planned.plan(rule, delay, 4, 30, 2, graph=graph, **own)
+    cost = delay.seeded(0).cost
+    for at in zip(*np.nonzero(rows.batches), strict=True):
+        counters = rows.first[at] + np.arange(rows.batches[at])
+        expected = cost(np.full(counters.shape, rows.workers[at]), counters).sum()
+        np.testing.assert_allclose(rows.busy[at], expected, rtol=1e-9)
 
 
 def test_costs_that_make_no_sense_are_refused():
