@@ -23,7 +23,7 @@ TINY = {
 MOMENTUM = {"optimizer": {"name": "momentum", "decay": 0.9, "learning_rate": 0.1}}
 ADAPTIVE = {"name": "adasync", "protocol": "k_async", "interval": 0.2, "k": 1, "lowest_loss": 0.6}
 CONFIGS = {
-    "sync": {"wait": "barrier", "mini_batches": 2, **MOMENTUM},
+    "sync": {"wait": "barrier", "mini_batches": 2, "communication": 0.01, **MOMENTUM},
     "async": {"wait": "k_async(k=2)", **MOMENTUM},
     "adaptive": {"wait": ADAPTIVE},
     "top_k": {"algorithm": "top_k(ratio=0.5)", "wait": "first_finisher", "mini_batches": 2},

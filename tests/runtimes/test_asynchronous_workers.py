@@ -227,7 +227,10 @@ def resumed(world, method, wait):
     return other
 
 
-@pytest.mark.parametrize("method", slow_but(("top_k",), ("top_k", "easgd", "ef21")))
+LOST = "top_k", "easgd", "ef21", "decoupled_diloco"
+
+
+@pytest.mark.parametrize("method", slow_but(("top_k",), LOST))
 def test_lost_processes_lose_their_state_and_no_sample(method):
     world, rng = World(method, "k_async", 2, k=2), np.random.default_rng(0)
     pieces = []
