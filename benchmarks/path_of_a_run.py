@@ -12,6 +12,7 @@ that imports JAX and compiles a step of the same model, both with warm caches of
 Seconds of the CPU are shown beside the clock's, as others on a host lengthen these less.
 """
 
+import argparse
 import os
 import pathlib
 import statistics
@@ -157,7 +158,9 @@ def _until(
 
 def main() -> None:
     """Print the numbers and the files that are entered, or the seconds of a launch."""
-    if sys.argv[1:] == ["--launch"]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--launch", action="store_true", help="time a launch beside a script")
+    if parser.parse_args().launch:
         taken = launches()
         for place, clock in enumerate(("on the clock", "of the CPU")):
             launch, script = ([one[place] for one in taken[name]] for name in ("launch", "script"))
