@@ -412,8 +412,14 @@ def shown(arm: Arm, quantity: str) -> str:
     try:
         spread = _moments(arm, quantity)[1]
     except Inconclusive:
-        return f"{scale * value:.4g}{unit}"
-    return f"{scale * value:.4g} ± {scale * spread:.2g}{unit}"
+        return f"{_figures(scale * value, 4)}{unit}"
+    return f"{_figures(scale * value, 4)} ± {_figures(scale * spread, 2)}{unit}"
+
+
+def _figures(value: float, digits: int) -> str:
+    """Return a number with as many digits that count, a large one without an exponent."""
+    text = f"{value:.{digits}g}"
+    return f"{float(text):,.0f}" if "e+" in text else text
 
 
 def _moments(arm: Arm, quantity: str) -> tuple[float, float, int]:
