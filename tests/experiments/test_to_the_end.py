@@ -42,6 +42,17 @@ def test_schedules_of_chains_and_servers_end_too_and_others_stay():
         assert prepare.to_the_end(said) == said
 
 
+def test_a_config_without_such_a_schedule_is_recorded_as_it_is_written():
+    """Records of runs compare with it: a server of several transforms stays a list."""
+    server = ["scale_by_adam", "scale_by_learning_rate(learning_rate=0.05)"]
+    changes = {"algorithm": f"local_sgd(server=[{', '.join(server)}])", "wait": "barrier"}
+    config = registry.canonical(sweep.override(demo.get_config(), changes))
+    assert not prepare.is_open(config)
+    assert prepare.prepare(config).config == config
+    assert [part["name"] for part in config.algorithm.server] == ["scale_by_adam",
+                                                                  "scale_by_learning_rate"]
+
+
 def test_a_sweep_plans_every_arm_by_its_own_rule_and_the_first_of_its_seeds():
     changes = {"delay": "exponential(scale=0.1)", "seconds": 1.0}
     grids = {"wait": ["barrier", "first_finisher"]}
