@@ -180,7 +180,8 @@ def is_open(config: ConfigDict) -> bool:
 def _ends(config: ConfigDict, samples: int) -> dict[str, dict]:
     """Return the parts that have a rate, with schedules that end after `samples`."""
     algorithm = config.algorithm.to_dict()
-    if registry.is_part(algorithm.get("server")) and METHOD.wants(algorithm, "server"):
+    server = algorithm.get("server")
+    if server is not None and registry.is_part(server) and METHOD.wants(algorithm, "server"):
         algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
     return {
         "algorithm": algorithm,
