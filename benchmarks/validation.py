@@ -107,7 +107,7 @@ def peers(job: Job, operation: Operation) -> list[Operation]:
 
 
 class Costs(NamedTuple):
-    """What half of the steps says of a job, in seconds.
+    """Seconds of a job that half of its steps give.
 
     gap: of each operation after the last ones of its rank, or in `awaited`. transfer: of each
     message and collective after the start of its last rank. awaited: ranks that an operation waits

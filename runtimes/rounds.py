@@ -143,7 +143,7 @@ class Watched:
             return worker.taken(examples, indices, draws, self._augment)
 
         stopped = self._until_stopped(model, begun, most, batch, given)
-        batches, begun, contribution, state = stopped
+        batches, started, contribution, state = stopped
         total = jax.lax.psum(batches, AXIS)
         weight = algorithm.weight(batches)
         landed = _finish_round(algorithm, model, contribution, state, batches, total, given, weight)
@@ -153,7 +153,7 @@ class Watched:
         used = batches if trigger.carries else most
         if trigger.renews:
             whole = jnp.asarray(trigger.whole, jnp.int32)[me]
-            used = -(-begun // whole) * whole
+            used = -(-started // whole) * whole
         batch_size = table.indices.shape[1] * self._team.parts
         return _advanced(landed, total * batch_size), offset + used, token
 

@@ -17,6 +17,7 @@ depend on x, so that nothing is dropped for its length. Rounds begin together. D
 mini-batches do not tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -120,6 +121,16 @@ class Sums:
         mass[: self.masses[count].size] = self.masses[count]
         return np.clip(np.cumsum(mass) - mass / 2, 0, 1)
 
+    @functools.cached_property
+    def ends_of_others(self) -> np.ndarray:
+        """P(N(t) <= count) that all other workers have ended so much by t, [counts, length]."""
+        ended = np.stack([self.before(m) for m in range(1, self.mini_batches + 1)])
+        edges = np.concatenate([np.ones((1, self.length)), ended, np.zeros((1, self.length))])
+        size = (self.workers - 1) * self.mini_batches + 1
+        of_one = scipy.fft.rfft(-np.diff(edges, axis=0), size, axis=0)
+        others = scipy.fft.irfft(of_one ** (self.workers - 1), size, axis=0)
+        return np.cumsum(np.clip(others, 0, 1), axis=0)
+
     def after(self, count: int, chance: np.ndarray) -> np.ndarray:
         """Return E chance(S(count) + x) for every duration x, [L]; chance: by lattice point."""
         mass = self.masses[count]
@@ -146,17 +157,9 @@ def first_finisher(in_flight: str = "cut") -> Expected:
 
 def quorum(k: int, in_flight: str = "cut") -> Expected:
     """Return the kept work of rounds that end with the k-th mini-batch of all workers."""
-    known: dict[int, np.ndarray] = {}
 
     def chance(sums: Sums, place: int) -> np.ndarray:
-        if id(sums) not in known:
-            ended = np.stack([sums.before(m) for m in range(1, sums.mini_batches + 1)])
-            edges = np.concatenate([np.ones((1, sums.length)), ended, np.zeros((1, sums.length))])
-            size = (sums.workers - 1) * sums.mini_batches + 1
-            of_one = scipy.fft.rfft(-np.diff(edges, axis=0), size, axis=0)
-            others = scipy.fft.irfft(of_one ** (sums.workers - 1), size, axis=0)
-            known[id(sums)] = np.cumsum(np.clip(others, 0, 1), axis=0)  # P(N(t) <= count)
-        below = known[id(sums)]
+        below = sums.ends_of_others
         count = k - place  # `place` - 1 of its own have ended before
         return np.zeros(sums.length) if count < 0 else below[min(count, len(below) - 1)]
 

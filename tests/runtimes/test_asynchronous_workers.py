@@ -284,7 +284,7 @@ def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
 
 
 def test_durations_are_those_of_the_attempts_that_the_order_names():
-    """Which are more than its mini-batches once orders have been stopped."""
+    """Attempts are more than its mini-batches once orders have been stopped."""
 
     class Noted:
         counts = ()
