@@ -30,7 +30,10 @@ from stragglers import reading
 from stragglers.processes import Process, replayed
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-UNIT = re.compile(rf"(?:^|[\W_]+)({'|'.join(SECONDS)})\W*$")  # unit at the end of a column's name
+UNIT = re.compile(  # at the end of a column's name, as in step_time_ms, duration_seconds, time [µs]
+    r"(?:^|[\W_]+)(m|milli|u|[µμ]|micro|n|nano)?s(?:ecs?|econds?)?\W*$", re.IGNORECASE
+)
+PREFIXES = {"milli": "m", "micro": "u", "µ": "u", "μ": "u", "nano": "n"}  # both signs of micro
 LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
 IN_STEP = (
     "at equal times all workers took about equally long, as steps that end with an all-reduce do, "
@@ -106,16 +109,17 @@ def trace(
 
     The head of this module lists the files. `worker`, `time` and `duration` name the columns of a
     table, by default usual ones; without `time` the order is that of the rows. Lines from # on are
-    left out. A table with a column per worker, such as rank0, rank1, is in the order of its rows
-    unless it has a `time`.
+    left out. A table with a column per worker, such as rank0, rank1, is in the order of its times
+    or steps, or of its rows where it has neither.
     A duration is that of computing alone. If it includes a wait for other workers, `waiting` names
     the column of that wait, which is subtracted.
     Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
-    as in batch_time_ms; `mean` scales them instead so that they have this mean. Workers are in the
-    natural order of their names, rank2 before rank10; workers beyond the file's reuse them in turn.
-    The seed has no effect. `read` of the process gives the facts about the file. Raises ValueError
-    for an unreadable file, for durations that can hardly be seconds, and, unless `in_step`, for
-    those that hardly differ between workers at one time though they do over time.
+    as in batch_time_ms or duration_microseconds; `mean` scales them instead so that they have this
+    mean. Workers are in the natural order of their names, rank2 before rank10; workers beyond the
+    file's reuse them in turn. The seed has no effect. `read` of the process gives the facts about
+    the file. Raises ValueError for an unreadable file, for durations that can hardly be seconds,
+    and, unless `in_step`, for those that hardly differ between workers at one time though they do
+    over time.
     """
     for value in (scale, mean):
         if value is not None and not 0 < value < math.inf:
@@ -129,13 +133,13 @@ def trace(
         raise ValueError(f"trace: {path}: {IN_STEP}")
     names = sorted(found.durations, key=natural)
     everything = np.concatenate([found.durations[name] for name in names])
-    ending = UNIT.search(found.column)
+    named = unit_of(found.column)
     if mean is not None:
         scale, unit = mean / everything.mean(), f"scaled to mean={mean:g}"
     elif scale is not None:
         unit = f"scale={scale:g}"
-    elif ending:
-        scale, unit = SECONDS[ending[1]], f"column {found.column} in {ending[1]}"
+    elif named:
+        scale, unit = SECONDS[named], f"column {found.column} in {named}"
     else:
         scale, median = 1.0, np.median(everything)
         if median > LONGEST_USUAL:
@@ -182,7 +186,9 @@ def read(path: str, wanted: Columns) -> Recorded:
         full = _long(full, wanted.time, wanted.duration)
     columns = full[0][1] if full else []
     whose, when, what, waits = _places(path, columns, wanted)
-    unit = 1.0 if waits is None else seconds_of(columns[waits]) / seconds_of(columns[what])
+    unit = 1.0
+    if waits is not None:
+        unit = SECONDS[unit_of(columns[waits]) or "s"] / SECONDS[unit_of(columns[what]) or "s"]
     if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
     apart = columns.index(APART) if APART in columns else None
@@ -241,10 +247,11 @@ def natural(name: str) -> str:
     return re.sub("[0-9]+", lambda digits: digits[0].zfill(18), name)
 
 
-def seconds_of(column: str) -> float:
-    """Return the unit that ends the name of a column, in seconds; 1 where there is none."""
+def unit_of(column: str) -> str | None:
+    """Return the unit that ends the name of a column, of SECONDS; None where there is none."""
     ending = UNIT.search(column)
-    return SECONDS[ending[1]] if ending else 1.0
+    prefix = (ending[1] or "").lower() if ending else None
+    return None if prefix is None else PREFIXES.get(prefix, prefix) + "s"
 
 
 # --- files ---
@@ -447,9 +454,7 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
     return places
 
 
-def _long(
-    rows: Rows, time: str | None, duration: str
-) -> Rows:
+def _long(rows: Rows, time: str | None, duration: str) -> Rows:
     """Return a table with a column per worker as one with a row per duration; others as they are.
 
     Such columns differ in a number alone, and the table has no column of durations.
@@ -458,15 +463,17 @@ def _long(
     names = [UNIT.sub("", column) for column in columns]
     whose = {i: name.rstrip("0123456789") for i, name in enumerate(names) if name[-1:].isdecimal()}
     numbered = len(whose) > 1 and len(set(whose.values())) == 1 and len(set(names)) == len(names)
-    if not numbered or len({seconds_of(columns[i]) for i in whose}) > 1:
+    if not numbered or len({unit_of(columns[i]) for i in whose}) > 1:
         return rows
     if {"worker", _plain(duration)} & set(map(_plain, columns)):
         return rows
     if all(math.isfinite(_number(column, ".")) for column in columns):  # there is no header
         return rows
-    when = names.index(time) if time in names else None
-    ending = UNIT.search(columns[next(iter(whose))])
-    header = ["worker", time or "time", f"{duration}_{ending[1]}" if ending else duration]
+    plain = [_plain(column) for column in columns]
+    wanted = (time, *USUAL[1]) if time == Columns().time else (time,)
+    when = next((plain.index(name) for name in wanted if name in plain), None)
+    unit = unit_of(columns[next(iter(whose))])
+    header = ["worker", time or "time", f"{duration}_{unit}" if unit else duration]
     found = [(rows[0][0], header)]
     for line, row in rows[1:]:
         cells = row + [""] * (len(columns) - len(row))
@@ -477,7 +484,8 @@ def _long(
 
 def _plain(column: str | None) -> str:
     """Return the name of a column without its unit and capitals, joined by underscores."""
-    return re.sub(r"\W+", "_", UNIT.sub("", column or "").strip().lower())
+    column = (column or "").strip()
+    return re.sub(r"\W+", "_", (UNIT.sub("", column) or column).lower())
 
 
 def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:

@@ -99,6 +99,25 @@ def test_usual_columns_are_found(tmp_path, header, rows):
     np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, WANTED)
 
 
+@pytest.mark.parametrize(
+    ("column", "seconds"),
+    [
+        ("duration_seconds", 1), ("time_secs", 1), ("Duration_MS", 1e-3),
+        ("step_time (milliseconds)", 1e-3), ("duration_micros", 1e-6), ("duration [µs]", 1e-6),
+        ("duration.nsec", 1e-9), ("iteration_times", 1), ("address", 1),
+    ],
+)  # fmt: skip
+def test_units_are_read_however_they_are_written(tmp_path, column, seconds):
+    (tmp_path / "log.csv").write_text(HEADER.replace("batch_time", column) + "\n".join(ROWS))
+    found = trace(str(tmp_path / "log.csv"), duration=column)
+    np.testing.assert_allclose(found.records, np.multiply(WANTED, seconds))
+
+
+def test_columns_of_workers_are_in_the_order_of_their_steps(tmp_path):
+    (tmp_path / "log.csv").write_text("step,rank0_seconds,rank1_seconds\n1,3,4\n0,1,2\n")
+    np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, [[1, 3], [2, 4]])
+
+
 def test_numbers_without_a_header_and_beyond_floats_are_refused(tmp_path):
     (tmp_path / "log.csv").write_text("0.5,0.25\n0.5,0.25\n")
     with pytest.raises(ValueError, match=r"no column 'worker'; it has 0.5, 0.25"):
