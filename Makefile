@@ -40,6 +40,7 @@ $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet --requirement requirements.txt
+	$(RUN) -c "import site; open(site.getsitepackages()[0] + '/gossax.pth', 'w').write('$(CURDIR)\n')"
 	touch $@
 
 clean:
