@@ -23,7 +23,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,9 +50,9 @@ FIELDS = (
 )  # fmt: skip
 
 
-def papers() -> list[ModuleType]:
-    """Return the modules of all papers."""
-    return [importlib.import_module(f"experiments.papers.{name}") for name in PAPERS]
+def papers(names: Iterable[str] = PAPERS) -> list[ModuleType]:
+    """Return the modules of papers."""
+    return [importlib.import_module(f"experiments.papers.{name}") for name in names]
 
 
 def record(name: str) -> dict[str, Any]:
@@ -283,10 +283,10 @@ def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, s
     return [(claim, answer(claim)) for claim in paper.CLAIMS]
 
 
-def of_headlines() -> Iterator[str]:
-    """Give the first claim of every paper, with its verdict."""
+def of_headlines(*names: str) -> Iterator[str]:
+    """Give the first claim of these papers, by default of all, with its verdict."""
     rows = []
-    for paper in papers():
+    for paper in papers(names or PAPERS):
         claim, answer = answers(paper)[0]
         anchor = re.sub(r"[^\w -]", "", paper.TITLE.lower()).replace(" ", "-")
         verdict = ": ".join(filter(None, (answer.verdict, answer.reason)))

@@ -136,10 +136,10 @@ def test_imports_between_rooms_of_experiments_point_down():
     assert not upward and len(seen) == len(ROOMS)
 
 
-def test_the_readme_lists_the_folders_in_the_order_of_imports():
+def test_contributors_find_the_folders_in_the_order_of_imports():
     listed = [
         line.split()[0].strip("/").removesuffix(".py")
-        for line in (ROOT / "README.md").read_text().splitlines()
+        for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
         if re.match(r"[a-z]+(/|\.py) {2,}", line)
     ]
     floor = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}

@@ -78,7 +78,7 @@ def skilled(baseline: str) -> stats.Judge:
 
 CLAIMS = (
     *(
-        Claim(f"foresees published speed-ups over {words} better than a constant",
+        Claim(f"predicts published speed-ups over {words} better than a constant",
               "arXiv 1811.11141, experiments", "mg_wfbp_paper", judge=skilled(baseline))
         for baseline, words in (("single", "a single all-reduce"), ("wfbp", "WFBP"))
     ),

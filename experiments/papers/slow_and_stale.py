@@ -34,7 +34,7 @@ WITH, WITHOUT = (
     for kind in ("_sync", "_async")
 )
 CLAIMS = (
-    Claim("at one rate for all, the first at the target, k_async/K=1, does not end lowest",
+    Claim("K-async with K = 1 is first at the target and does not end lowest, at one rate",
           f"{PAPER}, abstract", "slow_and_stale", "k_batch_async/K=4/rate=0.16",
           f"{FIXED}/rate=0.16", END),
     Claim("at its best rate, the first at the target, k_async/K=2, does not end lowest",
