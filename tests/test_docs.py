@@ -21,7 +21,7 @@ from absl import flags
 from ray.scripts.scripts import cli as ray_commands
 
 import algorithms
-from experiments import distributed, executors, profiling, runtime_builders, slurm
+from experiments import codec_times, distributed, executors, profiling, runtime_builders, slurm
 from experiments.advice import play
 from runtimes import simulate
 from runtimes.asynchronous import pool
@@ -63,6 +63,8 @@ def shell(tmp_path, monkeypatch, capsys):
     rows = [f"{worker},{time},{1 + worker}" for worker in range(10) for time in range(9)]
     (tmp_path / "job_1_norm.csv").write_text("\n".join(["worker,time,batch_time_norm", *rows]))
     monkeypatch.setattr(profiling, "measure", made_up_profile)
+    monkeypatch.setattr(codec_times, "step_seconds", lambda *_: (2e-3, 1e-3))
+    monkeypatch.setattr(play, "noise_ratio", lambda *_: 1.0)
     monkeypatch.setattr(play, "ROUNDS", 4)  # of a minute's work; what they say is not read
     monkeypatch.setattr(play, "REPEATS", 1)
     call = launcher.caller(monkeypatch, capsys)

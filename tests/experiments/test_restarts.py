@@ -73,9 +73,7 @@ def test_a_signal_goes_to_the_command_and_nothing_starts_again():
 
 
 @pytest.mark.slow
-def test_a_process_that_is_gone_is_left_out_and_the_others_get_new_numbers(
-    tmp_path, monkeypatch
-):
+def test_a_process_that_is_gone_is_left_out_and_the_others_get_new_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(restarts, "PATIENCE", 1.5)
     monkeypatch.setattr(restarts, "BEAT", 0.02)
     workdir = str(tmp_path / "out")
