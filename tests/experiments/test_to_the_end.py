@@ -7,7 +7,10 @@ import pytest
 from configs import demo
 from experiments import prepare, registry, sweep, train
 
-SHORT = {"seconds": 2.0, "workers": 4, "optimizer.schedule": "cosine"}
+SHORT = {
+    "task": "synthetic_logistic(samples=64, dimension=4)", "seconds": 2.0, "workers": 4,
+    "optimizer.schedule": "cosine",
+}  # fmt: skip
 
 
 def configured(**changes):
