@@ -1,7 +1,6 @@
 """Configs that train: bit for bit after a kill, alike on slices, at equal samples or bytes."""
 
 import importlib
-import json
 
 import jax
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 from experiments import config_files, prepare, records, sweep, train
 from experiments.registry import part
+from tests.launcher import metrics
 
 LOGISTIC = "synthetic_logistic(samples=256, dimension=4)"
 
@@ -60,11 +60,6 @@ def test_it_fits_one_batch(name):
 
 class Killed(Exception):
     pass
-
-
-def metrics(place):
-    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_seconds"} for line in lines]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from stragglers import delays, inject, processes
 from tests import planned
 from tests.algorithms import traced
 from tests.marks import slow, slow_but
-from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses, replayed
+from tests.runtimes.toy import DATA, SAMPLES, SAMPLES_OF_FOUR, X0, B, Counted, losses, replayed
 
 N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
 
@@ -185,19 +185,6 @@ def kept(sharding, workers):
 
 def wide(params, examples):
     return (jnp.tanh(examples["x"] @ params["in"]) @ params["out"] - examples["y"]) ** 2
-
-
-class _Four(type(SAMPLES)):
-    """As `SAMPLES`, with mini-batches for four devices."""
-
-    batch_size = 4
-
-    def indices(self, workers, counters):
-        position = np.asarray(counters)[..., None] * 4 + np.arange(4)
-        return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
-
-
-SAMPLES_OF_FOUR = _Four()
 
 
 @pytest.mark.slow
