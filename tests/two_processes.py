@@ -61,7 +61,7 @@ def started(here: pathlib.Path, *flags, own=None, names=None, processes=2, progr
     names = range(processes) if names is None else names
     address = f"127.0.0.1:{free_port()}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    environment |= {"NO_PROXY": "127.0.0.1", "XDG_CACHE_HOME": str(here)}
+    environment |= {"NO_PROXY": "127.0.0.1"}
     running = []
     try:
         for name in names:
