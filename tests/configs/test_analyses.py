@@ -82,7 +82,7 @@ def test_who_waits_for_nobody_loses_its_own_time_alone(call):
 def test_who_waits_for_a_killed_learner_loses_what_others_do_not(call):
     config, workdir = GOODPUT_REAL
     try:
-        code, out, err = call(f"{config},workers=2,every=3,kills=1,undisturbed=2,seeds=1", workdir)
+        code, out, err = call(f"{config},workers=2,every=6,kills=1,undisturbed=3,seeds=1", workdir)
     finally:
         SESSION.close()
     assert code == 0 and err == "" and "goodput while learners are killed" in out
