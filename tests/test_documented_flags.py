@@ -94,6 +94,8 @@ def test_flags_of_a_sentence_fit(tmp_path, monkeypatch, capsys):
 def test_sensible_values_prepare_in_every_runtime():
     for config in CONFIGS:
         network, others = NETWORK, {"target_loss": "None", "baseline": "x"}
+        if "language_model" in config:
+            others["task.corpus.files"] = "40"
         if runtime_builders.RUNTIMES[config_files.read(config).config.runtime].cluster:
             with pytest.raises(ValueError, match="the links between processes are real"):
                 prepare.prepare(overridden(config, communication=network, **others))
