@@ -55,6 +55,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+HERE = pathlib.Path(__file__).parent
 KEPT = "JAX_COMPILATION_CACHE_DIR"
 RESIDENT = 3 << 28  # bytes of a process above which it gives back what programs hold
 
@@ -72,7 +73,12 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items):
-    """Mark as slow all but n evenly spaced rows of each test that is marked `few(n)`."""
+    """Mark as slow all but n evenly spaced rows of each test that is marked `few(n)`.
+
+    Whole programs, which take longest, come first: else of two processes of tests one would end
+    with them while the other has nothing left to do.
+    """
+    items.sort(key=lambda item: item.path.parent != HERE)
     rows = {}
     for item in items:
         if item.get_closest_marker("few") and not item.get_closest_marker("slow"):

@@ -9,7 +9,7 @@ import sys
 from absl.testing import flagsaver
 
 import launch
-from experiments import distributed
+from experiments import distributed, figures, sweep
 from stragglers import delays
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
@@ -89,8 +89,15 @@ def directory(tmp_path, monkeypatch):
     return tmp_path
 
 
-def caller(monkeypatch, capsys):
-    """Return a launcher in this process: flags -> (exit code, stdout, stderr)."""
+def caller(monkeypatch, capsys, drawn=False):
+    """Return a launcher in this process: flags -> (exit code, stdout, stderr).
+
+    drawn: whether its figures are drawn, for a test that looks at pictures; else they are made, and
+    a file of each has its first bytes.
+    """
+    monkeypatch.setattr(sweep, "keep_programs", lambda: None)  # conftest.py keeps the small, too
+    if not drawn:
+        monkeypatch.setattr(figures, "png", lambda made, kind="png": b"\x89PNG\r\n\x1a\n")
     join = distributed.initialize
 
     def initialize(*given):

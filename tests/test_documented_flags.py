@@ -33,18 +33,15 @@ def overridden(config, **values):
     return read
 
 
-@pytest.mark.parametrize(
-    ("entry", "text", "value"),
-    [
+def test_a_value_of_any_type_is_read():
+    for entry, text, value in (
         ("target_loss", "None", None), ("target_loss", "1", 1.0), ("baseline", "None", None),
         ("stop_at_target", "true", True), ("stop_at_target", "False", False),
         ("mini_batches", "3", 3), ("seconds", "1e-3", 1e-3), ("seed", "4294967295", 2**32 - 1),
         ("communication", "0", 0.0),
-    ],
-)  # fmt: skip
-def test_a_value_of_any_type_is_read(entry, text, value):
-    read = overridden(CONFIGS[0], **{entry: text})[entry]
-    assert read == value and isinstance(read, bool) == isinstance(value, bool)
+    ):  # fmt: skip
+        read = overridden(CONFIGS[0], **{entry: text})[entry]
+        assert read == value and isinstance(read, bool) == isinstance(value, bool), entry
 
 
 def documented():
@@ -79,15 +76,14 @@ NEEDED = {
 }
 
 
-@pytest.mark.slow
-def test_flags_of_a_sentence_are_launched(tmp_path, monkeypatch, capsys):
-    """Two updates of eight workers; by a rule that the method can do with where it names none."""
+def test_flags_of_a_sentence_fit(tmp_path, monkeypatch, capsys):
+    """A run of eight workers; by a rule that the method can do with where it names none."""
     launcher.directory(tmp_path, monkeypatch)
     call = launcher.caller(monkeypatch, capsys)
     spans = sorted({span for path in DOCUMENTS for span in SPAN.findall(path.read_text())})
     usable = [s for s in spans if "=" in s and not any(word in s for word in MADE_BEFORE)]
-    for number, span in enumerate({span.partition("=")[0]: span for span in usable}.values()):
-        flags = ["--config=config.py:workers=8", f"--workdir=out{number}", "--config.updates=2"]
+    for span in {span.partition("=")[0]: span for span in usable}.values():
+        flags = ["--config=config.py:workers=8", "--workdir=out", "--print_commands"]
         beside = next((NEEDED[start] for start in NEEDED if span.startswith(start)), ())
         if "--config.wait" not in span:
             flags.append("--config.wait=barrier")
@@ -98,6 +94,8 @@ def test_flags_of_a_sentence_are_launched(tmp_path, monkeypatch, capsys):
 def test_sensible_values_prepare_in_every_runtime():
     for config in CONFIGS:
         network, others = NETWORK, {"target_loss": "None", "baseline": "x"}
+        if "language_model" in config:
+            others["task.corpus.files"] = "40"
         if runtime_builders.RUNTIMES[config_files.read(config).config.runtime].cluster:
             with pytest.raises(ValueError, match="the links between processes are real"):
                 prepare.prepare(overridden(config, communication=network, **others))

@@ -53,12 +53,15 @@ def ranks(module, here, count, devices, *arguments):
 
 
 @contextlib.contextmanager
-def started(here: pathlib.Path, *flags, own=None, names=None, processes=2):
-    """Start the processes of these numbers, which print into PROCESS.txt; own: flags of each."""
+def started(here: pathlib.Path, *flags, own=None, names=None, processes=2, programs=()):
+    """Start the processes of these numbers, which print into PROCESS.txt.
+
+    own: flags of each; programs: process -> what it runs in place of launch.py.
+    """
     names = range(processes) if names is None else names
     address = f"127.0.0.1:{free_port()}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    environment |= {"NO_PROXY": "127.0.0.1", "XDG_CACHE_HOME": str(here)}
+    environment |= {"NO_PROXY": "127.0.0.1"}
     running = []
     try:
         for name in names:
@@ -72,7 +75,7 @@ def started(here: pathlib.Path, *flags, own=None, names=None, processes=2):
                     subprocess.Popen(
                         [
                             sys.executable,
-                            ROOT / "launch.py",
+                            dict(programs).get(name, ROOT / "launch.py"),
                             *flags,
                             *where,
                             *(own[name] if own else ()),

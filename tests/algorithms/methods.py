@@ -137,11 +137,3 @@ EDGES = {
     # Directions, which have length 1, make more of a rounding where models are near each other.
     "decoupled_diloco": 1e-4,
 }
-# Variants, "method/what is different", and close relatives of others take minutes together.
-RELATIVES = {
-    "async_diloco", "centred_clipping", "choco_sgd", "decentlam", "decoupled_diloco",
-    "delay_adaptive", "demo", "ef21_sgdm", "ef_sign", "exact_diffusion", "hinge_staleness",
-    "int8_all_reduce", "inverse_staleness", "krum", "natural_compression", "noloco", "periodic",
-    "polynomial_staleness", "qg_dsgdm", "random_k", "sparse_loco", "streaming_diloco",
-    "trimmed_mean",
-}  # fmt: skip

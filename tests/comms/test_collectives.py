@@ -29,11 +29,11 @@ def tree(workers, seed=0):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("mean", MEANS)
-@pytest.mark.parametrize("workers", [1, 5])
-def test_equal_and_other_weights(spmd, mean, workers):
+def test_equal_and_other_weights(spmd, mean):
     """All workers hold the same bits, close to the mean in float64."""
+    workers = 5
     x = tree(workers)
-    weight = np.arange(workers, dtype=np.int32) + (workers == 1)  # worker 0 of several weighs 0
+    weight = np.arange(workers, dtype=np.int32)  # worker 0 weighs 0
     means = spmd(lambda x, weight: (mean(x), mean(x, weight)), x, weight)
     every = np.full(workers, 1 / workers), weight / weight.sum()
     for of_all, shares in zip(means, every, strict=True):
@@ -67,7 +67,7 @@ def test_means_by_hand(spmd, mean):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("workers", [1, 5, 8])
+@pytest.mark.parametrize("workers", [1, 5])
 def test_runtimes_agree_bit_for_bit_with_a_ring_by_hand(spmd, workers):
     x = np.random.default_rng(1).normal(size=(workers, 2 * workers)).astype(np.float32)
     whole = np.random.default_rng(0).integers(-99, 99, (workers, 13)).astype(np.float32)

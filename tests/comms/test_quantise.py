@@ -231,7 +231,7 @@ def values(workers, shape=(37, 5), seed=0):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("workers", "name"), [(3, "bf16"), (8, "fp16"), (8, "bf16")])
+@pytest.mark.parametrize(("workers", "name"), [(3, "bf16"), (8, "fp16")])
 def test_a_sum_is_rounded_once_per_contribution_and_once_itself(spmd, workers, name):
     """Of bfloat16 it is NumPy's: by halves in float32."""
     codec, dtype, half, small = SHORT[name]

@@ -46,7 +46,7 @@ RUNTIME = (
 def call(tmp_path, monkeypatch, capsys):
     """Run the launcher in this process, in an empty directory: flags -> (exit code, out, err)."""
     monkeypatch.chdir(tmp_path)
-    return launcher.caller(monkeypatch, capsys)
+    return launcher.caller(monkeypatch, capsys, drawn=True)
 
 
 def written(name="summary"):

@@ -92,7 +92,7 @@ def test_decisions_and_fallbacks_of_a_run_are_in_its_records(monkeypatch, tmp_pa
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_counts_fallbacks_once(monkeypatch, tmp_path):
-    config = configured(monkeypatch, "s2_reducer(exact=true, ratio=0.002)", evaluate_every=1.0)
+    config = configured(monkeypatch, "sparse_all_gather(budget=1)", evaluate_every=1.0)
 
     class Killed(BaseException):
         pass

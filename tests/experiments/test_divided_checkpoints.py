@@ -16,7 +16,7 @@ from experiments import checkpoints, files, sweep, train
 from experiments.checkpoints import Writing
 from runtimes import mesh
 from tests import launcher, two_processes
-from tests.runtimes.toy import DATA, SAMPLES
+from tests.runtimes.toy import DATA, SAMPLES_OF_FOUR
 from tests.two_processes import said, wait_for
 
 WIDTH = 4096
@@ -27,16 +27,6 @@ ENTRIES = {
     "mini_batches": 1, "optimizer": {"name": "adam", "learning_rate": 0.1}, "seconds": 1000.0,
     "evaluate_every": 1e-3, "updates": 48,
 }  # fmt: skip
-
-
-class OfFour(type(SAMPLES)):
-    """Samples in mini-batches for four devices."""
-
-    batch_size = 4
-
-    def indices(self, workers, counters):
-        position = np.asarray(counters)[..., None] * 4 + np.arange(4)
-        return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
 
 
 def losses(params, examples):
@@ -54,7 +44,7 @@ def begun(*, devices_per_worker=4, rounds=4):
     """Return a runtime with a divided model, and its run after some rounds of Adam."""
     method = dpsgd(optax.adam(1e-3), topology.ring(2))
     runtime = mesh.Mesh(
-        method, losses, DATA, OfFour(), workers=2, mini_batches=1,
+        method, losses, DATA, SAMPLES_OF_FOUR, workers=2, mini_batches=1,
         rounds_per_dispatch=4, devices_per_worker=devices_per_worker, sharding="fsdp",
     )  # fmt: skip
     run = runtime.start(model())

@@ -73,9 +73,7 @@ def test_a_signal_goes_to_the_command_and_nothing_starts_again():
 
 
 @pytest.mark.slow
-def test_a_process_that_is_gone_is_left_out_and_the_others_get_new_numbers(
-    tmp_path, monkeypatch
-):
+def test_a_process_that_is_gone_is_left_out_and_the_others_get_new_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(restarts, "PATIENCE", 1.5)
     monkeypatch.setattr(restarts, "BEAT", 0.02)
     workdir = str(tmp_path / "out")
@@ -103,14 +101,25 @@ def test_nobody_goes_on_without_the_first_one(tmp_path, monkeypatch):
     call.call(stopped=lambda: True)  # somebody has asked it to end
 
 
+# A launch whose parent, of process 0, soon takes those for gone who write nothing.
+IMPATIENT = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT)!r})
+from experiments import restarts
+restarts.PATIENCE = 10.0
+runpy.run_path({str(ROOT / "launch.py")!r}, run_name="__main__")
+"""
+
+
 @pytest.mark.slow
 def test_both_start_again_when_one_is_killed_and_go_on_alone_when_it_is_gone_for_good(here):
     """At the same address, from the checkpoint, under a rule that counts, to the same end."""
     flags = ("--restarts=2", *two_processes.ENDLESS, "--config.updates=400", "--workdir=out")
     flags = (*flags, "--config.wait=first_finisher", "--config.delay=exponential(scale=0.004)")
     flags = (*flags, "--checkpoint_seconds=0", "--config.evaluate_every=0.2")
-    metrics = here / "out" / "metrics.jsonl"
-    with two_processes.started(here, *flags) as both:
+    metrics, first = here / "out" / "metrics.jsonl", here / "first.py"
+    first.write_text(IMPATIENT)
+    with two_processes.started(here, *flags, programs={0: first}) as both:
         wait_for(metrics, 4)
         (child,) = children(both[1].pid)
         subprocess.run(["kill", "-KILL", child], check=True)

@@ -7,7 +7,10 @@ import pytest
 from configs import demo
 from experiments import prepare, registry, sweep, train
 
-SHORT = {"seconds": 2.0, "workers": 4, "optimizer.schedule": "cosine"}
+SHORT = {
+    "task": "synthetic_logistic(samples=64, dimension=4)", "seconds": 2.0, "workers": 4,
+    "optimizer.schedule": "cosine",
+}  # fmt: skip
 
 
 def configured(**changes):
@@ -49,8 +52,10 @@ def test_a_config_without_such_a_schedule_is_recorded_as_it_is_written():
     config = registry.canonical(sweep.override(demo.get_config(), changes))
     assert not prepare.is_open(config)
     assert prepare.prepare(config).config == config
-    assert [part["name"] for part in config.algorithm.server] == ["scale_by_adam",
-                                                                  "scale_by_learning_rate"]
+    assert [part["name"] for part in config.algorithm.server] == [
+        "scale_by_adam",
+        "scale_by_learning_rate",
+    ]
 
 
 def test_a_sweep_plans_every_arm_by_its_own_rule_and_the_first_of_its_seeds():

@@ -26,7 +26,7 @@ from runtimes import simulate
 from runtimes.own_loop import as_local_steps, as_optax
 from stragglers import delays
 from tests import planned
-from tests.algorithms.methods import BATTERY, METHODS, N
+from tests.algorithms.methods import METHODS, N
 from tests.algorithms.test_contract import DATA, PARAMS, B, Counters, losses
 from tests.conftest import make_mesh
 from tests.marks import slow, slow_but
@@ -88,7 +88,11 @@ def looped(tx, updates, H=1):
     return jax.jit(jax.vmap(worker, axis_name=AXIS))(jnp.arange(N))
 
 
-@pytest.mark.parametrize("name", slow_but(("matcha",), [*BATTERY, "powersgd", "streaming_diloco"]))
+# A graph, a centre, pushes, pairs, two phases and fragments; a mean and a memory are below.
+OF_KINDS = ("matcha", "easgd", "sgp/overlap", "swarm/8 bits", "one_bit_adam", "streaming_diloco")
+
+
+@pytest.mark.parametrize("name", slow_but(("matcha",), OF_KINDS))
 def test_a_method_needs_no_extra_argument(name):
     """`update(gradients, state, params)` alone does what a launched run of full rounds does."""
     method, updates = METHODS[name](), SHORT.get(name, UPDATES)

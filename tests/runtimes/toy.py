@@ -45,13 +45,19 @@ class _Counters:
     batch_size = B
 
     def indices(self, workers, counters):
-        position = np.asarray(counters)[..., None] * B + np.arange(B)
+        position = np.asarray(counters)[..., None] * self.batch_size + np.arange(self.batch_size)
         return ((position + 5 * np.asarray(workers)[..., None]) % 48).astype(np.int32)
 
     on_host = indices
 
 
-SAMPLES = _Counters()
+class _OfFour(_Counters):
+    """As `SAMPLES`, with mini-batches for four devices."""
+
+    batch_size = 4
+
+
+SAMPLES, SAMPLES_OF_FOUR = _Counters(), _OfFour()
 
 
 class Counted:

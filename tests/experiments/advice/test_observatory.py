@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_a_run_is_looked_at(tmp_path):
     assert observatory.read("alibaba_job_4(mean=2.0)", 8).workers == 10
 
 
-def test_a_look_at_files_from_the_command_line(tmp_path):
+def test_a_look_at_files_from_the_command_line(tmp_path, monkeypatch):
     for worker in range(3):
         rows = [f"{step},{1 + worker + 0.1 * (step % 3)}" for step in range(40)]
         (tmp_path / f"rank{worker}.csv").write_text("step,seconds\n" + "\n".join(rows))
@@ -94,5 +95,7 @@ def test_a_look_at_files_from_the_command_line(tmp_path):
     assert "120 durations of 3 workers, 40 each" in run.stdout
     assert "A barrier's round takes 1.48 times the mean worker's" in run.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
-    refused = subprocess.run([*look, pattern, "--mini_batches=40"], cwd=ROOT, capture_output=True)
-    assert refused.returncode and b"too few durations for two rounds" in refused.stderr
+    given = SimpleNamespace(mini_batches=40, workers=None)
+    monkeypatch.setattr(observatory, "flags", SimpleNamespace(FLAGS=given))
+    with pytest.raises(SystemExit, match=r"error: .* too few durations for two rounds"):
+        observatory.main(["observatory", pattern])

@@ -39,7 +39,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    return launcher.caller(monkeypatch, capsys)
+    return launcher.caller(monkeypatch, capsys, drawn=True)
 
 
 def record(place, mini_batches, **changes):

@@ -22,7 +22,6 @@ OWN = {
     "anytime": {"seconds": 12.0},
     "drop_compute": {"calibration": 6},
 }
-CARRYING = ["barrier", "deadline", "first_finisher", "neighbour_barrier", "quorum"]
 
 
 def rule(name, delay=SHIFTED, workers=8, mini_batches=8, seed=0, **options):
