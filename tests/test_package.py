@@ -51,6 +51,12 @@ for _ in range(200):
     params, state = step(params, state, wanted)
 np.testing.assert_allclose(params.mean(), 1.5, atol=1e-4)
 """
+# Of the battery of methods: what it needs, and the methods that stand for their families here.
+BATTERY = (
+    "__init__.py", "conftest.py", "marks.py", "planned.py", "algorithms/traced.py",
+    "algorithms/methods.py", "algorithms/test_contract.py",
+)  # fmt: skip
+METHODS = "dpsgd or matcha or s2_reducer or swarm or local_sgd"
 
 
 @pytest.fixture(scope="module")
@@ -105,19 +111,6 @@ def test_the_wheel_beside_folders_of_a_users_own(wheel, project):
     done = run(project, *launched, PYTHONPATH=str(wheel), XLA_FLAGS="")
     assert done.returncode == 0, done.stderr
     assert (project / "run" / "report.html").exists()
-
-
-def test_methods_import_what_is_installed_with_them_and_nothing_else():
-    """Wherever in a module an import stands; they run without the extras, which a user may lack."""
-    names = {re.match(r"[\w-]+", wanted)[0] for wanted in PROJECT["dependencies"]}
-    allowed = {*names, *sys.stdlib_module_names, "algorithms", "comms", "stragglers", "runtimes"}
-    found = {
-        (path.name, module)
-        for room in ("algorithms", "comms")
-        for path in (ROOT / room).rglob("*.py")
-        for _, module in imported(ast.parse(path.read_text()))
-    }
-    assert len(found) > 100 and not [one for one in found if one[1] not in allowed]
 
 
 def test_imports_that_the_build_rewrites():
@@ -190,7 +183,7 @@ def test_make_takes_the_newest_python_that_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_installed_library_alone(tmp_path, project):
-    """Its dependencies suffice for a loop and for the examples of the docs."""
+    """Its dependencies suffice for a loop, for the examples of the docs and the battery."""
     copy, python = tmp_path / "sources", tmp_path / "environment" / "bin" / "python"
     others = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "gossax_checkout.py")
     for path in (*others, *setup.sources()):
@@ -213,3 +206,11 @@ def test_the_installed_library_alone(tmp_path, project):
     devices = "--xla_force_host_platform_device_count=8"
     done = run(project, "-c", blocks, python=python, XLA_FLAGS=devices)
     assert done.returncode == 0, done.stderr
+    for name in BATTERY:
+        target = project / "tests" / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(setup.rewritten((ROOT / "tests" / name).read_text()))
+    install("pytest")
+    words = ["-m", "pytest", "-q", "tests/algorithms/test_contract.py", "-m", "not slow"]
+    done = run(project, *words, "-k", METHODS, python=python)
+    assert done.returncode == 0, done.stdout + done.stderr
