@@ -34,6 +34,7 @@ from experiments import (
 )
 from runtimes.asynchronous.pool import SESSION, Resources, environment
 from runtimes.base import WorkersLost
+from stragglers import slow_worker
 
 OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
 POLL_SECONDS = 0.5
@@ -89,6 +90,8 @@ class Shown:
                 f"{record['update']:>6} updates  {record['seconds']:7.1f}/{config.seconds:g} s  "
                 f"loss {'not finite' if loss is None else f'{loss:.4f}'}"
             )
+            if slow := slow_worker.said(record):
+                last += f"  {slow}"
             if time.monotonic() - printed >= SECONDS_BETWEEN_LINES:
                 printed = time.monotonic()
                 say(last)

@@ -38,13 +38,13 @@ from experiments import (
     tables,
     timeline,
 )
-from stragglers import schedule
+from stragglers import schedule, slow_worker
+from stragglers.slow_worker import SLOW
 
 REPORT, STRIP, FIGURE = "report.html", "strip.png", "figure.png"
 MOST_POINTS = 400  # of a curve, as long as there are no more than figures.MOST_DRAWN arms
 MOST_STRIPS = 24
 MOST_SPANS = 1200  # of a strip; more take a browser seconds to draw
-SLOW = 1.25  # times the median, from which on a worker is called slow
 HERE = Path(__file__).parent
 
 
@@ -131,7 +131,9 @@ def _state(place: Path) -> str:
     if not metrics or not {"update", "seconds"} <= metrics[-1].keys():
         return "not finished, nothing evaluated yet"
     last = metrics[-1]
-    return f"not finished: {last['update']:,} updates until {last['seconds']:.4g} s"
+    slow = slow_worker.said(last)
+    state = f"not finished: {last['update']:,} updates until {last['seconds']:.4g} s"
+    return f"{state}; {slow}" if slow else state
 
 
 def write(root: str | os.PathLike, paper: bool = False) -> Path:
@@ -186,12 +188,19 @@ def whole(
     facts += [f"{clock} time" for clock in sorted({arm.summary["clock"] for arm in arms})]
     if note:
         facts.append(datetime.datetime.fromisoformat(note["date"]).strftime("%d %B %Y, %H:%M %Z"))
+    slow_at_end = [
+        (str(place.relative_to(root)), named)
+        for arm in arms
+        for place, metrics in zip(arm.places, arm.runs, strict=True)
+        if (named := slow_worker.said(metrics[-1]))
+    ]
     sections = [
         f'<p class="headline">{text(headline(arms))}</p>' if arms else "",
         f"<p>{text(slow(arms, looks))}</p>" if looks else "",
         *_about(note),
         *_results(arms),
         *_words("Not finished", ("run", "state"), unfinished),
+        *_words("Slow workers at the end", ("run", "slow"), slow_at_end),
         *_words("Claims and measurements", ("claim", "measured"), note.get("claims")),
         *(table("words", t["columns"], [t["rows"]], t["title"]) for t in note.get("numbers", ())),
         *(_figures(arms, lines, looks, pictures, is_live) if lines else ()),

@@ -37,6 +37,7 @@ from runtimes import packing, phases
 from runtimes.base import Run
 from runtimes.simulate import Batched
 from stragglers.schedule import Schedule, concatenate
+from stragglers.slow_worker import ENTRIES, Watch
 
 # What it took to reach the target loss: field of the summary, column of the metrics.
 TO_TARGET = {
@@ -344,6 +345,7 @@ class Arm:
         self._config, self._prepared, self._on_record = config, prepared, on_record
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
+        self._watch = Watch(config.workers, prepared.cuts_off)
         self._sent = self._communicated = self._waited = 0.0
         self._evaluation, self._ended, self.resumed_at_end = 0, False, False
         self._between: Schedule | None = None  # what has happened since the last evaluation
@@ -371,6 +373,7 @@ class Arm:
         schedule, self._between = concatenate(happened) if happened else None, None
         if schedule is not None:
             self._history.append(schedule)
+            self._watch.take(schedule)
             sent = messages.sent_bytes(self._prepared.algorithm, self._prepared.shapes, schedule)
             self._sent += float(sent.sum())
             self._communicated += float(schedule.communication.sum()) / self._config.workers
@@ -401,6 +404,7 @@ class Arm:
             **self._method_metrics(),
             **self._fallbacks(),
             **self._measured(),
+            **self._watch.metrics(),
             "wall_seconds": time.monotonic() - self._began,
         }
         self.recorder.append(entry)
@@ -463,7 +467,7 @@ class Arm:
                 for name, column in TO_TARGET.items()
             },
             "updates": last["update"],
-            **{k: v for k, v in last.items() if k != "update"},
+            **{k: v for k, v in last.items() if k not in ("update", *ENTRIES)},
             "test_samples": tasks.tested(self._prepared.task),
             **tasks.worker_accuracy(self._prepared.task, models),
             "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
@@ -528,6 +532,8 @@ class Arm:
         if happened is not None:
             known = self._last["update"] - happened.offset
             self._history = [happened.slice(0, known)] if known else []
+            for schedule in self._history:
+                self._watch.take(schedule)
             if known < happened.updates:
                 self._between = happened.slice(known, happened.updates)
         self._sent = self._last.get("planned_bytes_per_worker", self._last["bytes_per_worker"])

@@ -29,6 +29,7 @@ from experiments.records import CONFIG
 from experiments.stats import Numbers
 from stragglers.rule import Setting, Unfit, whole
 from stragglers.rules import RULES
+from stragglers.slow_worker import SLOW
 from stragglers.traces import statistics
 
 ROUNDS, REPEATS = 200, 5  # of a barrier, and resampled records
@@ -36,7 +37,6 @@ BARRIER = "barrier"  # the rule that others are compared with
 SHARE = 0.9  # of the workers that a quorum or a server waits for
 DRIFT = 16  # rounds over which a mean hides what is random
 WORTH = 1.1  # the gain from which a rule is worth a change
-SLOW = 1.25  # times the median worker in the same round
 SHOWN = 5  # slowest workers
 
 

@@ -10,9 +10,9 @@ from tests.launcher import ROOT
 
 # Each is lowered when a change shortens the path.
 MOST = {
-    "modules loaded": 66,
-    "lines of these": 15_900,
-    "files entered": 44,
+    "modules loaded": 67,
+    "lines of these": 15_985,
+    "files entered": 45,
     "moves before the simulator exists": 85,
 }
 

@@ -5,14 +5,17 @@ import json
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 from algorithms import ALGORITHMS
 from comms import topology
 from configs import nonblocking, swarm
 from experiments import (
+    executors,
     optimizers,
     prepare,
     records,
+    report,
     runtime_builders,
     sweep,
     tasks,
@@ -192,6 +195,7 @@ def test_records_of_a_run_agree_with_each_other(tmp_path):
     for grows in ("update", "samples", "bytes_per_worker", "wall_seconds"):
         assert (np.diff([record[grows] for record in metrics]) > 0).all()
     last = but_for_wall_time(metrics[-1]) | {"updates": metrics[-1]["update"]}
+    last = {key: value for key, value in last.items() if not key.startswith("slow_")}
     del last["update"]
     assert {key: summary[key] for key in last} == last
 
@@ -365,3 +369,32 @@ def test_a_run_says_which_samples_it_has_kept(tmp_path):
 def test_costs_without_lengths_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         prepare.prepare(with_lengths(**changes))
+
+
+@pytest.mark.parametrize("wait", ["first_finisher", "k_async(k=1)"])
+def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, wait, capsys):
+    delay = "persistent(law=jitter(mean=0.02, sigma=0.05), factors={2: 1.5})"
+    lengths = {"seconds": 4.0, "evaluate_every": 0.5}
+    changed = configured(wait=wait, delay=delay, algorithm="all_reduce", **lengths)
+    shown = executors.Shown(Console(), 1).arm(changed)
+    train.run(changed, tmp_path / "whole", on_record=shown.on_record)
+    shown.ended(None)
+    assert "worker 2 takes 1.5x, persistent" in capsys.readouterr().out
+    lines = records.read_metrics(tmp_path / "whole")
+    assert "slow_worker" not in lines[0]
+    assert (lines[-1]["slow_worker"], lines[-1]["slow_persistent"]) == (2, True)
+    summary = records.read_summary(tmp_path / "whole")
+    assert not {"slow_worker", "slow_factor", "slow_persistent"} & set(summary)
+
+    def cut(record):
+        if record["seconds"] > 2.2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.run(changed, tmp_path / "cut", on_record=cut, checkpoint_seconds=0)
+    assert "worker 2 takes 1.5x" in report._state(tmp_path / "cut")
+    train.run(changed, tmp_path / "cut")
+    again = records.read_metrics(tmp_path / "cut")
+    assert list(map(but_for_wall_time, again)) == list(map(but_for_wall_time, lines))
+    report.write(tmp_path / "whole")
+    assert "Slow workers at the end" in (tmp_path / "whole" / "report.html").read_text()

@@ -1,0 +1,130 @@
+"""The slow worker is named soon, and nobody else ever is."""
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from stragglers import delays, processes, slow_worker
+from stragglers.rule import Setting
+from stragglers.rules import RULES
+
+WORKERS = (4, 8, 64)
+LAWS = {
+    "exponential": lambda random, shape: random.exponential(size=shape),
+    "pareto, infinite variance": lambda random, shape: 1 + random.pareto(1.5, shape),
+    "lognormal of deviation 1": lambda random, shape: random.lognormal(0, 1, shape),
+    "two values": lambda random, shape: np.where(random.random(shape) < 0.1, 5.0, 1.0),
+    "rounds that differ": lambda random, shape: (
+        random.lognormal(0, 0.1, shape) * random.exponential(size=(shape[0], 1))
+    ),
+}
+QUIET = {
+    "lognormal of deviation 0.1": lambda random, shape: random.lognormal(0, 0.1, shape),
+    "uniform, 20 % around the mean": lambda random, shape: random.uniform(0.8, 1.2, shape),
+    "gamma of shape 50": lambda random, shape: random.gamma(50, 0.02, shape),
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("law", LAWS | QUIET)
+def test_no_false_alarm_in_a_thousand_rounds(law, workers):
+    seconds = (LAWS | QUIET)[law](np.random.default_rng(workers), (1000, workers))
+    looks = [
+        slow_worker.slowest(seconds[max(0, end - slow_worker.MEMORY) : end])
+        for end in range(1, 1001)
+    ]
+    assert looks == [None] * 1000
+
+
+def rounds_until_named(law, workers, seed, most):
+    random = np.random.default_rng([seed, workers])
+    seconds = law(random, (most, workers))
+    slow = int(random.integers(workers))
+    seconds[:, slow] *= 1.5
+    for end in range(1, most + 1):
+        found = slow_worker.slowest(seconds[max(0, end - slow_worker.MEMORY) : end])
+        if found is not None:
+            assert found.which == slow
+            return end
+    return most + 1
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("law", QUIET)
+def test_a_slow_worker_is_named_within_twenty_rounds(law, workers):
+    named = [rounds_until_named(QUIET[law], workers, seed, 20) for seed in range(50)]
+    assert max(named) <= 20
+
+
+NOISE = delays.lognormal(0.0, 0.1)
+RULES_OF_ALL_KINDS = {
+    "barrier": ({}, False),
+    "first_finisher": ({"in_flight": "cut"}, False),
+    "anytime": ({"seconds": 5.0}, False),
+    "k_sync": ({"k": 6}, False),
+    "k_sync, most of the time cut off": ({"k": 7}, False),
+    "rennala": ({"k": 20}, False),
+    "k_async": ({"k": 1}, False),
+    "ringmaster": ({"limit": 40}, False),
+    "random_pairs": ({}, True),
+}
+
+
+def watched(name, own, paired, delay, updates, parts=1):
+    graph = nx.cycle_graph(8) if paired else None
+    rule = RULES[name.partition(",")[0]](Setting(delay, 8, 4, seed=0, graph=graph), **own)
+    turnout = rule.turnout
+    watch = slow_worker.Watch(8, not (rule.asynchronous or turnout.pairs or turnout.early))
+    state = rule.init()
+    for _ in range(parts):
+        state, schedule = rule.extend(state, updates // parts)
+        watch.take(schedule)
+    return watch.metrics()
+
+
+@pytest.mark.parametrize("name", RULES_OF_ALL_KINDS)
+def test_rules_of_all_kinds_name_the_slow_worker_and_no_other(name):
+    own, paired = RULES_OF_ALL_KINDS[name]
+    slow = processes.persistent(NOISE, {5: 1.5})
+    found = watched(name, own, paired, slow, 400)
+    assert (found["slow_worker"], found["slow_persistent"]) == (5, True)
+    assert found["slow_factor"] > 1.3
+    assert watched(name, own, paired, slow, 400, parts=20) == found
+    assert watched(name, own, paired, NOISE, 400) == {}
+
+
+def test_a_spell_is_passing_and_over_when_it_is_over():
+    seconds = np.random.default_rng(0).lognormal(0, 0.1, (400, 8))
+    seconds[200:260, 3] *= 2
+    found = [slow_worker.slowest(seconds[max(0, end - 256) : end]) for end in (200, 230, 290)]
+    assert found[0] is None and found[2] is None
+    assert (found[1].which, found[1].persistent) == (3, False)
+    assert 1.8 < found[1].factor < 2.2
+    assert slow_worker.said(dict(zip(slow_worker.ENTRIES, found[1], strict=True))).endswith(
+        "passing"
+    )
+
+
+def test_ranks_and_their_sums_by_hand():
+    ranks = slow_worker._ranks(np.array([[3.0, 1.0, 2.0, 1.0], [1.0, 1.0, 1.0, 1.0]]))
+    np.testing.assert_array_equal(ranks, [[3.0, 0.5, 2.0, 0.5], [1.5] * 4])
+    # 4 workers: the highest of 9 sums has probability 4^-9 = 3.8e-6, times 4 is above the level.
+    assert slow_worker._critical(4, 9) == np.inf
+    assert slow_worker._critical(4, 10) == 30
+
+
+@pytest.mark.parametrize("name", RULES_OF_ALL_KINDS)
+def test_rules_of_all_kinds_raise_no_false_alarm(name):
+    """Exponential delays, looks at every twentieth update."""
+    own, paired = RULES_OF_ALL_KINDS[name]
+    graph = nx.cycle_graph(8) if paired else None
+    exponential = delays.exponential(1.0)
+    setting = Setting(exponential, 8, 2, seed=3, graph=graph)
+    rule = RULES[name.partition(",")[0]](setting, **own)
+    turnout = rule.turnout
+    watch = slow_worker.Watch(8, not (rule.asynchronous or turnout.pairs or turnout.early))
+    state = rule.init()
+    for _ in range(50):
+        state, schedule = rule.extend(state, 20)
+        watch.take(schedule)
+        assert watch.metrics() == {}
