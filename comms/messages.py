@@ -186,17 +186,22 @@ def fallback_seconds(found: Fallbacks, workers: int, network: cost.Network) -> f
     return float(sum(a.times * (took(a.instead) - took(a.planned)) for a in found.alternatives))
 
 
-def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
+def seconds(
+    payload: Payload, workers: int, network: cost.Network, slowness: float | np.ndarray = 1.0
+) -> float:
     """Return the seconds of a payload: a ring for reduced bytes, one for gathered bytes, links.
+
+    slowness: factor of the ring's links, scalar or [n].
 
     A ring that gathers takes half the steps of one that reduces all gathered bytes together.
     Matchings follow one another (arXiv 1905.09435), and a meeting is as long as the slowest pair's.
     """
     total = 0.0
     if sum(payload.reduced):
-        total += cost.ring_seconds(workers, sum(payload.reduced), network)
+        total += cost.ring_seconds(workers, sum(payload.reduced), network, slowness)
     if sum(payload.gathered):
-        total += cost.ring_seconds(workers, workers * sum(payload.gathered), network) / 2
+        size = workers * sum(payload.gathered)
+        total += cost.ring_seconds(workers, size, network, slowness) / 2
     if payload.exchanged:
         total += sum(cost.matching_seconds(payload.matchings, payload.exchanged, network).tolist())
     if payload.met and workers > 1:

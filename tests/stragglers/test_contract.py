@@ -24,6 +24,7 @@ from tests.stragglers.contract_rows import (
     P,
     arrays,
     assert_equal,
+    at_times,
     in_segments,
     made,
     row_marks,
@@ -36,11 +37,15 @@ def test_every_rule_has_a_row():
     assert {name.split("/")[0] for name in ROWS} | {"replay"} == set(RULES)  # replay needs a file
 
 
+SETTINGS = [("ties", False), ("time", False), ("time", True)]
+
+
 @ALL
-@pytest.mark.parametrize("delay", ["ties", "time"])
-def test_segments_equal_the_whole(name, delay):
+@pytest.mark.parametrize(("delay", "slow_links"), SETTINGS)
+def test_segments_equal_the_whole(name, delay, slow_links):
     def rule():
-        return made(name, delay, communication=lambda t: COSTS * (1 + t % 2))
+        varying = at_times if slow_links else lambda t: COSTS * (1 + t % 2)
+        return made(name, delay, communication=varying)
 
     once = whole(rule(), 40)
     once.validate()
