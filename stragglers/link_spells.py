@@ -95,7 +95,7 @@ class _Lasting:
         workers, total = len(self.spells.links), 0.0
         everyone = np.arange(workers)
         for payload in self.payloads:
-            if payload.reduced or payload.gathered:
+            if payload.size > payload.exchanged:
                 last = np.max(begin + total)
                 slowness = self.spells.slowness(everyone, (everyone + 1) % workers, last)
                 in_ring = payload._replace(exchanged=0)
