@@ -54,13 +54,11 @@ class Spells:
     def exchange(self, usual: Callable, method: Any, params: Any, network: Network) -> "Exchange":
         """Return the cost of a method's exchange on a network; usual: that without spells."""
 
-        def timed(round_index: int) -> tuple[Transfer, ...]:
-            used = None if method.links is None else method.links.active(round_index, 1)[0]
-            row = messages.Row(min(round_index, method.settled), used)
-            payloads = method.messages(params, len(self.links), row)
-            each = [_Lasting((payload,), self, network) for payload in payloads]
-            return tuple(Transfer(*one) for one in messages.transfers(payloads, each))
+        def took(payload: messages.Payload) -> _Lasting:
+            return _Lasting((payload,), self, network)
 
+        workers = len(self.links)
+        timed = messages.exchange_transfers(method, params, workers, network, took)
         return Exchange(usual, timed, self)
 
 
