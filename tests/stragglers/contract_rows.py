@@ -49,23 +49,23 @@ def leaving(*shares, late=0):
 SPELLS = link_spells.markov(4.0, 6.0, 3.0, workers=P, seed=1)
 
 
-def at_times(within):
+def slowed(communication):
     """Return a communication over links, one of each worker, that are slow at times."""
     everyone = np.arange(P)
 
     def usual(t):
-        return within(COSTS * (1 + t % 2))
+        return communication(t) if callable(communication) else communication
 
     def timed(t):
         cost = usual(t)
-        return tuple(
-            transfer._replace(
-                seconds=lambda begin, seconds=transfer.seconds: (
-                    seconds * SPELLS.slowness(everyone, everyone, begin)
-                )
-            )
-            for transfer in (cost if isinstance(cost, tuple) else (Transfer(cost),))
-        )
+        transfers = cost if isinstance(cost, tuple) else (Transfer(cost),)
+        return tuple(map(during, transfers))
+
+    def during(transfer):
+        def seconds(begin):
+            return transfer.seconds * SPELLS.slowness(everyone, everyone, begin)
+
+        return transfer._replace(seconds=seconds)
 
     return link_spells.Exchange(usual, timed, SPELLS)
 
@@ -110,13 +110,13 @@ ROWS = {
 }
 
 
-def made(name, delay="law", **options):
+def made(name, delay="law", slow_links=False, **options):
     row = ROWS[name]
     delay = DELAYS.get(delay, delay) if isinstance(delay, str) else delay
     cost = options.get("communication", 0.0)
     within = row.exchange
     plain = (lambda t: within(cost(t))) if callable(cost) else within(cost)
-    options["communication"] = at_times(within) if cost is at_times else plain
+    options["communication"] = slowed(plain) if slow_links else plain
     return planned.rule(name.split("/")[0], delay, P, **dict(row.setting) | dict(row.own) | options)
 
 

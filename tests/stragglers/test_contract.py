@@ -24,7 +24,6 @@ from tests.stragglers.contract_rows import (
     P,
     arrays,
     assert_equal,
-    at_times,
     in_segments,
     made,
     row_marks,
@@ -44,8 +43,7 @@ SETTINGS = [("ties", False), ("time", False), ("time", True)]
 @pytest.mark.parametrize(("delay", "slow_links"), SETTINGS)
 def test_segments_equal_the_whole(name, delay, slow_links):
     def rule():
-        varying = at_times if slow_links else lambda t: COSTS * (1 + t % 2)
-        return made(name, delay, communication=varying)
+        return made(name, delay, slow_links, communication=lambda t: COSTS * (1 + t % 2))
 
     once = whole(rule(), 40)
     once.validate()

@@ -17,7 +17,7 @@ from stragglers import delays, link_spells
 from stragglers.processes import markov, persistent
 from stragglers.rule import whole
 from tests import planned
-from tests.stragglers.contract_rows import COSTS, ROWS, SPELLS, P, assert_equal, at_times, made
+from tests.stragglers.contract_rows import COSTS, ROWS, SPELLS, P, assert_equal, made
 
 ONE = delays.deterministic(1.0)
 PATH = np.array([[1, 0, 2], [0, 2, 1]])  # matchings of a path of three nodes
@@ -89,6 +89,10 @@ def test_pairs_meet_over_the_link_between_them(blocking):
     np.testing.assert_allclose(rows.finish[:, 0] - ready, np.where(with_first, 0.75, 0.25))
 
 
+def varying(t):
+    return COSTS * (1 + t % 2)
+
+
 BESIDE = ("overlap", "beside", "buckets")  # of which rows have the seconds that work hides not
 
 
@@ -96,7 +100,7 @@ BESIDE = ("overlap", "beside", "buckets")  # of which rows have the seconds that
     "name", [name for name in ROWS if "pairs" not in name and name.split("/")[-1] not in BESIDE]
 )
 def test_every_exchange_takes_as_long_as_its_link_says_at_its_beginning(name):
-    rows = whole(made(name, "time", communication=at_times), 60)
+    rows = whole(made(name, "time", True, communication=varying), 60)
     sent = rows.communication > 0
     workers, spent = rows.workers[sent], rows.communication[sent]
     usual = COSTS[workers] * (1 + (np.arange(60)[:, None] % 2 + 0 * rows.workers)[sent])
@@ -111,13 +115,13 @@ def test_loops_that_are_not_compiled_make_the_same_rows(name):
     """Nor does it matter how far paths of links are known."""
     delay = persistent(markov(ONE, 5.0, 9.0, 3.0), np.linspace(1, 2, P))
     live = replace(delay, in_time=None)
-    once = whole(made(name, delay, communication=at_times), 60)
+    once = whole(made(name, delay, True, communication=varying), 60)
     SPELLS.path(1e5)
-    again = whole(made(name, live, communication=at_times), 60)
+    again = whole(made(name, live, True, communication=varying), 60)
     for field in ("workers", "first", "batches"):
         np.testing.assert_array_equal(getattr(once, field), getattr(again, field))
     np.testing.assert_allclose(once.finish, again.finish, rtol=1e-12)
-    assert_equal(once, whole(made(name, delay, communication=at_times), 60))
+    assert_equal(once, whole(made(name, delay, True, communication=varying), 60))
 
 
 def test_links_are_slow_as_often_and_together_as_they_should():
