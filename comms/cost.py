@@ -6,7 +6,7 @@ A transfer of x bytes takes alpha + beta x seconds: start-up and inverse bandwid
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax  # for pytrees only
 import numpy as np
@@ -181,6 +181,7 @@ class Network(NamedTuple):
     alpha: float | np.ndarray
     beta: float | np.ndarray
     all_reduce: Table | None = None  # of all workers, where it was measured
+    spells: Any = None  # `stragglers.link_spells.Spells`, where links are slow at times
 
     def seconds(self, payload: float, i, j) -> float | np.ndarray:
         """Return the seconds of one message of `payload` bytes between workers i and j."""
@@ -198,10 +199,12 @@ def uniform_network(
     slow: dict[int, float] | None = None,
     workers: int = 1,
     path: str | None = None,
+    spells: Any = None,
 ) -> Network:
     """Return equal links, slower by a factor to `slow` workers.
 
     latency: seconds of a message's start-up; bandwidth: bytes per second; slow: {worker: factor}.
+    spells: of slowness in time, see `stragglers.link_spells`.
     path: what `iperf3 --json` has printed, for what is not given: its received bytes per second,
     and half of the shortest round trip.
     """
@@ -229,20 +232,24 @@ def uniform_network(
             )
         factor[int(worker)] = times
     of_link = np.maximum(factor[:, None], factor)
-    return Network(latency * of_link, of_link / bandwidth)
+    return Network(latency * of_link, of_link / bandwidth, spells=spells)
 
 
 def uniform_link(
-    seconds: float, payload: float, slow: dict[int, float] | None = None, workers: int = 1
+    seconds: float,
+    payload: float,
+    slow: dict[int, float] | None = None,
+    workers: int = 1,
+    spells: Any = None,
 ) -> Network:
     """Return a network whose links take `seconds` for `payload` bytes, more to `slow` workers.
 
-    slow: {worker: factor}. An all-reduce then costs 2 (n - 1) / n of `seconds`, gossip `seconds`
-    per active matching.
+    slow: {worker: factor}; spells: as in `network`. An all-reduce then costs 2 (n - 1) / n of
+    `seconds`, gossip `seconds` per active matching.
     """
     if not seconds > 0:
         raise ValueError(f"link: needs seconds > 0, got {seconds}; set the time of one model")
-    return uniform_network(0.0, payload / seconds, slow, workers)
+    return uniform_network(0.0, payload / seconds, slow, workers, spells=spells)
 
 
 def measured_network(
@@ -251,13 +258,14 @@ def measured_network(
     workers: int = 1,
     path: str | None = None,
     arrays: int = 1,
+    spells: Any = None,
 ) -> Network:
     """Return a network with a measured all-reduce of all workers, as in `table`.
 
     path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
     OSU's osu_allreduce. arrays: all-reduces in place of one, where each array has its own, as
     between CPUs; all but one take as long as the smallest that was measured. Any other message
-    costs as much as in a ring with the cost that `fit` finds.
+    costs as much as in a ring with the cost that `fit` finds. spells: as in `network`.
     """
     if path is not None and sizes is None and seconds is None:
         sizes, seconds = _printed(path)
@@ -269,7 +277,7 @@ def measured_network(
             "measured: no larger payload takes longer than a smaller one; measure larger ones"
         )
     steps = max(1, 2 * (workers - 1))
-    links = uniform_network(alpha / steps, steps / (workers * beta), workers=workers)
+    links = uniform_network(alpha / steps, steps / (workers * beta), workers=workers, spells=spells)
     measured = table(sizes, seconds)
     if arrays > 1:
         measured = measured._replace(times=measured.times + (arrays - 1) * measured.times[0])
@@ -340,15 +348,18 @@ def matching_seconds(partners: np.ndarray, payload: float, network: Network) -> 
     return np.where(partners == everyone, 0.0, seconds).max(axis=1)
 
 
-def ring_seconds(workers: int, payload: float, network: Network) -> float:
+def ring_seconds(
+    workers: int, payload: float, network: Network, slowness: float | np.ndarray = 1.0
+) -> float:
     """Return the seconds of a ring all-reduce through workers 0, 1, ..., n-1, by its slowest link.
 
     2 (n - 1) steps of payload / n bytes each; or the measured seconds of such an all-reduce.
+    slowness: factor of the links to the next worker, scalar or [n].
     """
     if workers == 1:
         return 0.0
     if network.all_reduce is not None:
-        return float(network.all_reduce.seconds(payload))
+        return float(network.all_reduce.seconds(payload) * np.max(slowness))
     everyone = np.arange(workers)
-    step = network.seconds(payload / workers, everyone, (everyone + 1) % workers).max()
-    return float(2 * (workers - 1) * step)
+    step = network.seconds(payload / workers, everyone, (everyone + 1) % workers) * slowness
+    return float(2 * (workers - 1) * step.max())

@@ -186,17 +186,21 @@ def fallback_seconds(found: Fallbacks, workers: int, network: cost.Network) -> f
     return float(sum(a.times * (took(a.instead) - took(a.planned)) for a in found.alternatives))
 
 
-def seconds(payload: Payload, workers: int, network: cost.Network) -> float:
+def seconds(
+    payload: Payload, workers: int, network: cost.Network, slowness: float | np.ndarray = 1.0
+) -> float:
     """Return the seconds of a payload: a ring for reduced bytes, one for gathered bytes, links.
 
-    A ring that gathers takes half the steps of one that reduces all gathered bytes together.
-    Matchings follow one another (arXiv 1905.09435), and a meeting is as long as the slowest pair's.
+    slowness: factor of the ring's links, scalar or [n]. A ring that gathers takes half the steps of
+    one that reduces all gathered bytes together. Matchings follow one another (arXiv 1905.09435),
+    and a meeting is as long as the slowest pair's.
     """
     total = 0.0
     if sum(payload.reduced):
-        total += cost.ring_seconds(workers, sum(payload.reduced), network)
+        total += cost.ring_seconds(workers, sum(payload.reduced), network, slowness)
     if sum(payload.gathered):
-        total += cost.ring_seconds(workers, workers * sum(payload.gathered), network) / 2
+        size = workers * sum(payload.gathered)
+        total += cost.ring_seconds(workers, size, network, slowness) / 2
     if payload.exchanged:
         total += sum(cost.matching_seconds(payload.matchings, payload.exchanged, network).tolist())
     if payload.met and workers > 1:
@@ -228,15 +232,19 @@ def transfers(payloads: Sequence[Payload], each: Sequence[float]) -> tuple[Trans
 
 
 def exchange_transfers(
-    method: Sender, params, workers: int, network: cost.Network
+    method: Sender, params, workers: int, network: cost.Network, took: Callable | None = None
 ) -> Callable[[int], tuple[Transfer, ...]]:
-    """Return a function: round -> transfers of its exchange, for rules in rounds."""
+    """Return a function: round -> transfers of its exchange, for rules in rounds.
+
+    took: payload -> its seconds, or a sum that stands for them; None: as on the network.
+    """
+    took = took or (lambda payload: seconds(payload, workers, network))
 
     @functools.lru_cache(maxsize=4096)
     def of_row(update: int, used: bytes | None) -> tuple[Transfer, ...]:
         active = None if used is None else np.frombuffer(used, bool)
         payloads = method.messages(params, workers, Row(update, active))
-        return transfers(payloads, [seconds(payload, workers, network) for payload in payloads])
+        return transfers(payloads, list(map(took, payloads)))
 
     def of_round(round_index: int) -> tuple[Transfer, ...]:
         links = method.links

@@ -73,8 +73,8 @@ def arm(**changes: Any) -> ConfigDict:
         "delay": part("deterministic", value=1.0),  # seconds of a mini-batch; none: the device's
         "draw": "mini_batch",  # a new delay per mini_batch | per round
         # Seconds of an exchange, or a network: link(seconds=...) | network(latency=...,
-        # bandwidth=...) | measured(sizes=[...], seconds=[...]), of an all-reduce. On a mesh they
-        # are added to the seconds of the real exchange.
+        # bandwidth=...) | measured(sizes=[...], seconds=[...]), of an all-reduce; each with spells
+        # of slowness, as spells=markov(...). On a mesh they are added to the real exchange's.
         "communication": 0.0,
         "seconds": 60.0,  # budget on the run's clock
         "updates": 1_000_000,  # budget in updates; the first budget to run out ends the arm

@@ -300,6 +300,7 @@ def sections() -> list[tuple[str, str, registry.Kind]]:
         ("Mixing matrices of methods that gossip", "algorithm.mixing_matrix", prepare.MIXING),
         ("Splits of the samples", "split", prepare.SPLIT),
         ("Networks", "communication", prepare.NETWORK),
+        ("Spells of their links", "communication.spells", prepare.SPELLS),
         ("Optimizers and their members", "optimizer", optimizers.TRANSFORM),
         ("Schedules of the learning rate", "optimizer.schedule", optimizers.SCHEDULE),
     ]

@@ -49,6 +49,11 @@ MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.
 GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
 SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
 NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
+SPELLS = Kind(
+    "spells",
+    Registry({n: f"stragglers.link_spells:{n}" for n in ("markov", "listed", "recorded")}),
+    offered=("workers", "seed"),
+)
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process), nested=("law",))
 RULE = Kind("wait", RULES, Rule, ("setting",))
 # Of methods that plan with measured times; no other arm imports it.
@@ -363,16 +368,20 @@ def alike(config: ConfigDict) -> str | None:
 
 def network(config: ConfigDict, shapes: Any) -> cost.Network:
     """Return the network that `communication` describes, for a model of these shapes."""
-    return NETWORK.build(
-        config.communication, workers=config.workers, payload=cost.payload_bytes(shapes)
-    )
+    written = config.communication.to_dict()
+    if written.get("spells") is not None:
+        offered = {"workers": config.workers, "seed": config.seed}
+        written["spells"] = SPELLS.build(written["spells"], **offered)
+    return NETWORK.build(written, workers=config.workers, payload=cost.payload_bytes(shapes))
 
 
 def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     """Return what a round's exchange costs: seconds from the config, or on its network."""
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
-    return messages.exchange_transfers(algorithm, shapes, config.workers, network(config, shapes))
+    links = network(config, shapes)
+    usual = messages.exchange_transfers(algorithm, shapes, config.workers, links)
+    return usual if links.spells is None else links.spells.exchange(usual, algorithm, shapes, links)
 
 
 def build_delay(part: registry.Part) -> delays.Law | processes.Process:

@@ -30,9 +30,10 @@ from stragglers.rule import (
     RoundView,
     Transfer,
     Trigger,
-    checked_transfers,
     hides,
+    lasting,
     per_round,
+    timed_transfers,
 )
 from stragglers.schedule import Schedule
 
@@ -166,7 +167,7 @@ class Injector:
         self._tally = tally or Tally()
         self._delay = None if delay is None else as_process(delay).seeded(seed)
         self._per_round = per_round("mesh", draw)
-        self._transfers = checked_transfers("mesh", communication, workers)
+        self._transfers = timed_transfers("mesh", communication, workers)
         self._lock = threading.Lock()
         self.reset()
 
@@ -331,8 +332,9 @@ class Injector:
             if hides(transfer) and not transfer.late:
                 share = transfer.leaves
                 passed = now - (last + share * (ready - last) if share else begun)
-            seconds = np.broadcast_to(transfer.seconds, self.workers)[worker]
-            left = max(left, -passed) + float(seconds)
+            left = max(left, -passed)
+            seconds = np.broadcast_to(lasting(transfer, now + left), self.workers)[worker]
+            left += float(seconds)
         return max(0.0, left)
 
     def _signalled(self, round_index: int, worker: int, now: float) -> bool:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ MANY_ENTRIES = 2**20  # of all workers together; with more, the number of drawn 
 MOST_ENTRIES = 2**24  # of all workers together
 _ALWAYS = 2**62  # mini-batches: beyond any lookahead
 _NO_PATH = np.zeros((0, 0, 3))
+_NO_LINKS = _NO_PATH, np.zeros((0, 0, 2), np.int32), np.inf
 
 
 class Seconds(NamedTuple):
@@ -96,6 +97,29 @@ def table_of(
     for some in streams.parts(counter.size, columns):
         table[some[0, 0] :][: some.size] = draw(some, counter[some] + np.arange(columns))
     return table
+
+
+def links_of(communication: Any, until: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the paths of links, see `slowness`, and the s until which all are known.
+
+    until: s that they have to be known beyond. Without spells there are no paths.
+    """
+    spells = getattr(communication, "spells", None)
+    if spells is None:
+        return _NO_LINKS
+    sojourns = spells.path(until).sojourns
+    return sojourns, spells.links, float(sojourns[:, -1, speed_paths.SWITCH].min())
+
+
+def slowness(sojourns: np.ndarray, links: np.ndarray, i: int, j: int, at: float) -> float:
+    """Return the factor of messages between i and j at a time, to be compiled.
+
+    sojourns: [C, S + 1, 3] of paths; links: [P, P, 2], the paths whose slower one a link has.
+    """
+    one, other = links[i, j, 0], links[i, j, 1]
+    a = sojourns[one, speed_paths.sojourn(sojourns, one, speed_paths.SWITCH, at)]
+    b = sojourns[other, speed_paths.sojourn(sojourns, other, speed_paths.SWITCH, at)]
+    return 1 / min(a[speed_paths.SPEED], b[speed_paths.SPEED])
 
 
 def columns_of(workers: int, least: int, each: float) -> int:
@@ -194,4 +218,5 @@ def earliest(tree: np.ndarray, levels: np.ndarray) -> int:
 def compiled(loop: Callable, *own: Callable) -> Callable:
     """Return a loop as machine code; own: further functions that it calls."""
     tree = lesser, least_below, set_time, earliest
-    return streams.compiled(loop, *own, *tree, speed_paths.sojourn, speed_paths.duration)
+    speed = speed_paths.sojourn, speed_paths.duration, slowness
+    return streams.compiled(loop, *own, *tree, *speed)

@@ -200,11 +200,7 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
     stationary state. A mini-batch is `law` seconds of work at speed 1 or 1/factor; its duration
     integrates the speed over the state path exactly.
     """
-    if not 1 <= factor < math.inf:
-        raise ValueError(f"markov: needs factor >= 1, got {factor}; give how many times slower")
-    for key, value in (("mean_normal", mean_normal), ("mean_slow", mean_slow)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"markov: needs {key} > 0, got {key}={value}; set it in seconds")
+    check_sojourns(factor, mean_normal, mean_slow)
     work = float(law.quantile(0.5))
     if mean_normal + mean_slow < work / MOST_SOJOURNS:
         raise ValueError(
@@ -234,6 +230,15 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
 
     shortest = float(law.quantile(0.0))
     return Process(f"markov({law})", shortest, True, bind, in_time=in_time)
+
+
+def check_sojourns(factor: float, mean_normal: float, mean_slow: float) -> None:
+    """Raise ValueError for numbers that no alternation between two speeds can have."""
+    if not 1 <= factor < math.inf:
+        raise ValueError(f"markov: needs factor >= 1, got {factor}; give how many times slower")
+    for key, value in (("mean_normal", mean_normal), ("mean_slow", mean_slow)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"markov: needs {key} > 0, got {key}={value}; set it in seconds")
 
 
 def replayed(name: str, records: Sequence[np.ndarray]) -> Process:

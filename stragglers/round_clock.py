@@ -22,11 +22,11 @@ from stragglers.rule import (
     Links,
     Setting,
     check_nodes,
-    checked_transfers,
     hides,
+    lasting,
     one_number,
     per_round,
-    total_seconds,
+    timed_transfers,
 )
 from stragglers.schedule import Schedule
 
@@ -210,7 +210,7 @@ class RoundClock:
         near = landing_at_neighbours(setting.graph, setting.links, self.workers)
         self._everywhere = _choose("landing", landing, {"neighbours": False, "all": True})
         self._land = (lambda ready, active: ready.max()) if self._everywhere else near
-        self._transfers = checked_transfers("rounds", setting.communication, self.workers)
+        self._transfers = timed_transfers("rounds", setting.communication, self.workers)
         self._check(signal)
 
     def init(self) -> ClockState:
@@ -317,17 +317,19 @@ class RoundClock:
         """
         transfers, ready = self._transfers(t), work[1]
         arrived, *later = *under_way, *[UNSENT] * (under_way == ())
-        landed, at = ready, UNSENT
+        landed, at, each = ready, UNSENT, []
         for transfer in transfers:
             known = _known(transfer.leaves, *work)
-            at = np.maximum(self._land(known, active), at) + transfer.seconds
+            begin = np.maximum(self._land(known, active), at)
+            each.append(lasting(transfer, begin))
+            at = begin + each[-1]
             if transfer.late:
                 later += [UNSENT] * (transfer.late - len(later))
                 later[transfer.late - 1] = np.maximum(later[transfer.late - 1], at)
             else:
                 arrived = np.maximum(arrived, at)
                 landed = ready.max() if self._everywhere else ready
-        seconds = total_seconds(transfers)
+        seconds = sum(each)
         if any(map(hides, transfers)):
             seconds = np.clip(arrived - ready, 0.0, seconds)  # the rest hides behind the work
         return seconds, np.maximum(landed, arrived), tuple(later)

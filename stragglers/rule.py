@@ -24,20 +24,22 @@ from stragglers.schedule import Schedule
 class Transfer(NamedTuple):
     """Part of a round's exchange; the parts of a round travel one after the other.
 
-    seconds: under way, scalar or [P].
+    seconds: under way, scalar or [P]; or a function of the begin [s], scalar or [P], where links
+        are slow at times.
     leaves: share of the last mini-batch after which it is known. 0: as the round begins, so that it
         travels beside all mini-batches; 1: once the worker is ready.
     late: rounds that end without it before workers wait for it.
     """
 
-    seconds: float | np.ndarray
+    seconds: float | np.ndarray | Callable[[float | np.ndarray], float | np.ndarray]
     leaves: float = 1.0
     late: int = 0
 
 
 # Seconds of an exchange that leaves once a worker is ready, scalar or [P], or its transfers.
 RoundCost = float | np.ndarray | tuple[Transfer, ...]
-Cost = RoundCost | Callable[[int], RoundCost]  # of every round alike, or round -> cost
+# Of every round alike, or round -> cost, as also a `link_spells.Exchange`: its cost without spells.
+Cost = RoundCost | Callable[[int], RoundCost]
 
 
 DRAWS = {"mini_batch": False, "round": True}  # draw -> True if a duration holds for a whole round
@@ -254,18 +256,25 @@ def checked_transfers(
     return of_round if callable(communication) else lambda t: first
 
 
+def timed_transfers(
+    name: str, communication: Cost, workers: int
+) -> Callable[[int], tuple[Transfer, ...]]:
+    """Return a function: round -> its transfers, whose seconds follow spells of links in time."""
+    usual = checked_transfers(name, communication, workers)
+    return getattr(communication, "timed", usual)
+
+
+def lasting(transfer: Transfer, begin: float | np.ndarray) -> float | np.ndarray:
+    """Return the seconds of a transfer that begins at `begin` s, both scalar or [P]."""
+    return transfer.seconds(begin) if callable(transfer.seconds) else transfer.seconds
+
+
 def checked_cost(
     name: str, communication: Cost, workers: int
 ) -> Callable[[int], float | np.ndarray]:
     """Return a function: round -> exchange seconds, scalar or [P], for rules without overlap."""
     of_round = checked_transfers(name, communication, workers)
-    return lambda t: total_seconds(of_round(t))
-
-
-def total_seconds(transfers: Sequence[Transfer]) -> float | np.ndarray:
-    """Return the seconds of all transfers, one after the other; scalar or [P]."""
-    first, *others = (transfer.seconds for transfer in transfers)
-    return sum(others, first)
+    return lambda t: sum(transfer.seconds for transfer in of_round(t))
 
 
 def hides(transfer: Transfer) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stragglers import lookahead, speed_paths
-from stragglers.lookahead import Ahead, columns_of, interleaved, tree_of
+from stragglers.lookahead import Ahead, columns_of, interleaved, links_of, tree_of
 from stragglers.processes import as_process
 from stragglers.rule import (
     AsyncProtocol,
@@ -180,7 +180,7 @@ class EventClock:
         _, end, _, attempts, _ = arrays
         fixed = (steps, k, self.renews, *self.protocol)
         longest, (updates, width) = int(self.mini_batches.max()), rows["workers"].shape
-        place, times = np.zeros(3, np.int64), np.array([0.0, 0.0, 0.0, state.opened])
+        place, times = np.zeros(3, np.int64), np.array([0.0, 0.0, 0.0, state.opened, 0.0])
         taken = np.zeros(updates, np.int64)
         while place[0] < updates:
             each = (updates - place[0]) * width / self.workers * longest
@@ -191,7 +191,8 @@ class EventClock:
             run = lookahead.compiled(loop) if isinstance(seconds.table, np.ndarray) else loop
             where = place, times, taken, state.update
             moving = tuple(arrays), tree_of(end)
-            run(*where, tuple(seconds), fixed, cost, *moving, tuple(rows.values()))
+            links = links_of(self._communication, times[4])
+            run(*where, tuple(seconds), fixed, (cost, *links), *moving, tuple(rows.values()))
         after = (np.ascontiguousarray(array) for array in arrays)
         return EventState(*state[:3], *after), float(times[3])
 
@@ -201,9 +202,11 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
 
     place: [3], position to go on from: a row; in it a contribution, or beyond its last one, an
         effect of the update; and a worker that the update may interrupt.
-    times: [4] s of the last push or of the update, of the end of known speed paths that the next
-        step needs, of the end of the row's grace, and of the row's opening.
+    times: [5] s of the last push or of the update, of the end of known speed paths that the next
+        step needs, of the end of the row's grace, of the row's opening, and of the end of known
+        paths of links that the next step needs.
     size: [T] contributions of every row, 0 of one that still waits.
+    cost: seconds of communication, see `EventClock._costs`, and the links' paths in time.
     due: the tree of the least `end`, and its levels, as `stragglers.lookahead` has them.
     This function is compiled, except where durations are drawn when they are looked up.
     """
@@ -213,7 +216,8 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
     workers, start, finish, first, taken, busy, spent = rows
     updates, width = workers.shape
     late = grace > 0  # pushes within the grace count
-    costs, own = cost.shape  # a row per update, or one for all; columns likewise for the workers
+    each, slow_paths, links, known = cost
+    costs, own = each.shape  # a row per update, or one for all; columns likewise for the workers
     cancel = interrupt and limit == 1  # an update restarts all workers
     in_time = path.shape[1] > 0
     held = np.zeros(end.size, np.bool_)  # workers that are in the row already, and have gone on
@@ -223,8 +227,11 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
         """Tell the tree the end of worker i."""
         lookahead.set_time(tree, levels, i, np.inf if held[i] else end[i])
 
-    def seconds(row, i):
-        return cost[min(row, costs - 1), min(i, own - 1)]
+    def seconds(row, i, at):
+        usual = each[min(row, costs - 1), min(i, own - 1)]
+        if slow_paths.shape[1] == 0:
+            return usual
+        return usual * lookahead.slowness(slow_paths, links, i, i, at)
 
     def restart(i, at):
         """Begin a contribution; False if too little is known of it, and nothing is done."""
@@ -257,13 +264,22 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
         while size[row] == 0:
             i = lookahead.earliest(tree, levels)
             now = max(tree[i], times[3])  # a worker that is back early has waited
+            needed = now  # until then the links are looked at
+            if c == width:
+                needed = times[0]
+            elif c >= k and now > times[2]:
+                needed = times[2]
+            if needed >= known:
+                times[4] = needed
+                place[0], place[1], place[2] = row, c, after
+                return
             if c == width or (c >= k and now > times[2]):
                 if c < width:
                     times[0] = times[2]
                 size[row] = c
                 continue
             if update + row - version[i] >= limit:  # too large a staleness: ignored
-                if not restart(i, now + seconds(row, i)):
+                if not restart(i, now + seconds(row, i, now)):
                     place[0], place[1], place[2] = row, c, after
                     return
                 version[i] = update + row
@@ -272,7 +288,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
             began, pushed, landed, took = begin[i], end[i], now, 0.0
             origin = attempts[i] - steps[i] if renews else consumed[i]
             if not (idle or cancel):
-                took = seconds(row, i)
+                took = seconds(row, i, now)
                 landed = now + took
             if idle:
                 end[i] = np.inf
@@ -303,7 +319,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
             i = workers[row, c - n]
             # Only a worker's last push waits for the update and lands with it.
             if first[row, c - n] + steps[i] == consumed[i]:
-                took = seconds(row, i)
+                took = seconds(row, i, now)
                 if not cancel:
                     if not restart(i, now + took):
                         place[0], place[1], place[2] = row, c, after
@@ -318,7 +334,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
         if interrupt:
             while after < end.size:
                 if update + row + 1 - version[after] >= limit:
-                    if not restart(after, now + seconds(row, after)):
+                    if not restart(after, now + seconds(row, after, now)):
                         place[0], place[1], place[2] = row, c, after
                         return
                     version[after] = update + row + 1

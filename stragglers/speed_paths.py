@@ -98,6 +98,12 @@ def finish(path: Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) 
     return known[..., SWITCH] + (total - known[..., DONE]) / known[..., SPEED]
 
 
+def speeds(path: Path, worker: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return the speeds of workers at some times [s], in their common shape."""
+    worker, at = np.broadcast_arrays(worker, at)
+    return path.sojourns[worker, _last(path, SWITCH, worker, at), SPEED]
+
+
 def duration(sojourns: np.ndarray, i: int, start: float, work: float) -> float:
     """Return the seconds of `work` of worker i, begun at `start`: as `finish`, to be compiled."""
     x = sojourn(sojourns, i, SWITCH, start)

@@ -61,6 +61,7 @@ class Lookahead(NamedTuple):
     partner: np.ndarray  # [P, R] int32, drawn partners
     steps: np.ndarray  # [P, R] int64; axes of one entry if all nodes or rounds have the same
     cost: np.ndarray  # [P, R] s, likewise; of meetings with another node
+    links: tuple[np.ndarray, np.ndarray, float]  # see `stragglers.lookahead.links_of`
     round: np.ndarray  # [P] int64, round of the first column of the draws
 
 
@@ -98,20 +99,20 @@ def filled(
 ) -> dict[str, np.ndarray]:
     """Return rows after one that landed at `time`, as columns, and move `nodes` and `pending` on.
 
-    ahead: (nodes, s until when paths of speeds have to be known) -> Lookahead that lets every
-        node go on.
+    ahead: (nodes, [2] s until when paths of speeds and of links have to be known) -> Lookahead
+        that lets every node go on.
     """
     shape = updates, 2 * (pending.land.size // WINDOW_PER_WIDTH)
     columns = {name: np.empty(shape, kind) for name, kind in _COLUMNS.items()}
     rows = {"time": np.empty(updates), **columns}
-    row, until, unknown = 0, np.zeros(1), np.zeros_like(nodes.round)
+    row, until, unknown = 0, np.zeros(2), np.zeros_like(nodes.round)
     *often, counter, begun = interleaved([*nodes[:_OFTEN], unknown, unknown])
     moving, place = Nodes(*often, *nodes[_OFTEN:]), np.arange(pending.land.size)
     landing, levels = tree_of(nodes.land)
     waking, _ = tree_of(nodes.wake)
     fixed = place, moving[:-2], (landing, waking, levels), tuple(pending), tuple(rows.values())
     while row < updates:
-        known = ahead(moving, until[0])
+        known = ahead(moving, until)
         counter[:], begun[:] = known.seconds.counter, known.round
         run = loop
         if isinstance(known.seconds.table, np.ndarray):
@@ -160,11 +161,12 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
     """Fill rows from `row` on while everything is in the lookahead; return the next row.
 
     place: [W], places of the pending meetings, in their order; behind them, free places.
-    until: [1] s, end that paths of speeds must reach, where they are too short.
+    until: [2] s, ends that paths of speeds and of links must reach, where they are too short.
     trees: times at which nodes land and at which they wake, and levels, see `stragglers.lookahead`.
     This function is compiled, except where durations are drawn when they are looked up.
     """
-    seconds, drawn_partner, drawn_steps, cost, known = ahead
+    seconds, drawn_partner, drawn_steps, cost, links, known = ahead
+    slow_paths, of_link, until_known = links
     table, counter, columns, constant, path, slowest = seconds
     begin, end, steps, first, round_, asked, waits = nodes
     landing, waking, levels = trees
@@ -183,10 +185,24 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
         of_all, always = drawn_steps.shape
         return drawn_steps[min(i, of_all - 1), min(column, always - 1)]
 
-    def seconds_of(i, column):
-        """Return the communication of a round."""
+    def seconds_of(i, j, column, at):
+        """Return the communication of a round of i, which meets j at some time."""
         of_all, always = cost.shape
-        return cost[min(i, of_all - 1), min(column, always - 1)]
+        usual = cost[min(i, of_all - 1), min(column, always - 1)]
+        if slow_paths.shape[1] == 0:
+            return usual
+        return usual * lookahead.slowness(slow_paths, of_link, i, j, at)
+
+    def end_of(i, at, n, number):
+        """Return the end of local steps begun at a time, `number` of them from the n-th on."""
+        before, end[i] = end[i], at
+        for step in range(number):
+            lasting = table[i, n + step]
+            if in_time:
+                lasting = speed_paths.duration(path, i, end[i], lasting) * constant[i]
+            end[i] += lasting
+        done, end[i] = end[i], before
+        return done
 
     def exhausted(i, at):
         """Return True if the round after this one, begun at `at`, is not known to its end."""
@@ -200,6 +216,9 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
             if latest >= path[i, -1, speed_paths.SWITCH]:
                 until[0] = latest
                 return True
+        if slow_paths.shape[1] > 0 and not blocking:
+            until[1] = end_of(i, at, n, steps_of(i, column))
+            return until[1] >= until_known
         return False
 
     def work(i, at):
@@ -209,24 +228,21 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
         column = round_[i] - known[i]
         steps[i] = steps_of(i, column)
         begin[i] = at
-        end[i] = at
-        for step in range(steps[i]):
-            lasting = table[i, first[i] + step - counter[i]]
-            if in_time:
-                lasting = speed_paths.duration(path, i, end[i], lasting) * constant[i]
-            end[i] += lasting
+        end[i] = end_of(i, at, first[i] - counter[i], steps[i])
         if blocking:
             lookahead.set_time(waking, levels, i, end[i])
             lookahead.set_time(landing, levels, i, np.inf)
         else:
             asked[i] = drawn_partner[i, column]
-            longer = 0.0 if asked[i] == i else seconds_of(i, column)
+            longer = 0.0 if asked[i] == i else seconds_of(i, asked[i], column, end[i])
             lookahead.set_time(landing, levels, i, end[i] + longer)
 
     def meet(i, j):
         """Land with j, both idle, after the longer communication of the two."""
-        longer = max(seconds_of(i, round_[i] - known[i]), seconds_of(j, round_[j] - known[j]))
-        lookahead.set_time(landing, levels, i, max(end[i], end[j]) + longer)
+        ready = max(end[i], end[j])
+        longer = seconds_of(i, j, round_[i] - known[i], ready)
+        longer = max(longer, seconds_of(j, i, round_[j] - known[j], ready))
+        lookahead.set_time(landing, levels, i, ready + longer)
         asked[i] = j
         wait_no_more(queues, i)
         wait_no_more(queues, j)
@@ -253,6 +269,9 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
             if blocking:
                 idle = lookahead.earliest(waking, levels)
                 if waking[idle] <= landing[i]:
+                    if waking[idle] >= until_known:
+                        until[1] = waking[idle]
+                        return row
                     look(idle)
                     continue
             j, now = asked[i], landing[i]

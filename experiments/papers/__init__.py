@@ -18,6 +18,7 @@ PAPERS = (
     "local_steps",
     "failures",
     "sample_costs",
+    "slow_links",
 )
 
 

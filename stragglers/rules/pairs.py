@@ -38,7 +38,7 @@ import numpy as np
 import scipy
 
 from stragglers import wavefront
-from stragglers.lookahead import Ahead, columns_of, table_of
+from stragglers.lookahead import Ahead, columns_of, links_of, table_of
 from stragglers.processes import as_process
 from stragglers.rule import (
     AsyncProtocol,
@@ -190,6 +190,8 @@ class PairClock:
         number = self.steps(everybody, first)
         begin, end = np.zeros(workers), self._known.first_ends(number)
         cost = np.where(asked == everybody, 0.0, self.costs(first, 1)[:, 0])
+        if (spells := getattr(self._communication, "spells", None)) is not None:
+            cost *= spells.slowness(everybody, asked, end)
         wake, land = (end.copy(), nothing) if self.blocking else (nothing, end + cost)
         nodes = wavefront.Nodes(
             begin, end, number, first, first, wake=wake, waits=waits, asked=asked, land=land
@@ -227,14 +229,17 @@ class PairClock:
         table = np.stack([np.broadcast_to(row, self.workers) for row in given])
         return table[at.reshape(rounds.shape), self._everybody[:, None]].astype(np.float64)
 
-    def _ahead(self, columns: int, nodes: wavefront.Nodes, until: float) -> wavefront.Lookahead:
+    def _ahead(
+        self, columns: int, nodes: wavefront.Nodes, until: np.ndarray
+    ) -> wavefront.Lookahead:
         first = nodes.round.copy()
-        seconds = self._known.of(nodes.first + nodes.steps, columns, nodes.end, until)
+        seconds = self._known.of(nodes.first + nodes.steps, columns, nodes.end, until[0])
         partners = table_of(self.partner, first, columns, np.int32)
         number = self._always
         if number is None:
             number = table_of(self.steps, first, columns, np.int64)
-        return wavefront.Lookahead(seconds, partners, number, self.costs(first, columns), first)
+        cost, links = self.costs(first, columns), links_of(self._communication, until[1])
+        return wavefront.Lookahead(seconds, partners, number, cost, links, first)
 
 
 def check_neighbours(name: str, setting: Setting) -> None:

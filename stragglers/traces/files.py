@@ -82,7 +82,8 @@ Rows = list[tuple[Place, list[str]]]
 class Recorded(NamedTuple):
     """Durations as they were recorded, before their unit is known.
 
-    durations: name of a worker -> numbers in the order of their times. column: of these numbers.
+    durations, times: name of a worker -> numbers in the order of their times, and these, which are
+    lines where there are none. column: of these numbers.
     empty: rows without a value. in_step: True if workers seem to go in step. apart: seconds of
     communication that a profile has beside the computing, of all workers.
     """
@@ -92,6 +93,7 @@ class Recorded(NamedTuple):
     empty: int
     in_step: bool
     apart: np.ndarray
+    times: dict[str, np.ndarray]
 
 
 def trace(
@@ -220,9 +222,10 @@ def read(path: str, wanted: Columns) -> Recorded:
                     "take rows in their order with time=None"
                 )
     durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
+    times = {name: np.array([row[0] for row in each]) for name, each in observed.items()}
     in_step = when is not None and _in_step(list(observed.values()))
     beside = [] if apart is None else [float(row[apart]) for _, row in full[1:]]
-    return Recorded(durations, columns[what], empty, in_step, np.array(beside))
+    return Recorded(durations, columns[what], empty, in_step, np.array(beside), times)
 
 
 def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:

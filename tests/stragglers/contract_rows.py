@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from algorithms.links import Links, in_turn
-from stragglers import delays
+from stragglers import delays, link_spells
 from stragglers.processes import markov, persistent
 from stragglers.rule import Transfer
 from stragglers.schedule import Schedule, concatenate
@@ -44,6 +44,30 @@ PUSHES = {"mini_batches": 3, "links": AHEAD}
 def leaving(*shares, late=0):
     """Return the function seconds -> transfers that leave after these shares."""
     return lambda seconds: tuple(Transfer(seconds, share, late) for share in shares)
+
+
+SPELLS = link_spells.markov(4.0, 6.0, 3.0, workers=P, seed=1)
+
+
+def slowed(communication):
+    """Return a communication over links, one of each worker, that are slow at times."""
+    everyone = np.arange(P)
+
+    def usual(t):
+        return communication(t) if callable(communication) else communication
+
+    def timed(t):
+        cost = usual(t)
+        transfers = cost if isinstance(cost, tuple) else (Transfer(cost),)
+        return tuple(map(during, transfers))
+
+    def during(transfer):
+        def seconds(begin):
+            return transfer.seconds * SPELLS.slowness(everyone, everyone, begin)
+
+        return transfer._replace(seconds=seconds)
+
+    return link_spells.Exchange(usual, timed, SPELLS)
 
 
 SERVER = {"mini_batches": 1}
@@ -86,12 +110,13 @@ ROWS = {
 }
 
 
-def made(name, delay="law", **options):
+def made(name, delay="law", slow_links=False, **options):
     row = ROWS[name]
     delay = DELAYS.get(delay, delay) if isinstance(delay, str) else delay
     cost = options.get("communication", 0.0)
     within = row.exchange
-    options["communication"] = (lambda t: within(cost(t))) if callable(cost) else within(cost)
+    plain = (lambda t: within(cost(t))) if callable(cost) else within(cost)
+    options["communication"] = slowed(plain) if slow_links else plain
     return planned.rule(name.split("/")[0], delay, P, **dict(row.setting) | dict(row.own) | options)
 
 

@@ -13,6 +13,7 @@ from tests.stragglers.contract_rows import (
     DELAYS,
     MEETINGS,
     SERVERS,
+    SPELLS,
     P,
     arrays,
     made,
@@ -22,8 +23,18 @@ from tests.stragglers.contract_rows import (
 UNEQUAL = [1, 2, 3, 1, 2, 3]  # mini-batches of each worker's contribution
 
 
-# With ties; and with contributions of several mini-batches whose durations depend on the time.
-BOTH = pytest.mark.parametrize(("delay", "each"), [("ties", 1), ("time", UNEQUAL)], ids=str)
+# With ties; and with contributions of several mini-batches whose durations depend on the time, over
+# links that are slow at times.
+BOTH = pytest.mark.parametrize(
+    ("delay", "each", "slow_links"),
+    [("ties", 1, False), ("time", UNEQUAL, False), ("time", UNEQUAL, True)],
+    ids=str,
+)
+
+
+def over(slow_links, i, j, now):
+    """Return the factor of a message between two workers that begins now."""
+    return float(SPELLS.slowness(i, j, now)) if slow_links else 1.0
 
 
 class Free:
@@ -57,7 +68,7 @@ class Free:
         return reaction
 
 
-def served(rule, delay, updates, each, ways, observe=()):
+def served(rule, delay, updates, each, ways, slow_links, observe=()):
     """Rows of (worker, start, finish, version, first), when every arrival is reported.
 
     A contribution whose worker was restarted in the meantime arrives all the same.
@@ -89,7 +100,8 @@ def served(rule, delay, updates, each, ways, observe=()):
             last[j][2] = now
             free.begin(j, now, version)
         for j in reaction.restart:
-            at = now + (ways(update)[j] if callable(ways) else ways)
+            usual = ways(update)[j] if callable(ways) else ways
+            at = now + usual * over(slow_links, j, j, now)
             if j in last:
                 last.pop(j)[2] = at
             free.begin(j, at, newest)
@@ -98,11 +110,11 @@ def served(rule, delay, updates, each, ways, observe=()):
 
 @row_marks(SERVERS)
 @BOTH
-def test_arrivals_make_the_updates_of_the_plan(name, each, delay):
+def test_arrivals_make_the_updates_of_the_plan(name, each, delay, slow_links):
     """Workers, times, versions and counters bit for bit, ties included."""
     # A grace goes by what a contribution has lasted, of which the plan knows the next one's way.
     ways = 0.0 if name.startswith("quorum_async") else lambda t: COSTS * (1 + t % 2)
-    rule = made(name, delay, mini_batches=each, communication=ways)
+    rule = made(name, delay, slow_links, mini_batches=each, communication=ways)
     observe = {0: (0.0, 2.0), 20: (30.0, 0.5)} if rule.observe is not None else {}
     state, pieces = rule.init(), []
     for begin, end in ((0, 20), (20, 60)):
@@ -115,7 +127,7 @@ def test_arrivals_make_the_updates_of_the_plan(name, each, delay):
         begun = face.observe(face.init(), *observe.pop(0))
         rule = rule._replace(arrivals=face._replace(init=lambda: begun))
         assert pieces[1].workers.shape[1] > pieces[0].workers.shape[1]  # K has grown
-    rows = served(rule, delay, 61, np.broadcast_to(each, P), ways, observe)
+    rows = served(rule, delay, 61, np.broadcast_to(each, P), ways, slow_links, observe)
     for piece in pieces:
         for t in range(piece.updates):
             there = piece.batches[t] > 0
@@ -126,7 +138,7 @@ def test_arrivals_make_the_updates_of_the_plan(name, each, delay):
                 np.testing.assert_array_equal(planned, values, err_msg=f"{column} of row {t}")
 
 
-def met(rule, delay, count, blocking):
+def met(rule, delay, count, blocking, slow_links):
     """Return meetings (landing, asked, partner, start, first, local steps) by time."""
     free, meetings, begun = Free(rule, delay), [], dict.fromkeys(range(P), (0.0, 0))
     steps = [rule.arrivals.mini_batches(free.state, i) for i in range(P)]
@@ -143,17 +155,19 @@ def met(rule, delay, count, blocking):
         if reaction.update:
             i, j = reaction.update[0], reaction.update[-1]
             seconds = max(COSTS[i], COSTS[j]) if blocking else COSTS[i]
-            lands = now + seconds * (i != j)
+            lands = now + seconds * over(slow_links, i, j, now) * (i != j)
             meetings.append((lands, i, j, *begun[i], steps[i]))
             heapq.heappush(free.events, (lands, 1, i, 0.0, reaction.restart))
     return sorted(meetings)
 
 
 @row_marks(MEETINGS)
-@pytest.mark.parametrize("delay", ["ties", "time"])
-def test_arrivals_make_the_meetings_of_the_plan(name, delay):
+@pytest.mark.parametrize(
+    ("delay", "slow_links"), [("ties", False), ("time", False), ("time", True)]
+)
+def test_arrivals_make_the_meetings_of_the_plan(name, delay, slow_links):
     """Of a schedule's wavefronts, which leave some meetings for later, the first half."""
-    rule = made(name, delay, communication=COSTS)
+    rule = made(name, delay, slow_links, communication=COSTS)
     schedule = whole(rule, 200)
     happened = interactions(schedule)
     count = happened.time.size // 2
@@ -162,5 +176,5 @@ def test_arrivals_make_the_meetings_of_the_plan(name, delay):
     expected = np.column_stack(
         [happened.time, happened.pairs, *(column[asked] for column in columns)]
     )
-    ours = met(rule, delay, happened.time.size, "blocking" in name)
+    ours = met(rule, delay, happened.time.size, "blocking" in name, slow_links)
     np.testing.assert_array_equal(np.array(ours)[:count], expected[:count])

@@ -36,11 +36,14 @@ def test_every_rule_has_a_row():
     assert {name.split("/")[0] for name in ROWS} | {"replay"} == set(RULES)  # replay needs a file
 
 
+SETTINGS = [("ties", False), ("time", False), ("time", True)]
+
+
 @ALL
-@pytest.mark.parametrize("delay", ["ties", "time"])
-def test_segments_equal_the_whole(name, delay):
+@pytest.mark.parametrize(("delay", "slow_links"), SETTINGS)
+def test_segments_equal_the_whole(name, delay, slow_links):
     def rule():
-        return made(name, delay, communication=lambda t: COSTS * (1 + t % 2))
+        return made(name, delay, slow_links, communication=lambda t: COSTS * (1 + t % 2))
 
     once = whole(rule(), 40)
     once.validate()

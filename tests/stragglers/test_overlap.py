@@ -12,6 +12,7 @@ from algorithms.links import Links
 from comms import topology
 from comms.messages import lasting
 from stragglers import delays, inject
+from stragglers.link_spells import Exchange
 from stragglers.processes import as_process
 from stragglers.rule import Transfer, whole
 from tests import planned
@@ -21,6 +22,10 @@ LAW = delays.shifted_exponential(1.0, 1.0)
 RING = topology.ring(N)
 NEAR = [[(i - 1) % N, i, (i + 1) % N] for i in range(N)]
 PARAMS = np.zeros(5, np.float32)
+
+
+def slow_after_7_s(begin):
+    return 1.5 if begin > 7 else 0.5
 
 
 def drawn(rounds, seed):
@@ -74,6 +79,7 @@ def test_rules_that_hide_nothing_charge_all_transfers():
         ((Transfer(7.0, leaves=0.0),), 7.0 - 6.0),
         ((Transfer(2.5, leaves=0.5), Transfer(1.0)), 2.5 - 1.5 + 1.0),
         ((Transfer(0.5, leaves=0.5), Transfer(1.0)), 1.0),
+        (Exchange(lambda t: 0.5, lambda t: (Transfer(slow_after_7_s),), None), [[0.5], [1.5]]),
     ],
 )
 def test_a_device_sleeps_for_what_its_work_has_not_hidden(cost, slept, monkeypatch):
@@ -94,8 +100,9 @@ def test_a_device_sleeps_for_what_its_work_has_not_hidden(cost, slept, monkeypat
         device.land(0, round_index, None)
     schedule = device.schedule(0, 2)
     schedule.validate()
-    np.testing.assert_allclose(schedule.communication, [[slept], [slept]])
-    np.testing.assert_allclose(schedule.finish, [[6 + slept], [2 * (6 + slept)]])
+    slept = np.broadcast_to(slept, (2, 1))
+    np.testing.assert_allclose(schedule.communication, slept)
+    np.testing.assert_allclose(schedule.finish, np.cumsum(6 + slept, axis=0))
 
 
 # --- links that come and go ---

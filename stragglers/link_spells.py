@@ -1,0 +1,199 @@
+"""Spells of slowness of links: messages that take longer for a while.
+
+A message takes its usual seconds times the factor of its link at the time at which it begins; a
+spell that begins or ends meanwhile does not change it. Spells are of links, or of nodes, and then
+all links of a node are slow:
+
+    all-reduce    by the slowest link of the ring, when the last worker is ready
+    gossip        by a worker's own links, one active matching after the other
+    pushes        by the worker's link to the server; a push and its pull are one exchange
+    meetings      by the link between the two
+
+Without spells a round of gossip is as long for all workers as its slowest links (`comms.cost`).
+The spells of a run are a function of its seed alone. Times are seconds since the begin of the
+run.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from comms import messages
+from comms.cost import Network
+from stragglers.processes import check_sojourns
+from stragglers.rule import RoundCost, Transfer
+from stragglers.speed_paths import SPEED, SWITCH, Path, Paths, speeds
+from stragglers.streams import addressed
+from stragglers.traces import files
+
+STREAM = 4  # of random numbers; pairs have 2 and 3
+ENDLESS = 1e300  # s
+Switch = int | Sequence[Sequence[int]] | None
+OF_NODE = {"link": False, "node": True}  # of -> True if all links of a node are slow together
+
+
+@dataclasses.dataclass(frozen=True)
+class Spells:
+    """Slowness of the links of P workers in time.
+
+    path: s -> paths [C, S + 1, 3] of speeds that are known for longer, see `speed_paths`.
+    links: [P, P, 2] int, the paths whose slower one a link has; [i, i] is worker i's link to a
+        server.
+    """
+
+    path: Callable[[float], Path]
+    links: np.ndarray
+
+    def slowness(self, i, j, at) -> np.ndarray:
+        """Return the factor of messages between workers i and j at some times [s]."""
+        path, at = self.path(np.max(at)), np.asarray(at, np.float64)
+        return 1 / speeds(path, self.links[i, j], at[..., None]).min(axis=-1)
+
+    def exchange(self, usual: Callable, method: Any, params: Any, network: Network) -> "Exchange":
+        """Return the cost of a method's exchange on a network; usual: that without spells."""
+
+        def took(payload: messages.Payload) -> _Lasting:
+            return _Lasting((payload,), self, network)
+
+        workers = len(self.links)
+        timed = messages.exchange_transfers(method, params, workers, network, took)
+        return Exchange(usual, timed, self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Cost of exchanges over links that are slow at times: `stragglers.rule.Cost` of the usual one.
+
+    timed: round -> transfers whose seconds are functions of their begin.
+    """
+
+    usual: Callable[[int], RoundCost]
+    timed: Callable[[int], tuple[Transfer, ...]]
+    spells: Spells
+
+    def __call__(self, round_index: int) -> RoundCost:
+        """Return the exchange of a round as if no link was slow."""
+        return self.usual(round_index)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lasting:
+    """Seconds of payloads that follow each other, by their begin [s], scalar or [P]."""
+
+    payloads: tuple[messages.Payload, ...]
+    spells: Spells
+    network: Network
+
+    def __add__(self, other: "_Lasting") -> "_Lasting":
+        return dataclasses.replace(self, payloads=self.payloads + other.payloads)
+
+    def __call__(self, begin: float | np.ndarray) -> float | np.ndarray:
+        workers, total = len(self.spells.links), 0.0
+        everyone = np.arange(workers)
+        for payload in self.payloads:
+            if payload.size > payload.exchanged:
+                last = np.max(begin + total)
+                slowness = self.spells.slowness(everyone, (everyone + 1) % workers, last)
+                in_ring = payload._replace(exchanged=0)
+                total = total + messages.seconds(in_ring, workers, self.network, slowness)
+            for partners in payload.matchings if payload.exchanged else ():
+                usual = self.network.seconds(payload.exchanged, everyone, partners)
+                slowness = self.spells.slowness(everyone, partners, begin + total)
+                total = total + np.where(partners == everyone, 0.0, usual * slowness)
+        return total
+
+
+def markov(
+    factor: float,
+    mean_normal: float,
+    mean_slow: float,
+    of: str = "link",
+    switch: Switch = None,
+    workers: int = 1,
+    seed: int = 0,
+) -> Spells:
+    """Let each link alternate between normal and `factor` times slower.
+
+    Sojourns are exponential with these means in seconds and start in the stationary state. of:
+    "link" or "node". switch: number of nodes that share one, 0 to switch - 1 and so on, or the
+    nodes of each, [[0, 2], [1, 3]]; nodes at one switch, or links between the same two, have the
+    same spells.
+    """
+    check_sojourns(factor, mean_normal, mean_slow)
+    links = _links(of, switch, workers)
+    count = int(links.max()) + 1
+    paths = Paths(addressed(seed, STREAM), factor, mean_normal, mean_slow)
+    return Spells(lambda until: paths.beyond(count, until), links)
+
+
+def listed(
+    changes: Sequence[Sequence], of: str = "link", switch: Switch = None, workers: int = 1
+) -> Spells:
+    """Change the slowness of links at given times: rows of seconds, link or node, and factor.
+
+    A link is "0-1"; "0-0" is worker 0's link to a server. The factor holds until the next change of
+    the same link, and is 1 before the first one. of, switch: as of `markov`.
+    """
+    links = _links(of, switch, workers)
+    known: dict[int, list[tuple[float, float]]] = {}
+    for time, name, factor in changes:
+        ends = str(name).split("-")
+        if not (
+            len(ends) == 2 - OF_NODE[of]
+            and all(end.isdecimal() and int(end) < workers for end in ends)
+            and float(time) >= 0
+            and 0 < float(factor) < np.inf
+        ):
+            raise ValueError(
+                f"spells: the change {[time, name, factor]} needs a time >= 0 s, a {of} among "
+                f"{workers} workers from 0 on, as {'0' if OF_NODE[of] else '0-1'}, and a factor > "
+                "0; correct it"
+            )
+        first, second = int(ends[0]), int(ends[-1])
+        known.setdefault(int(links[first, second, 0]), []).append((float(time), 1 / float(factor)))
+    longest = max(map(len, known.values()), default=0)
+    sojourns = np.zeros((int(links.max()) + 1, longest + 2, 3))
+    sojourns[..., SPEED], sojourns[:, 1:, SWITCH] = 1.0, ENDLESS
+    for which, rows in known.items():
+        sojourns[which, 1 : 1 + len(rows)][:, [SWITCH, SPEED]] = sorted(rows)
+    path = Path(sojourns)
+    return Spells(lambda until: path, links)
+
+
+def recorded(path: str, of: str = "link", switch: Switch = None, workers: int = 1) -> Spells:
+    """Replay slowness from a table with the columns time, in seconds, link or node, and factor.
+
+    of: the name of the column that has links, as 0-1, or nodes. The rows are
+    changes of `listed`; files are read as by the delay `trace`.
+    """
+    found = files.read(path, files.Columns(worker=of, time="time", duration="factor"))
+    changes = [
+        (time, name, factor)
+        for name, factors in found.durations.items()
+        for time, factor in zip(found.times[name], factors, strict=True)
+    ]
+    return listed(changes, of, switch, workers)
+
+
+def _links(of: str, switch: Switch, workers: int) -> np.ndarray:
+    """Return the paths [P, P, 2] of links; see `Spells`."""
+    if of not in OF_NODE:
+        raise ValueError(f"spells: unknown of={of!r}; choose one of {', '.join(OF_NODE)}")
+    shared = [[i] for i in range(workers)] if switch is None else switch
+    if isinstance(shared, int) and shared >= 1:
+        shared = [range(i, min(i + shared, workers)) for i in range(0, workers, shared)]
+    if isinstance(shared, int) or sorted(i for nodes in shared for i in nodes) != [*range(workers)]:
+        raise ValueError(
+            f"spells: switch={switch} needs a number of nodes >= 1, or lists with each of the "
+            f"{workers} workers once; correct it, or leave it out"
+        )
+    group = np.zeros(workers, np.int64)
+    for number, nodes in enumerate(shared):
+        group[list(nodes)] = number
+    one, other = np.broadcast_arrays(group[:, None], group)
+    if not OF_NODE[of]:
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        one = other = high * (high + 1) // 2 + low
+    return np.stack([one, other], axis=-1).astype(np.int32)
