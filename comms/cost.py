@@ -224,6 +224,8 @@ def uniform_network(
             "set seconds and bytes per second"
         )
     factor = np.ones(workers)
+    if slow is not None and not hasattr(slow, "items"):
+        raise ValueError(f"network: slow={slow} names no workers; give {{worker: factor}}")
     for worker, times in (slow or {}).items():
         if not (0 <= int(worker) < workers and times > 0):
             raise ValueError(
@@ -271,6 +273,8 @@ def measured_network(
         sizes, seconds = _printed(path)
     elif path is not None or sizes is None or seconds is None:
         raise ValueError("measured: give sizes=[...] and seconds=[...], or path='...' alone")
+    if not arrays >= 1:
+        raise ValueError(f"measured: arrays={arrays} are no all-reduces; give 1 or more")
     (alpha, beta), _ = fit(sizes, seconds)
     if not beta:
         raise ValueError(

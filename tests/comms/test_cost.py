@@ -116,6 +116,8 @@ def test_the_ring_on_equal_links_is_the_alpha_beta_model():
         (lambda: cost.uniform_network(-1.0, 1.0), "latency >= 0 and bandwidth > 0, got -1.0"),
         (lambda: cost.uniform_network(0.0, 0.0), "bandwidth > 0"),
         (lambda: cost.uniform_network(0.0, 1.0, {5: 2.0}, 4), "names no worker of 4"),
+        (lambda: cost.uniform_network(0.0, 1.0, [2.0], 4), r"slow=\[2.0\] names no workers; give"),
+        (lambda: cost.measured_network([1, 2], [1, 2], 4, arrays=0), "arrays=0 are no all-reduces"),
         (lambda: cost.uniform_network(latency=0.0), "needs latency and bandwidth; set"),
         (lambda: cost.uniform_link(0.0, 1.0), "needs seconds > 0, got 0.0"),
         (lambda: cost.measured_network([1, 2], [3.0, 3.0], 4), "no larger payload takes longer"),
