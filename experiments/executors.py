@@ -90,7 +90,7 @@ class Shown:
                 f"{record['update']:>6} updates  {record['seconds']:7.1f}/{config.seconds:g} s  "
                 f"loss {'not finite' if loss is None else f'{loss:.4f}'}"
             )
-            if slow := slow_worker.said(record):
+            if slow := slow_worker.described(record):
                 last += f"  {slow}"
             if time.monotonic() - printed >= SECONDS_BETWEEN_LINES:
                 printed = time.monotonic()

@@ -131,7 +131,7 @@ def _state(place: Path) -> str:
     if not metrics or not {"update", "seconds"} <= metrics[-1].keys():
         return "not finished, nothing evaluated yet"
     last = metrics[-1]
-    slow = slow_worker.said(last)
+    slow = slow_worker.described(last)
     state = f"not finished: {last['update']:,} updates until {last['seconds']:.4g} s"
     return f"{state}; {slow}" if slow else state
 
@@ -192,7 +192,7 @@ def whole(
         (str(place.relative_to(root)), named)
         for arm in arms
         for place, metrics in zip(arm.places, arm.runs, strict=True)
-        if (named := slow_worker.said(metrics[-1]))
+        if (named := slow_worker.described(metrics[-1]))
     ]
     sections = [
         f'<p class="headline">{text(headline(arms))}</p>' if arms else "",

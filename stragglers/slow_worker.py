@@ -26,7 +26,7 @@ LEVEL = 1e-5  # chance that any of P equal workers is taken for slow, at one loo
 class Slow(NamedTuple):
     """The slowest of n rounds."""
 
-    which: int  # column
+    column: int
     factor: float  # times the median of the others, inf if it was cut off
     persistent: bool
 
@@ -40,15 +40,15 @@ def slowest(seconds: np.ndarray) -> Slow | None:
     ranks = _ranks(seconds)
     for window in (min(RECENT, rounds), rounds):
         sums = ranks[rounds - window :].sum(axis=0)
-        which = int(sums.argmax())
-        if sums[which] < _critical(count, window):
+        column = int(sums.argmax())
+        if sums[column] < _critical(count, window):
             continue
-        others = np.median(np.delete(seconds, which, axis=1), axis=1)
+        others = np.median(np.delete(seconds, column, axis=1), axis=1)
         with np.errstate(invalid="ignore"):
-            ratio = np.nan_to_num(seconds[:, which] / others, nan=1.0, posinf=np.inf)
+            ratio = np.nan_to_num(seconds[:, column] / others, nan=1.0, posinf=np.inf)
         factor = float(np.median(ratio[-RECENT:]))
         if factor >= SLOW:
-            return Slow(which, factor, bool(np.median(ratio) >= SLOW))
+            return Slow(column, factor, bool(np.median(ratio) >= SLOW))
     return None
 
 
@@ -117,7 +117,7 @@ class Watch:
 ENTRIES = ("slow_worker", "slow_factor", "slow_persistent")  # of a record
 
 
-def said(record: dict[str, Any]) -> str:
+def described(record: dict[str, Any]) -> str:
     """Return a record's slow worker in words, "" without one."""
     worker, factor, persistent = map(record.get, ENTRIES)
     if worker is None:

@@ -44,7 +44,7 @@ def rounds_until_named(law, workers, seed, most):
     for end in range(1, most + 1):
         found = slow_worker.slowest(seconds[max(0, end - slow_worker.MEMORY) : end])
         if found is not None:
-            assert found.which == slow
+            assert found.column == slow
             return end
     return most + 1
 
@@ -98,9 +98,9 @@ def test_a_spell_is_passing_and_over_when_it_is_over():
     seconds[200:260, 3] *= 2
     found = [slow_worker.slowest(seconds[max(0, end - 256) : end]) for end in (200, 230, 290)]
     assert found[0] is None and found[2] is None
-    assert (found[1].which, found[1].persistent) == (3, False)
+    assert (found[1].column, found[1].persistent) == (3, False)
     assert 1.8 < found[1].factor < 2.2
-    assert slow_worker.said(dict(zip(slow_worker.ENTRIES, found[1], strict=True))).endswith(
+    assert slow_worker.described(dict(zip(slow_worker.ENTRIES, found[1], strict=True))).endswith(
         "passing"
     )
 
