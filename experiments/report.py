@@ -188,19 +188,12 @@ def whole(
     facts += [f"{clock} time" for clock in sorted({arm.summary["clock"] for arm in arms})]
     if note:
         facts.append(datetime.datetime.fromisoformat(note["date"]).strftime("%d %B %Y, %H:%M %Z"))
-    slow_at_end = [
-        (str(place.relative_to(root)), named)
-        for arm in arms
-        for place, metrics in zip(arm.places, arm.runs, strict=True)
-        if (named := slow_worker.described(metrics[-1]))
-    ]
     sections = [
         f'<p class="headline">{text(headline(arms))}</p>' if arms else "",
         f"<p>{text(slow(arms, looks))}</p>" if looks else "",
         *_about(note),
         *_results(arms),
         *_words("Not finished", ("run", "state"), unfinished),
-        *_words("Slow workers at the end", ("run", "slow"), slow_at_end),
         *_words("Claims and measurements", ("claim", "measured"), note.get("claims")),
         *(table("words", t["columns"], [t["rows"]], t["title"]) for t in note.get("numbers", ())),
         *(_figures(arms, lines, looks, pictures, is_live) if lines else ()),

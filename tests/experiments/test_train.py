@@ -397,4 +397,3 @@ def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, wait, capsys):
     again = records.read_metrics(tmp_path / "cut")
     assert list(map(but_for_wall_time, again)) == list(map(but_for_wall_time, lines))
     report.write(tmp_path / "whole")
-    assert "Slow workers at the end" in (tmp_path / "whole" / "report.html").read_text()
