@@ -396,4 +396,3 @@ def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, wait, capsys):
     train.run(changed, tmp_path / "cut")
     again = records.read_metrics(tmp_path / "cut")
     assert list(map(but_for_wall_time, again)) == list(map(but_for_wall_time, lines))
-    report.write(tmp_path / "whole")
