@@ -473,10 +473,11 @@ def _long(rows: Rows, time: str | None, duration: str) -> Rows:
     if all(math.isfinite(_number(column, ".")) for column in columns):  # there is no header
         return rows
     plain = [_plain(column) for column in columns]
-    wanted = (time, *USUAL[1]) if time == Columns().time else (time,)
+    wanted = [time, *USUAL[1]] if time == Columns().time else [_plain(time)]
     when = next((plain.index(name) for name in wanted if name in plain), None)
     unit = unit_of(columns[next(iter(whose))])
-    header = ["worker", time or "time", f"{duration}_{unit}" if unit else duration]
+    named = (time or "time") if when is None else columns[when]
+    header = ["worker", named, f"{duration}_{unit}" if unit else duration]
     found = [(rows[0][0], header)]
     for line, row in rows[1:]:
         cells = row + [""] * (len(columns) - len(row))

@@ -147,7 +147,7 @@ def test_tables_of_other_programs_are_read(tmp_path, text, options, records):
         ("\n\nworker,time,batch_time\n\n0,0,1\n , \n0,1,-1\n", "line 7 has"),
         ("card;time;batch_time\n0;0;1\n", "it has card, time, batch_time; .*bad.csv', worker='"),
         ('{"worker": 0}', "JSON without the traceEvents"),
-        ("step,rank0,rank1\n0,1,2\n1,1,\n", "line 3 has time='3', batch_time=''"),
+        ("step,rank0,rank1\n0,1,2\n1,1,\n", "line 3 has step='1', batch_time=''"),
         ("step,loss0,rank1\n0,1,2\n", "no column 'worker'"),
         ("worker,time,batch_time,time\n0,0,1,2\n", "two columns 'time'"),
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
