@@ -82,7 +82,7 @@ class Prepared(NamedTuple):
     sampler: sampling.Sampler
     config: ConfigDict  # with an end of every schedule of a rate
     decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
-    cuts_off: bool = False  # a worker that is not in an update has lost its work for it
+    cuts_off: bool = False  # as of its rule
 
 
 def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = False) -> Prepared:
@@ -127,9 +127,8 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
         build_delay(config.delay)  # refuses it, and names others
     if "profile" in wanted:
         PROFILING["check"](config)
-    cuts_off = not (rule.asynchronous or rule.turnout.pairs or rule.turnout.early)
     parts = (task, algorithm, shapes, runtime, exchange, delay, sampler, own)
-    return Prepared(*parts, decided, cuts_off)
+    return Prepared(*parts, decided, rule.cuts_off)
 
 
 def _fitted(

@@ -156,8 +156,8 @@ def listed(
     longest = max(map(len, known.values()), default=0)
     sojourns = np.zeros((int(links.max()) + 1, longest + 2, 3))
     sojourns[..., SPEED], sojourns[:, 1:, SWITCH] = 1.0, ENDLESS
-    for which, rows in known.items():
-        sojourns[which, 1 : 1 + len(rows)][:, [SWITCH, SPEED]] = sorted(rows)
+    for column, rows in known.items():
+        sojourns[column, 1 : 1 + len(rows)][:, [SWITCH, SPEED]] = sorted(rows)
     path = Path(sojourns)
     return Spells(lambda until: path, links)
 
@@ -165,8 +165,8 @@ def listed(
 def recorded(path: str, of: str = "link", switch: Switch = None, workers: int = 1) -> Spells:
     """Replay slowness from a table with the columns time, in seconds, link or node, and factor.
 
-    of: the name of the column that has links, as 0-1, or nodes. The rows are
-    changes of `listed`; files are read as by the delay `trace`.
+    of: the name of the column that has links, as 0-1, or nodes. The rows are changes of `listed`;
+    files are read as by the delay `trace`.
     """
     found = files.read(path, files.Columns(worker=of, time="time", duration="factor"))
     changes = [

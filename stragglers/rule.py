@@ -220,6 +220,11 @@ class Rule(NamedTuple):
     data: tuple[str, ...] = ()
     turnout: Turnout = Turnout()
 
+    @property
+    def cuts_off(self) -> bool:
+        """True if a worker that is not in an update has lost its work for it, as in K-sync."""
+        return not (self.asynchronous or self.turnout.pairs or self.turnout.early)
+
 
 def whole(rule: Rule, updates: int) -> Schedule:
     """Return the first `updates` rows of a rule, as one segment."""

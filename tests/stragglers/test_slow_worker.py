@@ -73,8 +73,7 @@ RULES_OF_ALL_KINDS = {
 def watched(name, own, paired, delay, updates, parts=1):
     graph = nx.cycle_graph(8) if paired else None
     rule = RULES[name.partition(",")[0]](Setting(delay, 8, 4, seed=0, graph=graph), **own)
-    turnout = rule.turnout
-    watch = slow_worker.Watch(8, not (rule.asynchronous or turnout.pairs or turnout.early))
+    watch = slow_worker.Watch(8, rule.cuts_off)
     state = rule.init()
     for _ in range(parts):
         state, schedule = rule.extend(state, updates // parts)
@@ -121,8 +120,7 @@ def test_rules_of_all_kinds_raise_no_false_alarm(name):
     exponential = delays.exponential(1.0)
     setting = Setting(exponential, 8, 2, seed=3, graph=graph)
     rule = RULES[name.partition(",")[0]](setting, **own)
-    turnout = rule.turnout
-    watch = slow_worker.Watch(8, not (rule.asynchronous or turnout.pairs or turnout.early))
+    watch = slow_worker.Watch(8, rule.cuts_off)
     state = rule.init()
     for _ in range(50):
         state, schedule = rule.extend(state, 20)
