@@ -42,6 +42,7 @@ import optax
 
 from algorithms.links import Links
 from comms.collectives import AXIS as AXIS
+from comms.collectives import AllReduce
 from comms.messages import Fallbacks, Messages, Row
 
 Choice = TypeVar("Choice")
@@ -91,6 +92,16 @@ class Needs(NamedTuple):
     otherwise: str = ""
 
 
+class Bucketed(NamedTuple):
+    """An exchange of contributions that is their mean in buckets, and keeps no state.
+
+    A runtime may send a bucket as soon as its gradients are known.
+    """
+
+    leaves_of: Callable[[Any], list[list[int]]]  # parameters -> leaves of each, as they are sent
+    all_reduce: AllReduce  # of a flat buffer
+
+
 class Details(NamedTuple):
     """Facts that few methods state, all of which `Algorithm` has as properties too.
 
@@ -106,6 +117,7 @@ class Details(NamedTuple):
         there are never any.
     decide: gradient of the first mini-batches of all workers -> parameters that the method leaves
         to it, by name: with these it is built again. None: nothing is open.
+    buckets: how the mean is sent, where a runtime may do so by itself.
     """
 
     mean_only: bool = False
@@ -113,6 +125,7 @@ class Details(NamedTuple):
     metrics: Callable[[Any], dict[str, jax.Array]] | None = None
     fallbacks: Callable[[Any, Any, int, Row], Fallbacks] | None = None
     decide: Callable[[Any], dict[str, Any]] | None = None
+    buckets: Bucketed | None = None
 
 
 class Algorithm(NamedTuple):
@@ -158,6 +171,7 @@ class Algorithm(NamedTuple):
     metrics = property(lambda self: self.details.metrics)
     fallbacks = property(lambda self: self.details.fallbacks)
     decide = property(lambda self: self.details.decide)
+    buckets = property(lambda self: self.details.buckets)
 
     @property
     def own_models(self) -> bool:

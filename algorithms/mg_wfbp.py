@@ -18,19 +18,18 @@ import warnings
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from algorithms.all_reduce import all_reduce
-from algorithms.base import AXIS, Algorithm, choose
+from algorithms.base import AXIS, Algorithm, Bucketed, choose
 from comms import buckets as planners
-from comms import collectives, cost
-from comms.buckets import bucketed_weighted_mean, flat_buffers
+from comms import cost
+from comms.buckets import bucketed_weighted_mean
+from comms.collectives import ALL_REDUCES
 from comms.messages import Payload
 from comms.trees import named_leaves
 
-REDUCES = {"psum": jax.lax.psum, "ring": collectives.ring_all_reduce}
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -84,7 +83,9 @@ def mg_wfbp(
         forward pass; None: unknown) and `cost` (see `comms.buckets`), as `experiments.profiling`
         measures. None: layers are modules in reverse order of their names. "optimal", "greedy" and
         "asc" need the times.
-    collective, weighting: as in `all_reduce`.
+    collective: "psum" or "ring", as in `all_reduce`, or "decoupled", a reduce-scatter and an
+        all-gather, which waits for the next forward pass where a runtime overlaps (DeAR, arXiv
+        2302.12445). weighting: as in `all_reduce`.
 
     Messages include the tokens, and every bucket has its start-up. A bucket leaves within the last
     mini-batch of a round, at the share at which the profile has its gradients ready; without both
@@ -92,16 +93,21 @@ def mg_wfbp(
     times and, when it sees the parameters, for a profile of another model.
     """
     plan_of = plan_with(buckets, profile)
-    reduce = choose("collective", REDUCES, collective)
+    reduce = choose("collective", ALL_REDUCES, collective)
 
     def messages(params, workers, row):
         del workers, row
         plan, leaves = plan_of(params)
         return _bucket_messages(params, leaves, _shares(plan, profile))
 
-    return all_reduce(optimizer, weighting=weighting)._replace(
-        exchange=bucketed_mean(lambda tree: plan_of(tree)[1], reduce),
+    def leaves_of(params):
+        return plan_of(params)[1]
+
+    method = all_reduce(optimizer, weighting=weighting)
+    return method._replace(
+        exchange=bucketed_mean(leaves_of, reduce),
         messages=messages,
+        details=method.details._replace(buckets=Bucketed(leaves_of, reduce)),
     )
 
 
@@ -176,17 +182,11 @@ def _shares(plan: planners.Plan, profile) -> list[float]:
 
 def _bucket_messages(tree, buckets, shares) -> tuple[Payload, ...]:
     """Return a payload, with its token, of every flat buffer; the last bucket leaves at the end."""
-    leaves = jax.tree.leaves(tree)
-    floats = [jnp.result_type(leaf.dtype, float) for leaf in leaves]
-    payloads = []
-    for bucket, share in zip(buckets, shares, strict=True):
-        for dtype, members in flat_buffers(bucket, floats).items():
-            elements = 1 + optax.tree.size([leaves[i] for i in members])
-            payloads.append(
-                Payload(
-                    (elements * dtype.itemsize,),
-                    itemsize=dtype.itemsize,
-                    share=share,
-                )
-            )
-    return tuple(payloads)
+    return tuple(
+        Payload(
+            ((1 + buffer.elements) * buffer.dtype.itemsize,),
+            itemsize=buffer.dtype.itemsize,
+            share=shares[buffer.bucket],
+        )
+        for buffer in planners.buffers(tree, buckets)
+    )

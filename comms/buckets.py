@@ -255,36 +255,67 @@ def bucketed_weighted_mean(
     integers travel as floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit.
     Raises ValueError for buckets that are not the tree's leaves.
     """
-    leaves, structure = jax.tree.flatten(tree)
+    # The weights are summed apart, in float32: in a buffer's dtype their sum could be rounded.
+    weights = scaled_weights(weight, axis)
+    sums, token = [], jnp.float32(0)
+    for buffer in buffers(tree, buckets):
+        sums.append(reduce(filled(buffer, tree, weights, token), axis))
+        # The token of an inexact sum may be any number; compilers keep a float times 0.
+        token = 0 * sums[-1][buffer.elements]
+    return means(sums, tree, buckets, weights)
+
+
+class Buffer(NamedTuple):
+    """Leaves of a bucket that are of one dtype and go in one all-reduce, a token after them."""
+
+    bucket: int
+    dtype: jnp.dtype
+    leaves: list[int]
+    elements: int  # of all leaves, without the token
+
+
+def buffers(tree: Tree, buckets: Sequence[Sequence[int]]) -> list[Buffer]:
+    """Return the buffers of all buckets of a tree of arrays or shapes, in their order.
+
+    Raises ValueError for buckets that are not the tree's leaves.
+    """
+    leaves = jax.tree.leaves(tree)
     if sorted(i for bucket in buckets for i in bucket) != list(range(len(leaves))):
         raise ValueError(
             f"buckets {[list(bucket) for bucket in buckets]} do not hold each of {len(leaves)} "
             f"leaves once; give every index from 0 to {len(leaves) - 1} to one bucket"
         )
-    # The weights are summed apart, in float32: in a buffer's dtype their sum could be rounded.
-    own, total = scaled_weights(weight, axis)
-    floats = [jnp.result_type(leaf, float) for leaf in leaves]
-    means, token = list(leaves), jnp.float32(0)
-    for bucket in buckets:
-        for dtype, members in flat_buffers(bucket, floats).items():
-            parts = [term(jnp.asarray(leaves[i], dtype), own, total) for i in members]
-            flat = [*(x.ravel() for x in parts), token.astype(parts[0].dtype)[None]]
-            sums = reduce(jnp.concatenate(flat), axis)
-            # The token of an inexact sum may be any number; compilers keep a float times 0.
-            token = 0 * sums[-1]
-            start = 0
-            for i, x in zip(members, parts, strict=True):
-                # Divide as if they had been all-reduced alone: else operations fused with their
-                # removal from the buffer, such as momentum, would round differently.
-                of_leaf = sums[start : start + x.size].reshape(x.shape)
-                means[i] = mean_of(jax.lax.optimization_barrier(of_leaf), total)
-                start += x.size
-    return jax.tree.unflatten(structure, means)
+    found = []
+    for index, bucket in enumerate(buckets):
+        by_dtype: dict = {}
+        for i in bucket:
+            by_dtype.setdefault(jnp.result_type(leaves[i].dtype, float), []).append(i)
+        for dtype, members in by_dtype.items():
+            found.append(Buffer(index, dtype, members, sum(leaves[i].size for i in members)))
+    return found
 
 
-def flat_buffers(bucket: Sequence[int], dtypes: Sequence) -> dict:
-    """Return the leaves of a bucket by dtype, {dtype: indices}: one all-reduce each."""
-    buffers: dict = {}
-    for i in bucket:
-        buffers.setdefault(dtypes[i], []).append(i)
-    return buffers
+def filled(buffer: Buffer, tree: Tree, weights: tuple, token=0.0) -> jax.Array:
+    """Return the flat vector [elements + 1] that a worker adds to the sum of a buffer.
+
+    weights: (its own, the sum of all), `comms.collectives.scaled_weights`.
+    """
+    leaves = jax.tree.leaves(tree)
+    parts = [term(jnp.asarray(leaves[i], buffer.dtype), *weights) for i in buffer.leaves]
+    token = jnp.asarray(token, parts[0].dtype)
+    return jnp.concatenate([*(x.ravel() for x in parts), token[None]])
+
+
+def means(sums: Sequence, like: Tree, buckets: Sequence[Sequence[int]], weights: tuple) -> Tree:
+    """Return the means of all leaves from the sums [elements + 1 or more] of all buffers."""
+    leaves, structure = jax.tree.flatten(like)
+    found = list(leaves)
+    for buffer, flat in zip(buffers(like, buckets), sums, strict=True):
+        start = 0
+        for i in buffer.leaves:
+            # Divide as if they had been all-reduced alone: else operations fused with their
+            # removal from the buffer, such as momentum, would round differently.
+            of_leaf = flat[start : start + leaves[i].size].reshape(leaves[i].shape)
+            found[i] = mean_of(jax.lax.optimization_barrier(of_leaf), weights[1])
+            start += leaves[i].size
+    return jax.tree.unflatten(structure, found)

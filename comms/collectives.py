@@ -7,7 +7,8 @@ return them stacked, `out_specs=P(axis)`.
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +132,38 @@ def ring_weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
             means[i] = mean_of(sums[start : start + x.size].reshape(x.shape), total)
             start += x.size
     return jax.tree.unflatten(structure, means)
+
+
+class AllReduce(NamedTuple):
+    """The sum of a flat vector over the workers, called with (vector, axis).
+
+    A sum in two parts can have them apart in time, as DeAR has: L. Zhang et al., arXiv 2302.12445.
+    """
+
+    reduce: Callable  # (vector, axis) -> the sum, or a worker's part of it
+    gather: Callable | None = None  # (part, axis) -> the sum, zeros after it; None: it is the sum
+
+    def __call__(self, x, axis: str = AXIS) -> jax.Array:
+        part = self.reduce(x, axis)
+        return part if self.gather is None else self.gather(part, axis)
+
+
+def reduce_scatter(x, axis: str = AXIS) -> jax.Array:
+    """Return this worker's part [ceil(size / n)] of the sum of a flat vector, padded with zeros."""
+    padded = jnp.pad(x, (0, -x.size % jax.lax.axis_size(axis)))
+    return jax.lax.psum_scatter(padded, axis, tiled=True)
+
+
+def gathered(part, axis: str = AXIS) -> jax.Array:
+    """Return the parts of all workers, one after the other."""
+    return jax.lax.all_gather(part, axis, tiled=True)
+
+
+ALL_REDUCES = {
+    "psum": AllReduce(jax.lax.psum),
+    "ring": AllReduce(ring_all_reduce),
+    "decoupled": AllReduce(reduce_scatter, gathered),
+}
 
 
 def weigh(x, weight) -> jax.Array:
