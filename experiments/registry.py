@@ -321,12 +321,12 @@ _ENTRIES: Entries = (
 _OPTIONAL: Entries = (
     ("a positive whole number below 2**31",
      lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
-    ("a text", lambda v: isinstance(v, str), ("sharding",)),
+    ("a text", lambda v: isinstance(v, str), ("sharding", "overlap")),
     ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
     ("'packed', 'padded' or None", lambda v: v in (None, "packed", "padded"), ("sample_cost",)),
     ("true or false", lambda v: isinstance(v, bool), ("balance",)),
 )  # fmt: skip
-OPTIONAL_TEXTS = ("initial", "sharding", "sample_cost")
+OPTIONAL_TEXTS = ("initial", "sharding", "overlap", "sample_cost")
 OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
 
 

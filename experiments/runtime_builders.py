@@ -26,7 +26,7 @@ class Place(NamedTuple):
     delayed: bool = False  # its workers take as long as a delay says, and no time of their own
     together: bool = False  # runs that differ only in data can be one program
     cluster: bool = False  # its workers are processes, which may live on a cluster
-    slices: bool = False  # a worker may be several devices
+    slices: bool = False  # a worker may be several devices, and buckets travel beside computing
     single: str = ""  # why its workers cannot be shared by several processes
 
 
@@ -44,6 +44,11 @@ def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
             f"{config.runtime}: config.devices_per_worker={devices_per_worker(config)} and "
             f"config.sharding={sharding(config)!r} are for workers that are slices of a mesh; use "
             "runtime='mesh', or leave them out"
+        )
+    if overlap(config) != base.NO_OVERLAP and not place.slices:
+        raise ValueError(
+            f"{config.runtime}: config.overlap={overlap(config)!r} is for gradients that travel "
+            "between devices of a mesh; use runtime='mesh', or leave it out"
         )
     return place.build(config, *parts_of_arm)
 
@@ -70,6 +75,11 @@ def devices_per_worker(config: ConfigDict) -> int:
 def sharding(config: ConfigDict) -> str:
     """Return how the devices of a worker keep its model; a config may leave it out."""
     return config.get("sharding", base.REPLICATED)
+
+
+def overlap(config: ConfigDict) -> str:
+    """Return how buckets travel beside computing; a config may leave it out."""
+    return config.get("overlap", base.NO_OVERLAP)
 
 
 def _simulated(algorithm, rule, shapes, config):
@@ -142,6 +152,7 @@ def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
         augment=task.augment,
         devices_per_worker=devices_per_worker(config),
         sharding=sharding(config),
+        overlap=overlap(config),
     )
 
 

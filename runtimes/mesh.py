@@ -28,8 +28,8 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from comms import hashing
-from runtimes import data_feed, packing, phases, rounds, slices, worker
-from runtimes.base import REPLICATED, refuse
+from runtimes import data_feed, overlapped, packing, phases, rounds, slices, worker
+from runtimes.base import NO_OVERLAP, REPLICATED, refuse
 from runtimes.data_feed import Feed, FromFeed, InMemory, Streamed
 from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
@@ -73,13 +73,16 @@ class Mesh:
         augment: worker.Augment | None = None,
         devices_per_worker: int = 1,
         sharding: str = REPLICATED,
+        overlap: str = NO_OVERLAP,
     ):
         """Take the first devices; nothing is compiled before the first round.
 
         losses, examples, sampler, mini_batches, augment: as in `runtimes.simulate.Simulator`.
         injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
         speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
-        sharding: how a slice keeps its model, a key of `slices.SHARDINGS`.
+        sharding: how a slice keeps its model, a key of `slices.SHARDINGS`. overlap: how buckets
+        of gradients travel beside the backward pass, see
+        `overlapped`.
         """
         refuse(algorithm, workers, Turnout())
         slices.check_devices(workers, devices_per_worker)
@@ -91,6 +94,8 @@ class Mesh:
                 "none of them can ask the host about delays or a trigger; set delay='none', "
                 "communication=0.0 and wait='barrier', or sharding='replicated'"
             )
+        plain = injector is None and mini_batches == 1 and algorithm.work is None
+        overlapped.check(overlap, algorithm, plain and team.axes == (AXIS,))
         devices = team.grid(workers)
         self._algorithm, self._sampler = algorithm, sampler
         self._workers, self._mini_batches = workers, mini_batches
@@ -104,11 +109,17 @@ class Mesh:
         me = jax.process_index()
         asking = devices.devices.reshape(workers, -1)[:, 0]  # who speaks with the host
         self._here = [i for i, device in enumerate(asking) if device.process_index == me]
-        one_round = (
-            functools.partial(rounds.plain, algorithm, losses, mini_batches, augment, team)
-            if injector is None
-            else rounds.Watched(algorithm, losses, mini_batches, injector, augment, team)
-        )
+        self.timeline: list[overlapped.Span] | None = None
+        self._overlapped = None
+        if injector is not None:
+            one_round = rounds.Watched(algorithm, losses, mini_batches, injector, augment, team)
+        else:
+            given = (algorithm, losses, mini_batches, augment, team)
+            one_round = functools.partial(rounds.plain, *given)
+            if overlap == overlapped.PROGRAM:
+                one_round = functools.partial(overlapped.in_program, overlapped.Round(*given))
+            elif overlap == overlapped.THREADS:
+                self._overlapped = overlapped.Round(*given)
         # The rounds of a dispatch as a program, which may be lowered and read before a run.
         self.dispatch = _dispatch(devices, team, one_round, self._input.spec)
         self._program = None  # compiled, from the first dispatch on
@@ -161,8 +172,11 @@ class Mesh:
         return self._input.measured()
 
     def close(self) -> None:
-        """End what reads examples."""
+        """End what reads examples, and the thread that has gradients exchanged."""
         self._input.close()
+        if self._overlapped is not None and self._program is not None:
+            self._program.close()
+            self._program = None
 
     def pack(self, run: MeshRun) -> dict[str, np.ndarray | jax.Array]:
         """All of a run as a flat dict, the same on every process; a divided model stays divided."""
@@ -212,12 +226,19 @@ class Mesh:
         arguments = (run.model, table, examples, active, np.int32(count))
         if self._program is None:  # before the clock starts: compiling is no part of a round
             with phases.within(phases.COMPILING):
-                self._program = self.dispatch.lower(*arguments).compile()
+                if self._overlapped is None:
+                    self._program = self.dispatch.lower(*arguments).compile()
+                else:
+                    self._program = overlapped.Threads(
+                        self._overlapped, self._devices, self._input.spec, *arguments[:3]
+                    )
         # Nor is waiting for a process that evaluates more slowly; waiting for the input is.
         waited = packing.of_all(np.array([self._input.waited])).max()
         began = time.monotonic() - waited
         if self._injector is not None:
             self._injector.resume(waited)
+        if self._overlapped is not None:
+            self._program.timeline = self.timeline
         model = self._program(*arguments)
         self._input.stage(after=model)
         # Queued collective programs can wait for each other for ever on CPU: one at a time.

@@ -44,6 +44,11 @@ def _finish_round(algorithm, model: Model, contribution, state, batches, total, 
     updates, state = worker.exchange(
         algorithm, contribution, model.params, state, batches, given, weight
     )
+    return _applied(algorithm, model, updates, state, total, given)
+
+
+def _applied(algorithm, model: Model, updates, state, total, given) -> Model:
+    """Step by what has come out of the exchange."""
     if algorithm.server is None:
         params = optax.apply_updates(model.params, updates)
         return model._replace(params=params, worker=state)
@@ -79,21 +84,45 @@ def plain(
 ) -> tuple[Model, jax.Array, jax.Array]:
     """Everybody takes `mini_batches`; nothing is counted at run time. team: see `slices`."""
     model, offset, token = carry
+    contribution, state = contributed(
+        algorithm, losses, mini_batches, augment, team, model, offset, table, examples, active
+    )
+    given = _given(model, mini_batches, table.first + offset, active)
+    total = jax.lax.axis_size(AXIS) * mini_batches
+    model = _finish_round(
+        algorithm, model, contribution, state, jnp.int32(mini_batches), total, given, None
+    )
+    return *_moved(model, offset, mini_batches, team, table), token
+
+
+def contributed(
+    algorithm, losses, mini_batches, augment, team, model, offset, table: Table, examples, active
+) -> tuple[Any, worker.WorkerState]:
+    """Return what a worker brings to the exchange of a plain round, and its state."""
     given = _given(model, mini_batches, table.first + offset, active)
     indices, draws = jax.tree.map(
         lambda a: jax.lax.dynamic_slice_in_dim(a, offset, mini_batches),
         (table.indices, table.draws),
     )
     batch = team.taken(examples, indices, draws, augment)
-    contribution, state = worker.contribute(
+    return worker.contribute(
         algorithm, team.shared(losses), model.params, model.worker, batch, mini_batches, given
     )
+
+
+def landed(
+    algorithm, mini_batches, team, model: Model, offset, table: Table, mean
+) -> tuple[Model, jax.Array]:
+    """Return (model, offset) after a plain round whose exchange was a mean, and keeps no state."""
+    given = _given(model, mini_batches, table.first + offset, None)
     total = jax.lax.axis_size(AXIS) * mini_batches
-    model = _finish_round(
-        algorithm, model, contribution, state, jnp.int32(mini_batches), total, given, None
-    )
-    batch_size = table.indices.shape[1] * team.parts
-    return _advanced(model, total * batch_size), offset + mini_batches, token
+    model = _applied(algorithm, model, mean, model.worker, total, given)
+    return _moved(model, offset, mini_batches, team, table)
+
+
+def _moved(model: Model, offset, mini_batches, team, table) -> tuple[Model, jax.Array]:
+    samples = jax.lax.axis_size(AXIS) * mini_batches * table.indices.shape[1] * team.parts
+    return _advanced(model, samples), offset + mini_batches
 
 
 def _touch(tree):
