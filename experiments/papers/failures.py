@@ -5,11 +5,10 @@ plans schedules and trains nothing. The other kills processes while they train.
 """
 
 import contextlib
-import math
 import os
 import random
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +17,8 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from experiments import analysis, registry, stats, tables
-from experiments.papers.base import Lines, Panel, Records, Sweep, draw
+from experiments.config_files import override
+from experiments.papers.base import Lines, Panel, Records, Sweep, draw, is_positive
 from experiments.prepare import RULE, Prepared, prepare
 from experiments.stats import Answer, Claim, Inconclusive
 from runtimes.asynchronous.runtime import AsynchronousRuntime
@@ -52,11 +52,11 @@ def keeps_more(_, record: Mapping[str, Any]) -> Answer:
         )
     few, many = max(above), min(below)
     kept = min(ours[few], ours[many])
-    measured = (
+    return Answer(
+        stats.HOLDS if kept >= OURS_THERE else stats.FAILS,
         f"at least {kept:.1%} at {few:,} and {many:,} learners; between them the other falls to "
-        f"{ELASTIC_THERE:.0%}"
+        f"{ELASTIC_THERE:.0%}",
     )
-    return Answer(stats.of_all(int(kept >= OURS_THERE), 1), measured)
 
 
 def does_not_fall(_, record: Mapping[str, Any]) -> Answer:
@@ -66,7 +66,7 @@ def does_not_fall(_, record: Mapping[str, Any]) -> Answer:
     if few == many:
         raise Inconclusive("one number of learners was simulated")
     measured = f"{shares[few]:.1%} of {few:,} learners' time, {shares[many]:.1%} of {many:,}'s"
-    return Answer(stats.of_all(int(shares[many] >= 0.98 * shares[few]), 1), measured)
+    return Answer(stats.HOLDS if shares[many] >= 0.98 * shares[few] else stats.FAILS, measured)
 
 
 def _of(record: Mapping[str, Any], method: str) -> dict[int, float]:
@@ -112,16 +112,12 @@ def _panels(summary: Mapping[str, Any]) -> list[Lines]:
 # --- schedules of learners that fail: nothing is trained ---
 
 
-def _is_positive(value) -> bool:
-    return registry.is_number(value) and 0 < value < math.inf
-
-
 ENTRIES = (
     ("positive whole numbers", registry.several(registry.is_count), ("workers",)),
     ("a positive whole number", registry.is_count, ("at_workers",)),
-    ("positive seconds", registry.several(_is_positive), ("betweens",)),
-    ("positive seconds", _is_positive, ("step", "between", "repair", "learner_seconds")),
-    ("seconds, 0 or more", lambda v: v == 0 or _is_positive(v), ("stop",)),
+    ("positive seconds", registry.several(is_positive), ("betweens",)),
+    ("positive seconds", is_positive, ("step", "between", "repair", "learner_seconds")),
+    ("seconds, 0 or more", lambda v: v == 0 or is_positive(v), ("stop",)),
     registry.SEED,
     ("rules, each a name, a number of mini-batches and a waiting rule",
      lambda v: len(v) and all(len(r) == 3 and registry.is_count(r[1]) for r in v), ("rules",)),
@@ -226,7 +222,7 @@ def _of_rule(rule, step: float, seconds: float) -> dict[str, float]:
 # --- processes that are killed while they train ---
 
 KILLING = (
-    ("positive seconds", _is_positive, ("undisturbed", "every")),
+    ("positive seconds", is_positive, ("undisturbed", "every")),
     ("a positive whole number", registry.is_count, ("kills", "seeds")),
     ("methods, each a name, an algorithm and a waiting rule",
      lambda v: len(v) and all(len(method) == 3 for method in v), ("methods",)),
@@ -240,17 +236,26 @@ def kill(config: ConfigDict) -> analysis.Analysis:
     of a killed process counts for nothing.
     """
     registry.check(config, KILLING)
-    arms = [(name, seed, prepare(_arm(config, algorithm, wait, seed)))
-            for seed in range(config.seed, config.seed + config.seeds)
-            for name, algorithm, wait in config.methods]  # fmt: skip
+    own = ConfigDict({name: entry for name, entry in config.to_dict().items()
+                      if not any(name in names for _, _, names in KILLING)})  # fmt: skip
+    arms = [
+        (name, seed, prepare(override(own, {"algorithm": algorithm, "wait": wait, "seed": seed})))
+        for seed in range(config.seed, config.seed + config.seeds)
+        for name, algorithm, wait in config.methods
+    ]
     if not all(isinstance(prepared.runtime, AsynchronousRuntime) for _, _, prepared in arms):
         raise ValueError(
             "killed learners: kills workers that are processes under a server; set "
             "config.runtime='actors' and methods with a server"
         )
     runs = [_run(name, seed, prepared, config) for name, seed, prepared in arms]
-    methods = [of_seeds([run for run in runs if run["name"] == name])
-               for name, *_ in config.methods]  # fmt: skip
+    methods = []
+    for name, *_ in config.methods:
+        own = [run for run in runs if run["name"] == name]
+        methods.append({"name": name, "seeds": [run["seed"] for run in own]})
+        for field in ("kills", "undisturbed", "disturbed", "share", "there"):
+            values = [run[field] for run in own]
+            methods[-1] |= {field: float(np.mean(values)), f"{field}_by_seed": values}
     rules = ", ".join(f"{name} under {registry.text(wait)}" for name, _, wait in config.methods)
     conditions = (
         f"{config.workers} processes of one machine, {config.undisturbed:g} s undisturbed, then a "
@@ -265,15 +270,6 @@ def kill(config: ConfigDict) -> analysis.Analysis:
          for row in methods],
     )  # fmt: skip
     return analysis.Analysis({"methods": methods, "runs": runs}, [table, conditions], claims=CLAIMS)
-
-
-def _arm(config: ConfigDict, algorithm: str, wait: str, seed: int) -> ConfigDict:
-    own = ConfigDict(config.to_dict())
-    for _, _, names in KILLING:
-        for name in names:
-            del own[name]
-    own.algorithm, own.wait, own.seed = registry.as_part(algorithm), registry.as_part(wait), seed
-    return own
 
 
 def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> dict[str, Any]:
@@ -292,7 +288,10 @@ def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> dict[s
             rows.append(schedule)
         _, schedule = runtime.advance(end, np.inf, 1)  # losses are known with the next update
         rows = [schedule for schedule in (*rows, schedule) if schedule is not None]
-    alone, among_kills = rate(begin, middle), rate(middle, end)
+    alone, among_kills = (
+        (after.samples - before.samples) / (after.seconds - before.seconds)
+        for before, after in ((begin, middle), (middle, end))
+    )
     absent = absences([event for schedule in rows for event in schedule.events], end.seconds)
     away = sum(until - since for since, until in absent)
     there = 1 - away / (config.workers * (end.seconds - middle.seconds))
@@ -301,11 +300,6 @@ def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> dict[s
         "undisturbed": alone, "disturbed": among_kills,  # samples/s
         "share": among_kills / alone, "there": there,  # goodput, and time with a process
     }  # fmt: skip
-
-
-def rate(before, after) -> float:
-    """Return samples per second between two snapshots of a run."""
-    return (after.samples - before.samples) / (after.seconds - before.seconds)
 
 
 def absences(events: Iterable[Event], end: float) -> list[tuple[float, float]]:
@@ -317,12 +311,3 @@ def absences(events: Iterable[Event], end: float) -> list[tuple[float, float]]:
         elif event.worker in lost:
             absent.append((lost.pop(event.worker), min(event.time, end)))
     return absent + [(time, end) for time in lost.values() if time < end]
-
-
-def of_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return means over the runs of a method, and every seed's shares."""
-    found = {"name": runs[0]["name"], "seeds": [run["seed"] for run in runs]}
-    for field in ("kills", "undisturbed", "disturbed", "share", "there"):
-        values = [run[field] for run in runs]
-        found |= {field: float(np.mean(values)), f"{field}_by_seed": values}
-    return found

@@ -4,15 +4,14 @@ Beside its claims stands the runtime of an update, in theory and simulated; that
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments import analysis, prepare, registry, stats, tables
+from experiments import analysis, prepare, registry, tables
 from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
 from experiments.papers.nonblocking import follows_theory
-from experiments.stats import END, Arm, Claim
+from experiments.stats import END, Claim
 from stragglers import theory
 from stragglers.delays import Law
 from stragglers.rule import Setting
@@ -140,17 +139,3 @@ def _runtime(
         "simulated": seconds,
         "error": max(seconds / high - 1, 1 - seconds / low, 0.0),  # relative, from what it allows
     }  # fmt: skip
-
-
-def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give seconds per update and staleness of every real arm beside its simulation."""
-    rows = []
-    for place in (arm["name"].removeprefix("real/") for arm in arms if "real/" in arm["name"]):
-        pair = stats.named(arms, f"real/{place}", f"simulated/{place}")
-        rows.append((place, *(f"{arm['seconds'] / arm['updates']:.4g}" for arm in pair),
-                     *(f"{arm['staleness_mean']:.3g}" for arm in pair)))  # fmt: skip
-    yield stats.Numbers(
-        "seconds per update, then staleness",
-        ("law/protocol/K", "real [s]", "simulated [s]", "staleness, real", "simulated"),
-        rows,
-    )

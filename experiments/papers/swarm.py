@@ -3,8 +3,8 @@
 Beside its claims stands the time that nodes communicate for, simulated; that trains nothing.
 """
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
 from experiments import analysis, prepare, registry, stats, tables
 from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
-from experiments.stats import ACCURACY, BYTES, Answer, Arm, Claim
+from experiments.stats import ACCURACY, BYTES, Answer, Claim
 from stragglers import serial_links, wavefront
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
@@ -109,34 +109,16 @@ figure = drawn(
 )
 
 
-def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give accuracies of the mean model and of nodes, their distance, and what was sent again."""
-
-    def last(arm: Arm, name: str) -> float:
-        return float(np.mean([repeat[-1].get(name) or 0.0 for repeat in arm["metrics"]]))
-
-    yield stats.Numbers(
-        "at the end",
-        ("arm", "accuracy of the mean model", "of the worst node [%]", "Gamma / n", "MB per node",
-         "failed buckets", "kB sent again"),
-        [(arm["name"], stats.shown(arm, ACCURACY),
-          f"{100 * arm['test_accuracy_worst_worker']:.2f}",
-          f"{last(arm, 'consensus_distance'):.2g}", f"{last(arm, BYTES) / 1e6:.2f}",
-          f"{last(arm, 'decode_failures'):.1f}",
-          f"{last(arm, 'extra_bytes_per_worker') / 1e3:.1f}") for arm in arms],
-    )  # fmt: skip
-
-
 # --- the time that nodes communicate for: nothing is trained ---
 
 
 Spent = tuple[np.ndarray, float, float]  # s of communication, s of computing, bytes
 
 
-def _sends(config: ConfigDict, bits: int) -> tuple[float, cost.AlphaBeta]:
-    """Return the bytes of a model in float32 or in few bits, and the link."""
+def _sends(config: ConfigDict, bits: int) -> tuple[cost.AlphaBeta, float]:
+    """Return the link, and the bytes of a model in float32 or in few bits."""
     payload = lattice.payload_bytes(config.size, bits) if bits != 32 else 4 * config.size
-    return payload, cost.AlphaBeta(config.alpha, config.beta)
+    return cost.AlphaBeta(config.alpha, config.beta), payload
 
 
 def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32) -> Spent:
@@ -144,49 +126,45 @@ def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32)
     law, width = prepare.build_delay(config.delay), max(1, workers // 8)
     setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
     schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
-    payload, link = _sends(config, bits)
+    link, payload = _sends(config, bits)
     spent = serial_links.pair_seconds(schedule, workers, link.seconds(payload))
     # Nodes that only answer deliver without a meeting.
     share = len(spent) / len(wavefront.interactions(schedule).time)
     return spent, schedule.busy.sum(), 2 * payload * share
 
 
-def _rounds(seconds_of, sent, config, workers, steps: int = 1, bits: int = 32) -> Spent:
-    """Simulate rounds, of which `seconds_of` gives the communication, and `sent` the bytes."""
+def _rounds(exchange, config, workers, steps: int = 1, bits: int = 32) -> Spent:
+    """Simulate rounds; exchange: busy [rounds, nodes], link, bytes of a model -> s, bytes sent."""
     law = prepare.build_delay(config.delay)
     busy = whole(RULES["barrier"](Setting(law, workers, steps, config.seed)), config.rounds).busy
-    payload, link = _sends(config, bits)
-    return seconds_of(busy, payload, link).ravel(), busy.sum(), sent(workers, payload)
+    spent, sent = exchange(busy, *_sends(config, bits))
+    return spent.ravel(), busy.sum(), sent
 
 
-def _gossip(make) -> functools.partial:
-    return functools.partial(
-        _rounds,
-        lambda busy, payload, link: serial_links.matching_rounds(
-            busy, graph_matchings(make(busy.shape[1]))[1], link.seconds(payload)
-        ),
-        lambda workers, payload: payload * 2 * make(workers).size() / workers,
-    )
+def _push(busy, link, payload) -> tuple[np.ndarray, float]:
+    return serial_links.push_rounds(busy, link.seconds(payload)), payload
 
 
-METHODS: Mapping[str, functools.partial] = {
-    "swarm": functools.partial(_pairs, "random_pairs", topology.complete),
-    "ad_psgd": functools.partial(_pairs, "bipartite_pairs", topology.hypercube),
-    "sgp": functools.partial(
-        _rounds,
-        lambda busy, payload, link: serial_links.push_rounds(busy, link.seconds(payload)),
-        lambda workers, payload: payload,
-    ),
-    "dpsgd_ring": _gossip(topology.ring),
-    "dpsgd_hypercube": _gossip(topology.hypercube),
-    "dpsgd_complete": _gossip(topology.complete),
-    "all_reduce": functools.partial(
-        _rounds,
-        lambda busy, payload, link: serial_links.ring_rounds(
-            busy, link.seconds(payload / busy.shape[1])
-        ),
-        lambda workers, payload: cost.ring_all_reduce_bytes(payload, workers),
-    ),
+def _all_reduce(busy, link, payload) -> tuple[np.ndarray, float]:
+    workers = busy.shape[1]
+    spent = serial_links.ring_rounds(busy, link.seconds(payload / workers))
+    return spent, cost.ring_all_reduce_bytes(payload, workers)
+
+
+def _gossip(graph_of, busy, link, payload) -> tuple[np.ndarray, float]:
+    graph = graph_of(busy.shape[1])
+    spent = serial_links.matching_rounds(busy, graph_matchings(graph)[1], link.seconds(payload))
+    return spent, payload * 2 * graph.size() / len(graph)
+
+
+METHODS: Mapping[str, partial] = {
+    "swarm": partial(_pairs, "random_pairs", topology.complete),
+    "ad_psgd": partial(_pairs, "bipartite_pairs", topology.hypercube),
+    "sgp": partial(_rounds, _push),
+    "dpsgd_ring": partial(_rounds, partial(_gossip, topology.ring)),
+    "dpsgd_hypercube": partial(_rounds, partial(_gossip, topology.hypercube)),
+    "dpsgd_complete": partial(_rounds, partial(_gossip, topology.complete)),
+    "all_reduce": partial(_rounds, _all_reduce),
 }
 METHOD = registry.Kind("methods", METHODS, tuple, ("config", "workers"))
 
