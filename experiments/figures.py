@@ -225,19 +225,15 @@ def styles(names: Sequence[str]) -> dict[str, dict]:
     }  # fmt: skip
 
 
-def _line(axes: Axes, curve: Curve, line: Mapping) -> None:
-    few = {"marker": "o", "markersize": 3} if curve.x.size == 1 else {}
-    axes.plot(curve.x, curve.mean, **line, **few)
-    if np.any(curve.low != curve.high):
-        band = {"color": line["color"], "alpha": 0.18, "linewidth": 0}
-        axes.fill_between(curve.x, curve.low, curve.high, **band)
-
-
 def _fill(axes: Axes, shown: Plot, lines: Mapping[str, Mapping]) -> None:
     """Draw a plot; arms without a line are pale."""
     for name in sorted(shown.curves, key=lambda name: name in lines):
-        pale = {"color": "0.82", "linewidth": 0.7, "zorder": 1}
-        _line(axes, shown.curves[name], lines.get(name, pale))
+        curve = shown.curves[name]
+        line = lines.get(name, {"color": "0.82", "linewidth": 0.7, "zorder": 1})
+        axes.plot(curve.x, curve.mean, **line, markersize=3, marker="o" * (curve.x.size == 1))
+        if np.any(curve.low != curve.high):
+            axes.fill_between(curve.x, curve.low, curve.high, color=line["color"], alpha=0.18,
+                              linewidth=0)  # fmt: skip
     if shown.target is not None:
         axes.axhline(shown.target, color="0.35", linewidth=0.8, linestyle="--")
         place = {"xy": (1, shown.target), "xycoords": ("axes fraction", "data"), "fontsize": 7}

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
+from scipy import stats
 
 from experiments import executors, formats, initial, prepare, records, registry, sweep, tasks
 from experiments.advice import durations
@@ -87,7 +88,7 @@ class Candidate(NamedTuple):
 
     def predicted(self, ratio: float) -> float:
         """Return the seconds to target over the durations, the geometric mean over RATIOS."""
-        return float(np.exp(np.log(self.cases(ratio)[: len(RATIOS)]).mean()))
+        return float(stats.gmean(self.cases(ratio)[: len(RATIOS)]))
 
 
 class Trained(NamedTuple):
@@ -221,27 +222,24 @@ def at_equal_batch(
     """
     tried: dict[tuple, Candidate | None] = {}
 
-    def again(one: Candidate, changes: Mapping[str, Any]) -> Candidate | None:
-        arm = override(one.arm, changes)
+    def again(one: Candidate, entry: str, value: Any) -> Candidate | None:
+        arm = override(one.arm, {entry: value})
         key = registry.text(arm.wait), str(arm.mini_batches)
         if key not in tried:
-            try:
-                tried[key] = play(arm, one.prepared, measured)
-            except ValueError:
-                tried[key] = None
+            tried[key] = next(iter(played([(arm, one.prepared)], measured)[0]), None)
         return tried[key]
 
     def off(one: Candidate) -> float:
-        return abs(np.log(one.batch / own.batch)) if one.batch else np.inf
+        return abs(np.log(one.batch / own.batch))
 
-    def nearest(one: Candidate, entry: str) -> Candidate:
+    def nearest(one: Candidate, name: str) -> Candidate:
+        entry = name if name == "mini_batches" else f"wait.{name}"
         for _ in range(ATTEMPTS):
             factor = own.batch / one.batch
-            whole = entry == "mini_batches"
-            value = one.arm.mini_batches if whole else one.arm.wait[entry.rpartition(".")[2]]
-            value = times(value, factor) if whole or isinstance(value, int) else value * factor
-            value = float(f"{value:.3g}") if isinstance(value, float) else value
-            other = again(one, {entry: value})
+            value = (one.arm if entry == name else one.arm.wait)[name]
+            value = float(f"{value * factor:.3g}") if isinstance(value, float) \
+                else times(value, factor)  # fmt: skip
+            other = again(one, entry, value)
             if other is None or not off(other) < off(one):
                 break
             one = other
@@ -249,13 +247,11 @@ def at_equal_batch(
 
     seen = set()
     for first in found:
-        twice = again(first, {"mini_batches": times(first.arm.mini_batches, 2)})
+        twice = again(first, "mini_batches", times(first.arm.mini_batches, 2))
         for one in filter(None, (first, twice)):
-            entries = [f"wait.{key}" for key in ("seconds", "k") if key in one.arm.wait]
-            for entry in ("mini_batches", *entries):
-                if off(one) <= np.log1p(EQUAL):
-                    break
-                one = nearest(one, entry)
+            for name in ("mini_batches", "seconds", "k"):
+                if off(one) > np.log1p(EQUAL) and name in (*one.arm.wait, "mini_batches"):
+                    one = nearest(one, name)
             if off(one) <= np.log1p(EQUAL) and one.name not in seen:
                 seen.add(one.name)
                 yield one._replace(costs=_at(own.batch, one))
@@ -452,7 +448,7 @@ def verdict(
     Another rule is advised where it is WORTH times as fast as the config's own, which stays
     otherwise. Those without any cases come last, in the order that they had.
     """
-    means = {name: float(np.exp(np.log(values).mean())) for name, values in cases.items()}
+    means = {name: float(stats.gmean(values)) for name, values in cases.items()}
     order = sorted(order, key=lambda one: (one.name not in means, means.get(one.name, 0.0)))
     first = order[0]
     if not np.isfinite(means.get(first.name, np.inf)):
@@ -460,20 +456,17 @@ def verdict(
         return Verdict(order, reason, [own])
     gain = means.get(own.name, np.inf) / means[first.name]
     if gain < WORTH:
-        reason = f"keep {own.name}: at an equal batch no other rule {how} faster"
-        if first.name != own.name:
-            reason = (
-                f"keep {own.name}: at an equal batch the fastest rule, {first.name}, {how} "
-                f"{gain:.2f} times as fast, and less than {WORTH:g} times is hardly worth it"
-            )
-        return Verdict(order, reason, [own])
+        reason = (f"the fastest rule, {first.name}, {how} {gain:.2f} times as fast, and less than "
+                  f"{WORTH:g} times is hardly worth it" if first.name != own.name
+                  else f"no other rule {how} faster")  # fmt: skip
+        return Verdict(order, f"keep {own.name}: at an equal batch {reason}", [own])
     slower = cases[first.name] * (1 + MARGIN)
     close = [one for one in order[1:] if np.isfinite(means.get(one.name, np.inf))
              and len(cases[one.name]) == slower.size > 1
              and np.mean(slower < cases[one.name]) < SURE]  # fmt: skip
-    reason = f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
-    if not np.isfinite(gain):
-        reason = f"{first.name} was at the target, and {own.name} never was"
+    reason = (f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
+              if np.isfinite(gain)
+              else f"{first.name} was at the target, and {own.name} never was")  # fmt: skip
     if close:
         reason = f"not sure: {reason}, and {close[0].name} is as fast within their spread"
     return Verdict(order, reason, [first, *close])
@@ -544,29 +537,25 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
 
     if others is None:
         others = [*advice.order[: MOST_TRAINED - 2], *([advice.smaller] if advice.smaller else [])]
-    others = [one for one in others if one.name != own.name]
+    every = [own, *(one for one in others if one.name != own.name)]
     rate = config.optimizer.learning_rate
-    budgets = {one.name: config.seconds for one in (own, *others)}
+    budgets = {one.name: config.seconds for one in every}
     first = _tuned([(own, rate)], config, budgets, workdir).get(own.name, {rate: np.inf})
     rate, least = min(first.items(), key=lambda pair: pair[::-1])
     if np.isfinite(least):
-        predicted = least / own.predicted(advice.ratio)
-        budgets = {one.name: PATIENCE * predicted * one.predicted(advice.ratio)
-                   for one in (own, *others)}  # fmt: skip
+        unit = PATIENCE * least / own.predicted(advice.ratio)
+        budgets = {one.name: unit * one.predicted(advice.ratio) for one in every}
         if advice.smaller:  # which noise may slow down
             budgets[advice.smaller.name] = PATIENCE * least
-    centre = rate * per_update(own)
-    centres = [(one, centre / per_update(one)) for one in (own, *others)]
+    centres = [(one, rate * per_update(own) / per_update(one)) for one in every]
     found = _tuned(centres, config, budgets, workdir)
-    rates = {name: min(tried, key=lambda rate: (tried[rate], rate))
-             for name, tried in found.items()}  # fmt: skip
-    judged = [(one, rates[one.name], repeat) for one in (own, *others) if one.name in rates
+    rates = {name: _best(tried) for name, tried in found.items()}
+    judged = [(one, rates[one.name], repeat) for one in every if one.name in rates
               for repeat in range(1, len(DURATIONS))]  # fmt: skip
     seconds, results = _seconds(judged, config, budgets, workdir), {}
     for name, rate in rates.items():
         edge = rate in (min(found[name]), max(found[name]))
-        each = tuple(seconds[key] for key in seconds if key[0] == name)
-        if each:
+        if each := tuple(seconds[key] for key in seconds if key[0] == name):
             results[name] = Trained(rate, each, edge)
     cases = {name: np.array(result.seconds) for name, result in results.items()}
     return advice._replace(
@@ -589,12 +578,15 @@ def _tuned(
         for (name, rate, _), seconds in _seconds(wanted, config, budgets, workdir).items():
             found.setdefault(name, {})[rate] = seconds
         wanted = []
-        for one, _ in centres:
-            tried = found.get(one.name, {})
-            best = min(tried, key=lambda rate: (tried[rate], rate), default=None)
-            if best is not None and best in (min(tried), max(tried)):
+        for one, tried in [(one, found[one.name]) for one, _ in centres if one.name in found]:
+            if (best := _best(tried)) in (min(tried), max(tried)):
                 wanted.append((one, best * (0.5 if best == min(tried) else 2.0), 0))
     return found
+
+
+def _best(tried: Mapping[float, float]) -> float:
+    """Return the rate with the fewest seconds, the smallest of equal ones."""
+    return min(tried, key=lambda rate: (tried[rate], rate))
 
 
 def _seconds(

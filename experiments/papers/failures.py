@@ -44,7 +44,7 @@ def keeps_more(_, record: Mapping[str, Any]) -> Answer:
     """Judge the goodput on both sides of where elastic all-reduce falls to the paper's share."""
     ours, theirs = (_of(record, method) for method in (OURS, ELASTIC))
     below = [learners for learners, share in theirs.items() if share <= ELASTIC_THERE]
-    above = [learners for learners, share in theirs.items() if share > ELASTIC_THERE]
+    above = [*theirs.keys() - {*below}]
     if not below or not above or max(above) > min(below):
         raise Inconclusive(
             f"{ELASTIC} has {min(theirs.values()):.0%} to {max(theirs.values()):.0%}, and falls to "
@@ -92,21 +92,19 @@ CLAIMS = (
 def figure(records: Records) -> Figure:
     """Draw goodput by learners and by failures, simulated, and of processes that are killed."""
     names = {OURS: OURS, BARRIER: BARRIER}
-    killed = [
+    return draw([
+        *_panels(records("goodput")["summary"]),
         Panel("processes killed: speed", "goodput_real", names, "share",
               "samples per second over those without kills"),
         Panel("processes killed: learners there", "goodput_real", names, "there",
               "share of the learners' time with a process"),
-    ]  # fmt: skip
-    return draw([*_panels(records("goodput")["summary"]), *killed], records)
+    ], records)  # fmt: skip
 
 
 def _panels(summary: Mapping[str, Any]) -> list[Lines]:
-    return [Lines("simulated", summary[axis], field, "goodput", "method", (label, "goodput"),
-                  share=True)
-            for axis, field, label in (("by_workers", "workers", "learners"),
-                                       ("by_between", "between", "seconds between failures of one"))
-            ]  # fmt: skip
+    labels = {"workers": "learners", "between": "seconds between failures of one"}
+    return [Lines("simulated", summary[f"by_{field}"], field, "goodput", "method",
+                  (label, "goodput"), share=True) for field, label in labels.items()]  # fmt: skip
 
 
 # --- schedules of learners that fail: nothing is trained ---
@@ -155,13 +153,12 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         f"push; {ELASTIC} loses the step and stops for {config.stop:g} s when a learner fails and "
         "when it is back; links take no time, and nothing else is slow"
     )
+    titles = {"workers": "number of learners", "between": "seconds between failures of a learner"}
     shown = [
-        tables.pivot(title, summary[axis], lambda point: point["method"],
+        tables.pivot(f"goodput by {words}", summary[f"by_{field}"], lambda point: point["method"],
                      lambda point, field=field: f"{point[field]:,.0f}",
                      lambda point: f"{point['goodput']:.1%}")
-        for axis, field, title in (
-            ("by_workers", "workers", "goodput by number of learners"),
-            ("by_between", "between", "goodput by seconds between failures of a learner"))
+        for field, words in titles.items()
     ]  # fmt: skip
     return analysis.Analysis(summary, [*shown, assumed], draw(_panels(summary)), CLAIMS)
 

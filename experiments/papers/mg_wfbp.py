@@ -5,21 +5,19 @@ Two analyses that train nothing: how schedules of communication scale in the mod
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 from scipy.stats import ttest_rel
 
-from algorithms.mg_wfbp import plan_with
 from comms import cost, iteration
 from comms.iteration import googlenet
-from experiments import analysis, model_traces, profiling, records, registry, stats, tables, tasks
+from experiments import analysis, model_traces, records, registry, stats, tables
 from experiments.papers.base import Lines, Records, Sweep, draw
 from experiments.stats import Answer, Arm, Claim, Inconclusive
 from stragglers import reading
@@ -107,24 +105,6 @@ def _figure(curves: Sequence[Mapping[str, Any]], most: int | None = None) -> Fig
                             "efficiency", "schedule", ("workers", "scaling efficiency"),
                             share=True))  # fmt: skip
     return draw(panels, columns=len(networks))
-
-
-def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give the end of communication after the backward pass for every plan, by its profile."""
-    rows, measured = [], {}
-    for arm in arms:
-        config = arm["config"]
-        if "buckets" not in config or config.algorithm == arms[0]["config"].algorithm:
-            continue
-        task = tasks.build(config.task)
-        profile = profiling.for_config(config, task)
-        if profile.ready is not None:
-            params = jax.eval_shape(task.init, jax.random.key(config.seed))
-            plan, _ = plan_with(config.buckets, profile)(params)
-            measured[profiling.describe(profile)] = None  # once, if it is the same for all
-            rows.append((arm["name"], f"{len(plan.buckets)}", f"{1e3 * plan.exposed:.3f} ms"))
-    title = "predicted from the profile: " + ("; ".join(measured) or "there is none")
-    yield stats.Numbers(title, ("arm", "buckets", "exposed communication"), rows)
 
 
 # --- how schedules scale: nothing is trained ---
