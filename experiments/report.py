@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from experiments import (
@@ -297,7 +296,7 @@ def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look
     """
     looks = {}
     for arm in arms:
-        for place, summary, metrics in zip(arm.places, arm.summaries, arm.runs, strict=True):
+        for place, summary in zip(arm.places, arm.summaries, strict=True):
             path, workers = place / records.SCHEDULE, summary["workers"]
             if not path.exists() or (arm.name in looks and not writes):
                 continue
@@ -311,7 +310,7 @@ def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look
                 looks[arm.name] = figures.look(done, workers)
             if done.updates and writes:
                 name = _named(arm, summary)
-                timeline.write(done, place / timeline.TIMELINE, name, summary["clock"], metrics)
+                timeline.write(done, place / timeline.TIMELINE, name, summary["clock"])
     return looks
 
 
@@ -377,8 +376,8 @@ def _figures(
         colour = "#808080" if colour == "#000000" else colour  # seen on light and dark pages
         dashes = [] if dash == "-" else [2 * length for length in dash[1]]
         line = {"color": colour, "dash": ",".join(f"{px:g}px" for px in dashes) or "solid"}
-        trace = go.Scatter(name=html.escape(name, quote=False), meta=name, line=line)
-        traces.append(trace.to_plotly_json())
+        traces.append({"type": "scatter", "name": html.escape(name, quote=False), "meta": name,
+                       "line": line})  # fmt: skip
         entries.append(
             f'<li><label><input type="checkbox" data-arm="{place}"><svg width="36" height="8" '
             f'aria-hidden="true"><path d="M0 4H36" stroke="{colour}" stroke-width="2.4" '
@@ -436,27 +435,26 @@ def _layout(plot: figures.Plot) -> dict[str, Any]:
           "tickformat": "~g"}  # whole numbers between the powers of ten, too
     if plot.top is not None:
         up["autorangeoptions"] = {"clipmax": plot.top}
-    label = {"text": f"target loss {plot.target or 0:.3g}", "textposition": "end"}
-    target = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": plot.target,
-              "y1": plot.target, "label": label,
-              "line": {"width": 1, "dash": "dash", "color": "#808080"}}  # fmt: skip
-    across = {"title": {"text": plot.x}, "rangemode": "tozero"}
-    shapes = [] if plot.target is None else [target]
-    return go.Layout(xaxis=across, yaxis=up, shapes=shapes).to_plotly_json()
+    across, shapes = {"title": {"text": plot.x}, "rangemode": "tozero"}, []
+    if plot.target is not None:
+        label = {"text": f"target loss {plot.target:.3g}", "textposition": "end"}
+        shapes = [{"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": plot.target,
+                   "y1": plot.target, "label": label,
+                   "line": {"width": 1, "dash": "dash", "color": "#808080"}}]  # fmt: skip
+    return {"xaxis": across, "yaxis": up, "shapes": shapes}
 
 
 def _template(ink: str, rule: str) -> dict[str, Any]:
     """Return the look of all figures, in colours for a light or a dark page."""
     axis = {"gridcolor": rule, "linecolor": rule, "zeroline": False, "automargin": True}
     clear = "rgba(0,0,0,0)"
-    layout = go.Layout(
-        font={"family": "system-ui, 'Segoe UI', Arial, sans-serif", "size": 13, "color": ink},
-        paper_bgcolor=clear, plot_bgcolor=clear, xaxis=axis, yaxis=axis,
-        margin={"l": 60, "r": 12, "t": 28, "b": 48},
-        hoverlabel={"align": "left", "namelength": -1},
-        modebar={"bgcolor": clear, "color": "#8a9099", "activecolor": ink},
-    )  # fmt: skip
-    return {"layout": layout.to_plotly_json()}
+    return {"layout": {
+        "font": {"family": "system-ui, 'Segoe UI', Arial, sans-serif", "size": 13, "color": ink},
+        "paper_bgcolor": clear, "plot_bgcolor": clear, "xaxis": axis, "yaxis": axis,
+        "margin": {"l": 60, "r": 12, "t": 28, "b": 48},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "modebar": {"bgcolor": clear, "color": "#8a9099", "activecolor": ink},
+    }}  # fmt: skip
 
 
 def _strip(strip: figures.Strip) -> dict[str, Any]:
@@ -473,30 +471,25 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
         "%{customdata[2]}<br>%{customdata[3]} mini-batches, %{customdata[4]} updates old"
         "%{customdata[5]}<extra></extra>"
     )
-    bars = go.Bar(orientation="h", width=0.84, marker_line_width=0, hovertemplate=hover)
-    bars = bars.to_plotly_json() | {  # columns as they are, without checks that take seconds
+    bars = {
+        "type": "bar", "orientation": "h", "width": 0.84, "hovertemplate": hover,
         "base": _rounded(drawn.begin / timeline.NANOSECONDS),
         "x": _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS),
         "y": np.searchsorted(lanes, drawn.worker).tolist(),
         "customdata": [*zip(*(np.asarray(column).tolist() for column in about), strict=True)],
-    }
-    bars["marker"]["color"] = [figures.KIND_COLOURS[kind] for kind in kinds]
+        "marker": {"line": {"width": 0}, "color": [figures.KIND_COLOURS[kind] for kind in kinds]},
+    }  # fmt: skip
     events = [event for event in strip.events if event.worker in lanes]
-    marks = go.Scatter(
-        mode="markers",
-        x=[event.time for event in events],
-        y=[int(np.searchsorted(lanes, event.worker)) for event in events],
-        text=[f"worker {event.worker} is {event.kind}" for event in events],
-        marker={"symbol": "x", "size": 9, "color": "#808080"},
-        hovertemplate="%{text}, %{x} s<extra></extra>",
-    )
-    return {
-        "name": strip.name,
-        "title": html.escape(strip.name, quote=False),
-        "traces": [bars, marks.to_plotly_json()],
-        "lanes": lanes.tolist(),
-        "until": figures.window([strip]),  # s, shown at first
-    }
+    marks = {
+        "type": "scatter", "mode": "markers", "hovertemplate": "%{text}, %{x} s<extra></extra>",
+        "x": [event.time for event in events],
+        "y": [int(np.searchsorted(lanes, event.worker)) for event in events],
+        "text": [f"worker {event.worker} is {event.kind}" for event in events],
+        "marker": {"symbol": "x", "size": 9, "color": "#808080"},
+    }  # fmt: skip
+    return {"name": strip.name, "title": html.escape(strip.name, quote=False),
+            "traces": [bars, marks], "lanes": lanes.tolist(),
+            "until": figures.window([strip])}  # s, shown at first  # fmt: skip
 
 
 def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:

@@ -12,16 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
-from experiments import (
-    config_files,
-    figures,
-    files,
-    prepare,
-    provenance,
-    records,
-    registry,
-    report,
-)
+from experiments import config_files, figures, files, prepare, provenance, records, registry, report
 from experiments.advice import durations, play
 from experiments.advice.observatory import Loss
 from experiments.advice.play import Advice
@@ -132,8 +123,8 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "exchange_seconds": _exchange(advice), "ratio": advice.ratio,
         "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice),
         "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
-        "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rows(advice),
-        "contenders": advice.contenders, "changes": advice.changes, "refused": advice.refused,
+        "reference": advice.reference.name, "rules": rows(advice),
+        "changes": advice.changes, "refused": advice.refused,
     }  # fmt: skip
 
 
@@ -148,7 +139,6 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
         relative = mine / own.cases(advice.ratio)[: mine.size]
         slowest = int(one.found.limits.argmax())
         share, name = one.found.limits[slowest], advice.source.measured.name(slowest)
-        trained = result and np.isfinite(result.mean)
         found.append({
             "rule": one.name, "wait": registry.text(one.arm.wait),
             "mini_batches": one.arm.mini_batches,
@@ -156,8 +146,7 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
             "predicted_range": [float(relative.min()), float(relative.max())],
             "trained_seconds": result and list(result.seconds),
             "learning_rate": result and result.rate, "rate_at_edge": result and result.edge,
-            "trained": f"{result.mean:.4g} ± {result.spread:.2g}" if trained
-            else "never" if result else NONE,
+            "trained": f"{result}" if result else NONE,
             "rate": f"{result.rate:g}{'*' * result.edge}" if result else NONE,
             "batch": one.batch, "updates_per_second": one.updates,
             "samples_per_second": one.samples, "idle": one.schedule.idle_fraction,

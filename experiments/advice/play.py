@@ -18,7 +18,6 @@ descended over the squared gradient that is wanted, is unknown without training,
 relative to another rule's. A method's momentum, codec and local steps are not in it.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -108,6 +107,9 @@ class Trained(NamedTuple):
         """Standard deviation over the seeds, in seconds; nan where one has not arrived."""
         return float(np.std(self.seconds, ddof=1)) if np.isfinite(self.mean) else float("nan")
 
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} ± {self.spread:.2g}" if np.isfinite(self.mean) else "never"
+
 
 class Verdict(NamedTuple):
     """The order of the rules, each at its best parameter, and a conclusion."""
@@ -134,8 +136,6 @@ class Advice(NamedTuple):
     refused: list[tuple[str, str]]  # rule, reason
     verdict: Verdict
     changes: list[tuple[str, str]]  # another cluster or task, the first rule then
-    seconds: Mapping[str, float]  # that playing and training took on the wall
-    contenders: int  # rules and values of their parameters that were weighed
     results: Mapping[str, Trained] = {}  # of those that were trained, by name
 
     @property
@@ -146,7 +146,6 @@ class Advice(NamedTuple):
 
 def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     """Return the advice without training; named: rules to weigh beside the registry's."""
-    began = time.monotonic()
     measured = source.measured
     config = durations.as_simulated(source.config, measured.exchange)
     if config.target_loss is None:
@@ -164,7 +163,7 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
         why = dict(reversed(refused)).get(registry.text(own), "it was cut off")
         raise ValueError(f"config.wait={registry.text(own)} cannot be played ({why}); set another")
     ratio = noise_ratio(config, reference.prepared, source.parameters)
-    equal, best = list(at_equal_batch(found, reference, measured)), {}
+    equal, best = at_equal_batch(found, reference, measured), {}
     for one in sorted(equal, key=lambda one: one.predicted(ratio)):
         best.setdefault(one.arm.wait.name, one)
     names = [one.arm.wait.name for one in found if one.arm.wait.name not in best]
@@ -188,9 +187,8 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     decided = verdict(order, reference, cases, "is predicted to be")
     changes = _changes(order, measured, ratio, reference.name)
     return Advice(
-        source, config, ratio, decided.order, smaller, reference, refused, decided, changes,
-        {"played": time.monotonic() - began}, len(found) + len(equal),
-    )  # fmt: skip
+        source, config, ratio, decided.order, smaller, reference, refused, decided, changes
+    )
 
 
 def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str, Any]:
@@ -507,9 +505,10 @@ def _changes(
         return first({one.name: one.predicted(ratio) for one in equal})
 
     arms = [(one.arm, one.prepared) for one in order]
-    medians = np.array([np.median(values) for values in measured.seconds])
-    alike = zip(measured.seconds, np.median(medians) / medians, strict=True)
-    even = measured._replace(seconds=tuple(values * times for values, times in alike))
+    medians = [np.median(values) for values in measured.seconds]
+    even = measured._replace(seconds=tuple(
+        values * (np.median(medians) / median)
+        for values, median in zip(measured.seconds, medians, strict=True)))  # fmt: skip
     found = [("all workers were as fast as the middle one", again(arms, even))]
     if order[0].arm.communication != 0:
         cheap = [(arm, prepared._replace(exchange=0.0)) for arm, prepared in arms]
@@ -527,7 +526,7 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
     Once the reference has arrived, each has PATIENCE times as long as is predicted of it, and a
     smaller batch as long as the reference. Arms that are finished are not trained again.
     """
-    began, config, own = time.monotonic(), advice.config, advice.reference
+    config, own = advice.config, advice.reference
     for repeat, name in enumerate(DURATIONS):
         if not (workdir / name).exists():
             durations.write(advice.source.measured, workdir / name, repeat)
@@ -558,11 +557,7 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
         if each := tuple(seconds[key] for key in seconds if key[0] == name):
             results[name] = Trained(rate, each, edge)
     cases = {name: np.array(result.seconds) for name, result in results.items()}
-    return advice._replace(
-        results=results,
-        verdict=verdict(advice.order, own, cases, "was"),
-        seconds={**advice.seconds, "trained": time.monotonic() - began},
-    )
+    return advice._replace(results=results, verdict=verdict(advice.order, own, cases, "was"))
 
 
 def _tuned(
@@ -603,25 +598,16 @@ def _seconds(
     for one, rate, repeat in wanted:
         rate, seed, seconds = float(f"{rate:.3g}"), config.seed + repeat, budgets[one.name]
         changes = {
-            "name": f"{one.name}/rate={rate:g}",
-            "wait": one.arm.wait.to_dict(),
-            "mini_batches": one.arm.mini_batches,
-            "seed": seed,
-            "baseline": None,
+            "name": f"{one.name}/rate={rate:g}", "baseline": None, "seed": seed,
+            "wait": one.arm.wait.to_dict(), "mini_batches": one.arm.mini_batches,
             "delay": registry.part("trace", path=f"{workdir / DURATIONS[repeat]}", scale=1.0),
-            "optimizer.learning_rate": rate,
-            "stop_at_target": True,
-            "seconds": seconds,
-            "evaluate_every": seconds / EVALUATIONS,
-        }
+            "optimizer.learning_rate": rate, "stop_at_target": True,
+            "seconds": seconds, "evaluate_every": seconds / EVALUATIONS,
+        }  # fmt: skip
         path = f"{ARMS}/{one.name}/{seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
         places[one.name, rate, repeat] = path
     failures = sweep.run(arms, f"{workdir}", False, together=True) if arms else {}
-    found = {}
-    for key, path in places.items():
-        if path not in failures:
-            summary = records.read_summary(workdir / path, formats.WHOLE_SUMMARY)
-            seconds = summary["seconds_to_target"]
-            found[key] = np.inf if seconds is None else seconds
-    return found
+    found = {key: records.read_summary(workdir / path, formats.WHOLE_SUMMARY)["seconds_to_target"]
+             for key, path in places.items() if path not in failures}  # fmt: skip
+    return {key: np.inf if seconds is None else seconds for key, seconds in found.items()}

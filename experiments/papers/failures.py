@@ -179,41 +179,31 @@ def _points(config: ConfigDict, workers: int, between: float) -> Iterator[dict[s
     place = {"workers": workers, "between": between}
     for name, mini_batches, part in config.rules:
         rule = _rule(config, part, mini_batches, workers, between)
-        yield {"method": name} | place | _of_rule(rule, config.step, seconds)
+        yield {"method": name, **place, "goodput": _goodput(rule, config.step, seconds)}
     process = from_law(_law(config, between)).seeded(config.seed)
     ran = elastic_all_reduce(process, workers, config.step, config.stop, seconds)
     share = ran.mini_batches * config.step / (workers * ran.seconds)
-    yield {"method": ELASTIC} | place | {"goodput": share, "taking_part": None, "staleness": None}
+    yield {"method": ELASTIC, **place, "goodput": share}
 
 
-def _of_rule(rule, step: float, seconds: float) -> dict[str, float]:
-    """Return goodput, share of learners in an update and staleness in a rule's first `seconds`."""
-    state, counted, there, stale, updates, time = rule.init(), 0, 0, 0, 0, 0.0
-    most = 64
+def _goodput(rule, step: float, seconds: float) -> float:
+    """Return the share of the learners' time in a rule's first `seconds` that counts."""
+    state, counted, time, most = rule.init(), 0, 0.0, 64
     while time < seconds:
         state, schedule = rule.extend(state, most)
         most = min(2 * most, max(64, ROWS // schedule.workers.shape[1]))
         landed = schedule.slice(0, int(np.searchsorted(schedule.time, seconds, side="right")))
-        if not landed.updates:
-            break
-        real = landed.batches > 0
-        whole = landed.busy < landed.batches * step * (1 + EXACT)
-        counted += int(landed.batches[whole].sum())
-        there += int(real.sum())
-        stale += int(landed.staleness[real].sum())
-        updates, time = updates + landed.updates, float(landed.time[-1])
+        if landed.updates:
+            whole = landed.busy < landed.batches * step * (1 + EXACT)
+            counted, time = counted + int(landed.batches[whole].sum()), float(landed.time[-1])
         if landed.updates < schedule.updates:
             break
-    if not updates:
+    if not time:
         raise ValueError(
             f"goodput: {rule.workers} learners make no update in {seconds:g} s; set "
             "config.learner_seconds to more"
         )
-    return {
-        "goodput": counted * step / (rule.workers * time),
-        "taking_part": there / updates / rule.workers,
-        "staleness": stale / there,
-    }
+    return counted * step / (rule.workers * time)
 
 
 # --- processes that are killed while they train ---

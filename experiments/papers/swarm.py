@@ -3,7 +3,7 @@
 Beside its claims stands the time that nodes communicate for, simulated; that trains nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from comms import cost, lattice, topology
 from experiments import analysis, prepare, registry, stats, tables
 from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
 from experiments.stats import ACCURACY, BYTES, Answer, Claim
-from stragglers import serial_links, wavefront
+from stragglers import serial_links
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
 
@@ -112,61 +112,50 @@ figure = drawn(
 # --- the time that nodes communicate for: nothing is trained ---
 
 
-Spent = tuple[np.ndarray, float, float]  # s of communication, s of computing, bytes
-
-
-def _sends(config: ConfigDict, bits: int) -> tuple[cost.AlphaBeta, float]:
-    """Return the link, and the bytes of a model in float32 or in few bits."""
+def _seconds(config: ConfigDict, bits: int, share: float = 1.0) -> float:
+    """Return the seconds of a share of a model over one link, in float32 or in few bits."""
     payload = lattice.payload_bytes(config.size, bits) if bits != 32 else 4 * config.size
-    return cost.AlphaBeta(config.alpha, config.beta), payload
+    return cost.AlphaBeta(config.alpha, config.beta).seconds(share * payload)
 
 
-def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32) -> Spent:
+def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
     """Simulate a rule of pairs; steps: mini-batches between two exchanges."""
     law, width = prepare.build_delay(config.delay), max(1, workers // 8)
     setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
     schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
-    link, payload = _sends(config, bits)
-    spent = serial_links.pair_seconds(schedule, workers, link.seconds(payload))
-    # Nodes that only answer deliver without a meeting.
-    share = len(spent) / len(wavefront.interactions(schedule).time)
-    return spent, schedule.busy.sum(), 2 * payload * share
+    return serial_links.pair_seconds(schedule, workers, _seconds(config, bits))
 
 
-def _rounds(exchange, config, workers, steps: int = 1, bits: int = 32) -> Spent:
-    """Simulate rounds; exchange: busy [rounds, nodes], link, bytes of a model -> s, bytes sent."""
-    law = prepare.build_delay(config.delay)
-    busy = whole(RULES["barrier"](Setting(law, workers, steps, config.seed)), config.rounds).busy
-    spent, sent = exchange(busy, *_sends(config, bits))
-    return spent.ravel(), busy.sum(), sent
+def _busy(config, workers, steps: int) -> np.ndarray:
+    """Return seconds of gradients between exchanges, `steps` mini-batches each [rounds, nodes]."""
+    setting = Setting(prepare.build_delay(config.delay), workers, steps, config.seed)
+    return whole(RULES["barrier"](setting), config.rounds).busy
 
 
-def _push(busy, link, payload) -> tuple[np.ndarray, float]:
-    return serial_links.push_rounds(busy, link.seconds(payload)), payload
+def _push(config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
+    return serial_links.push_rounds(_busy(config, workers, steps), _seconds(config, bits))
 
 
-def _all_reduce(busy, link, payload) -> tuple[np.ndarray, float]:
-    workers = busy.shape[1]
-    spent = serial_links.ring_rounds(busy, link.seconds(payload / workers))
-    return spent, cost.ring_all_reduce_bytes(payload, workers)
+def _all_reduce(config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
+    part = _seconds(config, bits, 1 / workers)
+    return serial_links.ring_rounds(_busy(config, workers, steps), part)
 
 
-def _gossip(graph_of, busy, link, payload) -> tuple[np.ndarray, float]:
-    graph = graph_of(busy.shape[1])
-    spent = serial_links.matching_rounds(busy, graph_matchings(graph)[1], link.seconds(payload))
-    return spent, payload * 2 * graph.size() / len(graph)
+def _gossip(graph_of, config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
+    matchings, seconds = graph_matchings(graph_of(workers))[1], _seconds(config, bits)
+    return serial_links.matching_rounds(_busy(config, workers, steps), matchings, seconds)
 
 
-METHODS: Mapping[str, partial] = {
+METHODS: Mapping[str, Callable] = {
     "swarm": partial(_pairs, "random_pairs", topology.complete),
     "ad_psgd": partial(_pairs, "bipartite_pairs", topology.hypercube),
-    "sgp": partial(_rounds, _push),
-    "dpsgd_ring": partial(_rounds, partial(_gossip, topology.ring)),
-    "dpsgd_hypercube": partial(_rounds, partial(_gossip, topology.hypercube)),
-    "dpsgd_complete": partial(_rounds, partial(_gossip, topology.complete)),
-    "all_reduce": partial(_rounds, _all_reduce),
+    "sgp": _push,
+    "dpsgd_ring": partial(_gossip, topology.ring),
+    "dpsgd_hypercube": partial(_gossip, topology.hypercube),
+    "dpsgd_complete": partial(_gossip, topology.complete),
+    "all_reduce": _all_reduce,
 }
-METHOD = registry.Kind("methods", METHODS, tuple, ("config", "workers"))
+METHOD = registry.Kind("methods", METHODS, np.ndarray, ("config", "workers"))
 
 
 def analyse(config: ConfigDict) -> analysis.Analysis:
@@ -185,14 +174,9 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     points = []
     for label, method in config.methods:
         for workers in config.workers:
-            spent, computing, sent = METHOD.build(method, config=config, workers=workers)
-            points.append({
-                "method": label, "workers": int(workers),
-                "mean": float(spent.mean()),  # s of a node's update
-                "quantile": float(np.quantile(spent, 0.99)),
-                "of_compute": float(spent.sum() / computing),  # s communicating per s computing
-                "bytes": float(sent),  # that a node sends for an update of its own
-            })  # fmt: skip
+            spent = METHOD.build(method, config=config, workers=workers)  # s of a node's update
+            points.append({"method": label, "workers": int(workers), "mean": float(spent.mean()),
+                           "quantile": float(np.quantile(spent, 0.99))})  # fmt: skip
     table = tables.pivot(
         "ms of communication per node and update by number of nodes, mean / 99 %",
         points,
