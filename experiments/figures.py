@@ -1,6 +1,7 @@
 """Figures of matplotlib: curves of arms, strips of workers, PNGs for a page, PDFs for a paper."""
 
 import io
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -302,6 +303,7 @@ def _chosen(curves, looks, target, clock) -> tuple[dict[str, dict], list[Plot]]:
 def write_paper(root: Path, made: Mapping[str, Figure]) -> Path:
     """Write figures as PDF and SVG into the folder `figures` of a workdir; the folder."""
     files.make(root / FOLDER)
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # else a line per table of a font
     with matplotlib.rc_context(_FONTS):
         for name, one in made.items():
             for kind in ("pdf", "svg"):

@@ -264,9 +264,9 @@ def slow(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> str:
     seconds = np.nan_to_num(look.seconds, nan=-1.0)
     median, worst = float(np.nanmedian(look.seconds)), int(seconds.argmax())
     if not median > 0 or seconds[worst] < SLOW * median:
-        often = (f"No worker is always slow, but one mini-batch in a hundred takes {look.tail:.1f} "
-                 "times the median" if look.tail > 1.5
-                 else "All workers are about equally fast")  # fmt: skip
+        often = "All workers are about equally fast" if look.tail <= 1.5 else (
+            f"No worker is always slow, but one mini-batch in a hundred takes {look.tail:.1f} "
+            "times the median")  # fmt: skip
         return f"{often}: a mini-batch takes {median:.3g} s."
     more = int((seconds > SLOW * median).sum()) - 1
     also = f", and {more} more {'is' if more == 1 else 'are'} slow, too" if more else ""

@@ -290,9 +290,12 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
     yield "<h2>What would change the verdict</h2>"
     yield report.table("words", ("if", "predicted to be first"), [advice.changes])
     yield "<h2>Who waits for whom</h2>"
-    picture = _waits(advice)
-    figures.save(picture, root / WAITS)
-    yield report.image("picture", files.read(root / WAITS), picture.get_label())
+    if decided.close[0].found.waits.any() or own.found.waits.any():
+        picture = _waits(advice)
+        figures.save(picture, root / WAITS)
+        yield report.image("picture", files.read(root / WAITS), picture.get_label())
+    else:
+        yield _said("Nobody waits for another worker.")
     if measured.censored:
         yield _said(
             f"{measured.censored:.1%} of the durations were cut by the rule of the run, and are "

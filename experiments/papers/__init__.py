@@ -31,13 +31,8 @@ def claims(paper: str, record: str) -> Callable[..., Iterator[tuple[str, str]]]:
 
 
 def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:
-    """Return the function `analyse(config)` of a config, which is one of a paper's file."""
+    """Return the function `analyse(config)`, or `numbers(arms)`, of a config: a paper's own."""
     return lambda config: getattr(_module(f"papers.{paper}"), function)(config)
-
-
-def numbers(paper: str) -> Callable[..., Iterator[Any]]:
-    """Return the function `numbers(arms)` of a config, which is a paper's and gives its tables."""
-    return analyse(paper, "numbers")
 
 
 def at_best(*quantities: str) -> Callable[..., Iterator[Any]]:
