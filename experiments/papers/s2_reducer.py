@@ -116,7 +116,7 @@ _MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # beside a
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give bytes, losses and fallbacks of every arm, then its step on two links; measured once."""
+    """Give bytes, losses and fallbacks of every arm, then its step on a link; measured once."""
     if id(arms[0]) not in _MEASURED or _MEASURED[id(arms[0])][0][0] is not arms[0]:
         _MEASURED[id(arms[0])] = arms, list(_tables(arms))
     yield from _MEASURED[id(arms[0])][1]
