@@ -54,7 +54,6 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 claims = papers.claims("mg_wfbp", "mg_wfbp")
-numbers = papers.numbers("mg_wfbp")
 
 
 # --- simulated on 4 to 2048 workers ---

@@ -112,4 +112,4 @@ def _of_workers(of_4: float, workers: int) -> float:
 
 
 claims = papers.claims("s2_reducer", "s2_ncf")
-numbers = papers.numbers("s2_reducer")
+numbers = papers.analyse("s2_reducer", "numbers")

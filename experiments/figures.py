@@ -1,6 +1,7 @@
 """Figures of matplotlib: curves of arms, strips of workers, PNGs for a page, PDFs for a paper."""
 
 import io
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -225,19 +226,15 @@ def styles(names: Sequence[str]) -> dict[str, dict]:
     }  # fmt: skip
 
 
-def _line(axes: Axes, curve: Curve, line: Mapping) -> None:
-    few = {"marker": "o", "markersize": 3} if curve.x.size == 1 else {}
-    axes.plot(curve.x, curve.mean, **line, **few)
-    if np.any(curve.low != curve.high):
-        band = {"color": line["color"], "alpha": 0.18, "linewidth": 0}
-        axes.fill_between(curve.x, curve.low, curve.high, **band)
-
-
 def _fill(axes: Axes, shown: Plot, lines: Mapping[str, Mapping]) -> None:
     """Draw a plot; arms without a line are pale."""
     for name in sorted(shown.curves, key=lambda name: name in lines):
-        pale = {"color": "0.82", "linewidth": 0.7, "zorder": 1}
-        _line(axes, shown.curves[name], lines.get(name, pale))
+        curve = shown.curves[name]
+        line = lines.get(name, {"color": "0.82", "linewidth": 0.7, "zorder": 1})
+        axes.plot(curve.x, curve.mean, **line, markersize=3, marker="o" * (curve.x.size == 1))
+        if np.any(curve.low != curve.high):
+            axes.fill_between(curve.x, curve.low, curve.high, color=line["color"], alpha=0.18,
+                              linewidth=0)  # fmt: skip
     if shown.target is not None:
         axes.axhline(shown.target, color="0.35", linewidth=0.8, linestyle="--")
         place = {"xy": (1, shown.target), "xycoords": ("axes fraction", "data"), "fontsize": 7}
@@ -306,6 +303,7 @@ def _chosen(curves, looks, target, clock) -> tuple[dict[str, dict], list[Plot]]:
 def write_paper(root: Path, made: Mapping[str, Figure]) -> Path:
     """Write figures as PDF and SVG into the folder `figures` of a workdir; the folder."""
     files.make(root / FOLDER)
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # else a line per table of a font
     with matplotlib.rc_context(_FONTS):
         for name, one in made.items():
             for kind in ("pdf", "svg"):

@@ -10,7 +10,6 @@ import errno
 import http.server
 import json
 import os
-import socket
 import socketserver
 import threading
 import time
@@ -23,7 +22,6 @@ from experiments import figures, files, formats, records, registry, report, slur
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # s for what a connection says next
-WHOLE = 30.0  # s for all of a connection, however it speaks
 RECENT = 5.0  # s after which a browser that asks no more is gone
 PAUSE = 1.0  # s between two looks at the records, at least
 SHARE = 0.2  # of the time, at most, that goes into making pages
@@ -157,22 +155,7 @@ class Server(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: Server
     timeout = PATIENCE
-
     server_version, sys_version = "gossax", ""
-
-    def handle(self) -> None:
-        """Answer, and end a connection that takes too long in all, as one that drips."""
-        end = threading.Timer(WHOLE, self._end)
-        end.daemon = True
-        end.start()
-        try:
-            super().handle()
-        finally:
-            end.cancel()
-
-    def _end(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         server, path = self.server, urlsplit(self.path).path

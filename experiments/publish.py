@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
+from scipy.stats import false_discovery_control
 
 from experiments import config_files, figures, files, formats, provenance, records, registry, stats
 from experiments.papers import PAPERS
@@ -107,16 +108,14 @@ def take(root: str | Path, folder: Path = FOLDER) -> Path:
         noted["summary"] = _rounded({k: v for k, v in summary.items() if k != "claims"})
     files.make(folder)
     path = folder / f"{root.resolve().name}.json"
-    files.write(path, _dumps(noted))
+    files.write(path, f"{_dumps(noted)}\n")
     return path
 
 
 def _config(root: Path, arm: str) -> ConfigDict:
     """Return the config of an arm, or of the first of its seeds."""
-    places = sorted((root / arm).glob(f"seed_*/{records.CONFIG}"))
-    places += [place for place in (root / arm / records.CONFIG, root / records.CONFIG)
-               if place.exists()]  # fmt: skip
-    return records.read_config(places[0])
+    own = [*sorted((root / arm).glob(f"seed_*/{records.CONFIG}")), root / arm / records.CONFIG]
+    return records.read_config(next(filter(Path.exists, [*own, root / records.CONFIG])))
 
 
 def _rounded(value: Any) -> Any:
@@ -127,22 +126,19 @@ def _rounded(value: Any) -> Any:
     return [_rounded(child) for child in value] if isinstance(value, list | tuple) else value
 
 
-def _dumps(found: Mapping[str, Any]) -> str:
+def _dumps(value: Any, depth: int = 0) -> str:
     """Return JSON in which a row of a table, and a point of a summary, is a line."""
-    marks: list[str] = []
-
-    def marked(value: Any, depth: int) -> Any:
-        nested = isinstance(value, dict | list)
-        flat = nested and not any(isinstance(child, dict | list) for child in value)
-        if nested and (depth > 2 or (depth > 1 and flat)):
-            marks.append(json.dumps(value))
-            return f"@{len(marks) - 1}@"
-        if isinstance(value, dict):
-            return {key: marked(child, depth + 1) for key, child in value.items()}
-        return [marked(child, depth + 1) for child in value] if isinstance(value, list) else value
-
-    text = json.dumps(marked(found, 0), indent=1)
-    return re.sub(r'"@(\d+)@"', lambda match: marks[int(match[1])], text) + "\n"
+    is_list, margin = isinstance(value, list), " " * depth
+    if not isinstance(value, dict | list) or not value or depth > 2:
+        return json.dumps(value)
+    if depth == 2 and not (is_list and any(isinstance(child, dict | list) for child in value)):
+        return json.dumps(value)
+    keys = [""] * len(value) if is_list else [f"{json.dumps(key)}: " for key in value]
+    children = value if is_list else value.values()
+    lines = ",\n".join(f"{margin} {key}{_dumps(child, depth + 1)}"
+                       for key, child in zip(keys, children, strict=True))  # fmt: skip
+    start, end = "[]" if is_list else "{}"
+    return f"{start}\n{lines}\n{margin}{end}"
 
 
 def settings(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
@@ -153,9 +149,9 @@ def settings(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
                for name, config in sorted(configs.items())}  # fmt: skip
     for entry in dict.fromkeys(entry for config in written.values() for entry in config):
         values = {name: config.get(entry) for name, config in written.items()}
-        common = set(values.values())
         digest = hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:12]
-        found[entry] = common.pop() if len(common) == 1 else f"differs by arm: {digest}"
+        first, *others = set(values.values())
+        found[entry] = f"differs by arm: {digest}" if others else first
     return found
 
 
@@ -210,17 +206,10 @@ def launched(sweep: Sweep, workdir: Path) -> int:
     return subprocess.run(words, cwd=ROOT, check=False).returncode
 
 
-def evidence(
-    names: Sequence[str],
-    only_list: bool = False,
-    folder: Path = FOLDER,
-    launch: Callable[[Sweep, Path], int] = launched,
-    finish: Callable[[], None] | None = None,
-) -> list[str]:
+def evidence(names: Sequence[str], only_list: bool = False) -> list[str]:
     """Run the named sweeps, or those that are not published; return what went wrong, in lines.
 
-    A sweep that was cut off goes on where it was. Each is published before the next begins;
-    finish: writes the pages then.
+    A sweep that was cut off goes on where it was. Each is published before the next begins.
     """
     by_name = {sweep.name: sweep for paper in papers() for sweep in paper.SWEEPS}
     for name in names:
@@ -228,7 +217,7 @@ def evidence(
             raise ValueError(f"evidence: unknown sweep {name!r}; choose of {', '.join(by_name)}")
     left = []
     for sweep in [by_name[name] for name in names] or by_name.values():
-        now = state(sweep, folder)
+        now = state(sweep)
         if names or now != "published":
             left.append(sweep)
         print(f"{sweep.hours:6.2f} h  {sweep.name}: {now}")
@@ -236,13 +225,13 @@ def evidence(
     wrong = []
     for sweep in () if only_list else left:
         print(f"evidence: {sweep.name}, {sweep.hours:g} h expected", flush=True)
-        code = launch(sweep, WORKDIRS / sweep.name)
+        code = launched(sweep, WORKDIRS / sweep.name)
         if code:
             wrong.append(f"{sweep.name}: launch.py ended with exit code {code}")
             continue
         try:
-            print(take(WORKDIRS / sweep.name, folder))
-            (finish or write_pages)()
+            print(take(WORKDIRS / sweep.name))
+            write_pages()
         except (ValueError, OSError) as error:
             wrong.append(f"{sweep.name}: {registry.sentence(error)}")
     return wrong
@@ -289,9 +278,9 @@ def of_headlines(*names: str) -> Iterator[str]:
     for paper in papers(names or PAPERS):
         claim, answer = answers(paper)[0]
         anchor = re.sub(r"[^\w -]", "", paper.TITLE.lower()).replace(" ", "-")
+        title = f"[{paper.TITLE}](docs/findings.md#{anchor})"
         verdict = ": ".join(filter(None, (answer.verdict, answer.reason)))
-        rows.append((f"[{paper.TITLE}](docs/findings.md#{anchor})", claim.claim, answer.measured,
-                     verdict))  # fmt: skip
+        rows.append((title, claim.claim, answer.measured, verdict))
     yield from table(("paper", "claim", "measured", "verdict"), rows)
     yield ""
     yield "Records and commands: [results](docs/results.md)."
@@ -304,7 +293,7 @@ def of_verdicts() -> Iterator[str]:
     counts = Counter(answer.verdict for answer in usual)
     yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])
     tests = sorted(answer.p for answer in usual if answer.p is not None)
-    stand = stats.false_discoveries(tests)
+    stand = (false_discovery_control(tests) <= stats.LEVEL).sum()
     few = sum(p < stats.LEVEL for p in tests)
     changed = sum(a.verdict != b.verdict for a, b in zip(usual, apart, strict=True))
     yield ""
@@ -339,9 +328,8 @@ def of_points(name: str, *words: str) -> Iterator[str]:
     all other words choose points, as hosts=2.
     """
     asked = dict(word.split("=", 1) for word in words)
-    down, across = asked.pop("rows"), asked.pop("columns", None)
-    values, also = asked.pop("value").split(","), asked.pop("also", None)
-    digits, over = asked.pop("digits", "2"), asked.pop("over", None)
+    values, digits = asked.pop("value").split(","), asked.pop("digits", "2")
+    down, across, also, over = (asked.pop(k, None) for k in ("rows", "columns", "also", "over"))
     found = record(name)
     points = {(str(p.get(across, "")), str(p[down])): p for p in found["summary"]["points"]
               if all(str(p.get(key)) == text for key, text in asked.items())}  # fmt: skip
@@ -366,13 +354,10 @@ def of_points(name: str, *words: str) -> Iterator[str]:
         headings[f"{column} {field if values[1:] or not column else ''}".strip()] = column, value
     cells = {row: [cell(column, row, value) for column, value in headings.values()] for row in rows}
     kept = [any(of_heading) for of_heading in zip(*cells.values(), strict=True)]
-    yield from table(
-        (down, *itertools.compress(headings, kept)),
-        [(row, *(text or "–" for text in itertools.compress(texts, kept)))
-         for row, texts in cells.items() if any(texts)],
-    )  # fmt: skip
-    yield ""
-    yield made_by(name, found)
+    shown = [(row, *(text or "–" for text in itertools.compress(texts, kept)))
+             for row, texts in cells.items() if any(texts)]  # fmt: skip
+    yield from table((down, *itertools.compress(headings, kept)), shown)
+    yield from made_by(name, found)
 
 
 def of_arms(name: str, quantities: str, *groups: str) -> Iterator[str]:
@@ -382,8 +367,7 @@ def of_arms(name: str, quantities: str, *groups: str) -> Iterator[str]:
     rows = [row for row in numbers.rows if not groups or row[0] in groups]
     kept = [n for n in range(len(numbers.columns)) if any(row[n] for row in rows)]
     yield from table([numbers.columns[n] for n in kept], [[row[n] for n in kept] for row in rows])
-    yield ""
-    yield made_by(name, found)
+    yield from made_by(name, found)
 
 
 def of_ratios(quantity: str, names: str, *pairs: str) -> Iterator[str]:
@@ -402,9 +386,10 @@ def of_ratios(quantity: str, names: str, *pairs: str) -> Iterator[str]:
     yield from table(("record", *pairs), rows)
 
 
-def made_by(name: str, found: Mapping[str, Any]) -> str:
-    """Return a line that names a record and its command."""
-    return f"`docs/results/{name}.json`, by `{found['command']}`"
+def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Give a line that names a record and its command."""
+    yield ""
+    yield f"`docs/results/{name}.json`, by `{found['command']}`"
 
 
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
@@ -431,13 +416,10 @@ def filled(page: str) -> str:
 
     def written(match: re.Match) -> str:
         name, *words = shlex.split(match[2])
-        if name in PAPERS:
-            lines = of_paper(importlib.import_module(f"experiments.papers.{name}"))
-        elif name in TABLES:
-            lines = TABLES[name](*words)
-        else:
+        if name not in (*PAPERS, *TABLES):
             known = ", ".join((*PAPERS, *TABLES))
             raise ValueError(f"publish: unknown table {name!r}; known tables: {known}")
+        lines = of_paper(*papers([name])) if name in PAPERS else TABLES[name](*words)
         return f"{match[1]}{chr(10).join(lines)}\n{match[3]}"
 
     return MARKED.sub(written, page)
@@ -470,9 +452,8 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     try:
         if given.do == "evidence":
-            if wrong := evidence(given.names, given.list):
-                sys.exit("\n".join(f"error: {line}" for line in wrong))
-            return
+            wrong = evidence(given.names, given.list)
+            sys.exit("\n".join(f"error: {line}" for line in wrong) or None)
         for workdir in getattr(given, "workdirs", ()):
             print(take(workdir))
         write_pages()

@@ -11,17 +11,16 @@ import functools
 import gzip
 import hashlib
 import html
+import itertools
 import json
 import os
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from experiments import (
@@ -114,7 +113,7 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
 def _mixed(runs: Sequence[tuple[Path, dict, dict]]) -> str:
     """Say which runs of one name are not seeds of one arm, whose mean would make no sense."""
     seeds = sorted(runs, key=lambda member: member[2]["seed"])
-    for (one, its, summary), (other, theirs, _) in pairwise(seeds):
+    for (one, its, summary), (other, theirs, _) in itertools.pairwise(seeds):
         same = its.get("seed") == theirs.get("seed")
         if same or its | {"seed": None} != theirs | {"seed": None}:
             how = "the same seed" if same else "other settings"
@@ -188,6 +187,8 @@ def whole(
     facts += [f"{clock} time" for clock in sorted({arm.summary["clock"] for arm in arms})]
     if note:
         facts.append(datetime.datetime.fromisoformat(note["date"]).strftime("%d %B %Y, %H:%M %Z"))
+    own = [path for path in sorted(root.glob("*.png"))
+           if path.name not in (STRIP, FIGURE) and path.is_file()]  # fmt: skip
     sections = [
         f'<p class="headline">{text(headline(arms))}</p>' if arms else "",
         f"<p>{text(slow(arms, looks))}</p>" if looks else "",
@@ -198,12 +199,10 @@ def whole(
         *(table("words", t["columns"], [t["rows"]], t["title"]) for t in note.get("numbers", ())),
         *(_figures(arms, lines, looks, pictures, is_live) if lines else ()),
         *_schedules(looks),
+        "<h2>Figures of this experiment</h2>" if own else "",
+        *(image("picture", files.read(at), at.stem.replace("_", " ")) for at in own),
+        *_settings(arms),
     ]
-    own = [path for path in sorted(root.glob("*.png")) if path.name not in (STRIP, FIGURE)]
-    own = [path for path in own if path.is_file()]
-    sections += ["<h2>Figures of this experiment</h2>"] if own else []
-    sections += [image("picture", files.read(at), at.stem.replace("_", " ")) for at in own]
-    sections += _settings(arms)
     return page(root.resolve().name, " · ".join(facts), "", sections, is_live, **watched)
 
 
@@ -233,9 +232,9 @@ def headline(arms: Sequence[Arm]) -> str:
     seconds, loss = first["seconds_to_target"], first["train_loss"]
     if seconds is None:
         missed = "" if target is None else f"No arm reaches loss {target:.3g} with every seed. "
-        end = "without a loss" if loss is None else f"with a training loss of {loss:.3g}"
-        lowest = ", the lowest" if len(arms) > 1 and loss is not None else ""
-        return f"{missed}{first['name']} ends {end}{lowest}."
+        lowest = ", the lowest" if len(arms) > 1 else ""
+        end = "without a loss" if loss is None else f"with a training loss of {loss:.3g}{lowest}"
+        return f"{missed}{first['name']} ends {end}."
     others = [name for name in names[1:] if summaries[name]["seconds_to_target"] is not None]
     reaches = f"{first['name']} reaches loss {target:.3g}"
     if not others or not seconds:
@@ -265,12 +264,9 @@ def slow(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> str:
     seconds = np.nan_to_num(look.seconds, nan=-1.0)
     median, worst = float(np.nanmedian(look.seconds)), int(seconds.argmax())
     if not median > 0 or seconds[worst] < SLOW * median:
-        often = "All workers are about equally fast"
-        if look.tail > 1.5:
-            often = (
-                f"No worker is always slow, but one mini-batch in a hundred takes {look.tail:.1f} "
-                "times the median"
-            )
+        often = "All workers are about equally fast" if look.tail <= 1.5 else (
+            f"No worker is always slow, but one mini-batch in a hundred takes {look.tail:.1f} "
+            "times the median")  # fmt: skip
         return f"{often}: a mini-batch takes {median:.3g} s."
     more = int((seconds > SLOW * median).sum()) - 1
     also = f", and {more} more {'is' if more == 1 else 'are'} slow, too" if more else ""
@@ -300,7 +296,7 @@ def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look
     """
     looks = {}
     for arm in arms:
-        for place, summary, metrics in zip(arm.places, arm.summaries, arm.runs, strict=True):
+        for place, summary in zip(arm.places, arm.summaries, strict=True):
             path, workers = place / records.SCHEDULE, summary["workers"]
             if not path.exists() or (arm.name in looks and not writes):
                 continue
@@ -314,7 +310,7 @@ def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look
                 looks[arm.name] = figures.look(done, workers)
             if done.updates and writes:
                 name = _named(arm, summary)
-                timeline.write(done, place / timeline.TIMELINE, name, summary["clock"], metrics)
+                timeline.write(done, place / timeline.TIMELINE, name, summary["clock"])
     return looks
 
 
@@ -356,12 +352,10 @@ def _results(arms: Sequence[Arm]) -> Iterator[str]:
         name = f"<strong>{text(_named(arm, summary))}</strong>"
         if summary.get("stopped"):
             yield f"<p>{name} stopped early: {text(summary['stopped'])}</p>"
-        nodes, workers = summary.get("nodes"), summary.get("workers")
+        nodes, workers = summary.get("nodes"), summary["workers"]
         if nodes is not None and nodes < workers:
-            yield (
-                f"<p>{name} ended with {nodes:g} of {workers} nodes, whose models its last "
-                "evaluation has averaged</p>"
-            )
+            yield (f"<p>{name} ended with {nodes:g} of {workers} nodes, whose models its last "
+                   "evaluation has averaged</p>")  # fmt: skip
 
 
 def _figures(
@@ -382,8 +376,8 @@ def _figures(
         colour = "#808080" if colour == "#000000" else colour  # seen on light and dark pages
         dashes = [] if dash == "-" else [2 * length for length in dash[1]]
         line = {"color": colour, "dash": ",".join(f"{px:g}px" for px in dashes) or "solid"}
-        trace = go.Scatter(name=html.escape(name, quote=False), meta=name, line=line)
-        traces.append(trace.to_plotly_json())
+        traces.append({"type": "scatter", "name": html.escape(name, quote=False), "meta": name,
+                       "line": line})  # fmt: skip
         entries.append(
             f'<li><label><input type="checkbox" data-arm="{place}"><svg width="36" height="8" '
             f'aria-hidden="true"><path d="M0 4H36" stroke="{colour}" stroke-width="2.4" '
@@ -441,30 +435,26 @@ def _layout(plot: figures.Plot) -> dict[str, Any]:
           "tickformat": "~g"}  # whole numbers between the powers of ten, too
     if plot.top is not None:
         up["autorangeoptions"] = {"clipmax": plot.top}
-    label = {"text": f"target loss {plot.target or 0:.3g}", "textposition": "end"}
-    target = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": plot.target,
-              "y1": plot.target, "label": label,
-              "line": {"width": 1, "dash": "dash", "color": "#808080"}}  # fmt: skip
-    across = {"title": {"text": plot.x}, "rangemode": "tozero"}
-    shapes = [] if plot.target is None else [target]
-    return go.Layout(xaxis=across, yaxis=up, shapes=shapes).to_plotly_json()
+    across, shapes = {"title": {"text": plot.x}, "rangemode": "tozero"}, []
+    if plot.target is not None:
+        label = {"text": f"target loss {plot.target:.3g}", "textposition": "end"}
+        shapes = [{"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": plot.target,
+                   "y1": plot.target, "label": label,
+                   "line": {"width": 1, "dash": "dash", "color": "#808080"}}]  # fmt: skip
+    return {"xaxis": across, "yaxis": up, "shapes": shapes}
 
 
 def _template(ink: str, rule: str) -> dict[str, Any]:
     """Return the look of all figures, in colours for a light or a dark page."""
     axis = {"gridcolor": rule, "linecolor": rule, "zeroline": False, "automargin": True}
     clear = "rgba(0,0,0,0)"
-    layout = go.Layout(
-        font={"family": "system-ui, 'Segoe UI', Arial, sans-serif", "size": 13, "color": ink},
-        paper_bgcolor=clear,
-        plot_bgcolor=clear,
-        margin={"l": 60, "r": 12, "t": 28, "b": 48},
-        hoverlabel={"align": "left", "namelength": -1},
-        modebar={"bgcolor": clear, "color": "#8a9099", "activecolor": ink},
-        xaxis=axis,
-        yaxis=axis,
-    )
-    return {"layout": layout.to_plotly_json()}
+    return {"layout": {
+        "font": {"family": "system-ui, 'Segoe UI', Arial, sans-serif", "size": 13, "color": ink},
+        "paper_bgcolor": clear, "plot_bgcolor": clear, "xaxis": axis, "yaxis": axis,
+        "margin": {"l": 60, "r": 12, "t": 28, "b": 48},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "modebar": {"bgcolor": clear, "color": "#8a9099", "activecolor": ink},
+    }}  # fmt: skip
 
 
 def _strip(strip: figures.Strip) -> dict[str, Any]:
@@ -481,30 +471,25 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
         "%{customdata[2]}<br>%{customdata[3]} mini-batches, %{customdata[4]} updates old"
         "%{customdata[5]}<extra></extra>"
     )
-    bars = go.Bar(orientation="h", width=0.84, marker_line_width=0, hovertemplate=hover)
-    bars = bars.to_plotly_json() | {  # columns as they are, without checks that take seconds
+    bars = {
+        "type": "bar", "orientation": "h", "width": 0.84, "hovertemplate": hover,
         "base": _rounded(drawn.begin / timeline.NANOSECONDS),
         "x": _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS),
         "y": np.searchsorted(lanes, drawn.worker).tolist(),
         "customdata": [*zip(*(np.asarray(column).tolist() for column in about), strict=True)],
-    }
-    bars["marker"]["color"] = [figures.KIND_COLOURS[kind] for kind in kinds]
+        "marker": {"line": {"width": 0}, "color": [figures.KIND_COLOURS[kind] for kind in kinds]},
+    }  # fmt: skip
     events = [event for event in strip.events if event.worker in lanes]
-    marks = go.Scatter(
-        mode="markers",
-        x=[event.time for event in events],
-        y=[int(np.searchsorted(lanes, event.worker)) for event in events],
-        text=[f"worker {event.worker} is {event.kind}" for event in events],
-        marker={"symbol": "x", "size": 9, "color": "#808080"},
-        hovertemplate="%{text}, %{x} s<extra></extra>",
-    )
-    return {
-        "name": strip.name,
-        "title": html.escape(strip.name, quote=False),
-        "traces": [bars, marks.to_plotly_json()],
-        "lanes": lanes.tolist(),
-        "until": figures.window([strip]),  # s, shown at first
-    }
+    marks = {
+        "type": "scatter", "mode": "markers", "hovertemplate": "%{text}, %{x} s<extra></extra>",
+        "x": [event.time for event in events],
+        "y": [int(np.searchsorted(lanes, event.worker)) for event in events],
+        "text": [f"worker {event.worker} is {event.kind}" for event in events],
+        "marker": {"symbol": "x", "size": 9, "color": "#808080"},
+    }  # fmt: skip
+    return {"name": strip.name, "title": html.escape(strip.name, quote=False),
+            "traces": [bars, marks], "lanes": lanes.tolist(),
+            "until": figures.window([strip])}  # s, shown at first  # fmt: skip
 
 
 def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:
@@ -539,18 +524,10 @@ def _settings(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield the entries in which configs differ, and those that they share."""
     if not arms:
         return
-    columns: dict[str, list] = {}
     configs = [arm.config for arm in arms]
-    for key in dict.fromkeys(key for config in configs for key in config if key != "name"):
-        values = [config.get(key) for config in configs]
-        names = {value.get("name") if isinstance(value, Mapping) else ... for value in values}
-        if len(names) == 1 and ... not in names:  # a part that all share: its parameters
-            for own in dict.fromkeys(own for value in values for own in value):
-                columns[key if own == "name" else f"{key}.{own}"] = [v.get(own) for v in values]
-        else:
-            columns[key] = values
-    written = {key: [tables.NONE if value is None else registry.text(value) for value in values]
-               for key, values in columns.items()}  # fmt: skip
+    written = {key: [registry.text(config[key]) if config.get(key) is not None else tables.NONE
+                     for config in configs]
+               for key in dict.fromkeys(itertools.chain(*configs)) if key != "name"}  # fmt: skip
     differing = [key for key, cells in written.items() if len(set(cells)) > 1]
     yield "<h2>Settings</h2>"
     if differing:
@@ -586,13 +563,9 @@ def page(
         policy.append("connect-src 'self'")
         again += f'<p id="watched" data-version="{version}">{text(state)}</p>'
     return string.Template(files.read_text(HERE / "report.html.in")).substitute(
-        title=text(title),
-        subtitle=text(subtitle),
-        again=again,
-        sections="\n".join(sections),
-        policy="; ".join(policy),
-        scripts=scripts,
-    )
+        title=text(title), subtitle=text(subtitle), again=again, scripts=scripts,
+        sections="\n".join(sections), policy="; ".join(policy),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -625,19 +598,15 @@ def table(
     head = "".join(f'<th scope="col">{text(heading)}</th>' for heading in headings)
     groups = ["".join(row(*cells) for cells in body) for body in bodies if body]
     rows = "".join(f"<tbody>{group}</tbody>" for group in groups)
-    return (
-        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr>'
-        f"</thead>\n{rows}</table></div>{below}"
-    )
+    return (f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr>'
+            f"</thead>\n{rows}</table></div>{below}")  # fmt: skip
 
 
 def image(kind: str, png: bytes, caption: str) -> str:
     """Return a figure with a picture in it; kind: a class of the page's style."""
     data, words = base64.b64encode(png).decode(), text(caption)
-    return (
-        f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{words}">'
-        f"<figcaption>{words}</figcaption></figure>"
-    )
+    return (f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{words}">'
+            f"<figcaption>{words}</figcaption></figure>")  # fmt: skip
 
 
 def text(raw: str) -> str:

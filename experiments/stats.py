@@ -246,12 +246,10 @@ def _complete(arm: Arm, quantity: str) -> bool:
 def ends(arm: Arm, members: Sequence[Arm], edges: Mapping[str, float] | None = None) -> list[str]:
     """Return the settings of an arm that are the first or the last value of their grid."""
     own, edges = settings(arm["name"]), edges or {}
-    found = []
-    for key in own:
-        values = {settings(member["name"]).get(key) for member in members} - {None}
-        if len(values) > 1 and own[key] in (min(values), max(values)):
-            found += [key] if own[key] != edges.get(key) else []
-    return found
+    values = {key: {settings(member["name"]).get(key) for member in members} - {None}
+              for key in own}  # fmt: skip
+    return [key for key, tried in values.items() if len(tried) > 1
+            and own[key] in {min(tried), max(tried)} - {edges.get(key)}]  # fmt: skip
 
 
 def tuned(
@@ -285,9 +283,9 @@ def _of_other_seeds(found: Arm, members: Sequence[Arm], quantity: str) -> Arm:
     table = _sign(quantity) * np.array(values)  # [members, seeds]
     chosen = np.argmin(table.sum(1, keepdims=True) - table, axis=0)
     result = dict(found)
-    for key in [key for key in found if key.endswith("_by_seed") and found[key]]:
-        of_seeds = [(members[c].get(key) or [None])[seed] for seed, c in enumerate(chosen)
-                    if members[c].get(key)]  # fmt: skip
+    for key in [key for key in found if key.endswith("_by_seed")]:
+        lists = [members[choice].get(key) for choice in chosen]
+        of_seeds = [of[seed] for seed, of in enumerate(lists) if of]
         if len(of_seeds) == len(chosen) and None not in of_seeds:
             result |= {key: of_seeds, key.removesuffix("_by_seed"): float(np.mean(of_seeds))}
     return result
@@ -316,10 +314,15 @@ def compare(
         return Answer(verdict, measured)
     if min(len(arm.get("seeds", ())) for arm in (ours, theirs)) < 2:
         raise Inconclusive(f"one seed leaves no deviation: {measured}")
-    if quantity in HIGHER:
-        resolved(margin, ours, theirs)
+    least, tested = 0.0, [arm for arm in (ours, theirs) if arm.get("test_samples")]
+    for arm in tested if quantity in HIGHER else ():
+        least, error = 0.5 / arm["test_samples"], sampling_error(arm[quantity], arm["test_samples"])
+        if 0 < margin < error:
+            raise Inconclusive(
+                f"{arm['test_samples']:,} test samples leave a standard error of "
+                f"{100 * error:.2g} points, and {100 * margin:.2g} are asked"
+            )
     beyond, p = difference(ours, theirs, quantity, bound, margin)
-    least = 0.5 / ours["test_samples"] if quantity in HIGHER and ours.get("test_samples") else 0.0
     beyond *= _sign(quantity)
     if p < LEVEL and abs(beyond) >= least:
         return Answer(HOLDS if beyond <= 0 else FAILS, measured, "", p)
@@ -339,8 +342,9 @@ def difference(
     a, b = (arm.get(f"{quantity}_by_seed") for arm in (ours, theirs))
     if a and b and list(ours["seeds"]) == list(theirs["seeds"]) and len(a) > 1:
         beyond = np.asarray(a) - (bound * np.asarray(b) + margin)
-        test = _student(beyond)  # of differences that are all the same p is 0
-        return float(beyond.mean()), 0.0 if test is None else float(test.pvalue)
+        differ = np.ptp(beyond) > 1e-12 * np.abs(beyond).max()  # by more than rounding
+        p = stats.ttest_1samp(beyond, 0.0).pvalue if differ else 0.0
+        return float(beyond.mean()), float(p)
     (mean, spread, n), (other, noise, m) = (_moments(arm, quantity) for arm in (ours, theirs))
     beyond = mean - bound * other - margin
     if not spread and not noise:
@@ -349,49 +353,9 @@ def difference(
     return beyond, float(test.pvalue)
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the interval that holds the expected difference with a probability of 1 - LEVEL."""
-    test = _student(differences)
-    if test is None:
-        return float(differences[0]), float(differences[0])
-    return tuple(map(float, test.confidence_interval(1 - LEVEL)))
-
-
-def _student(differences: Sequence[float]):
-    """Return the test of a mean of 0; None where values differ by rounding at most."""
-    from scipy import stats
-
-    values = np.asarray(differences, float)
-    if np.ptp(values) <= 1e-12 * np.abs(values).max():
-        return None
-    return stats.ttest_1samp(values, 0.0)
-
-
-def false_discoveries(p_values: Sequence[float]) -> int:
-    """Return how many of these tests stand when at most LEVEL of those may be false.
-
-    The procedure is that of Benjamini and Hochberg, J. R. Stat. Soc. B 57, 1995.
-    """
-    from scipy import stats
-
-    return int((stats.false_discovery_control(p_values) <= LEVEL).sum()) if len(p_values) else 0
-
-
 def of_all(good: int, places: int) -> str:
     """Return the verdict of a claim about several places, in `good` of which it holds."""
     return HOLDS if good == places else WHERE if good else FAILS
-
-
-def resolved(margin: float, *arms: Arm) -> None:
-    """Raise Inconclusive where test samples leave accuracies a standard error above `margin`."""
-    for arm in arms if margin else ():
-        if arm.get("test_samples"):
-            error = sampling_error(arm[ACCURACY], arm["test_samples"])
-            if error > margin:
-                raise Inconclusive(
-                    f"{arm['test_samples']:,} test samples leave a standard error of "
-                    f"{100 * error:.2g} points, and {100 * margin:.2g} are asked"
-                )
 
 
 def sampling_error(accuracy: float, samples: float) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby
 
 from rich import box
 from rich.console import Console
@@ -32,18 +32,14 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
         caption.append(f"target: training loss {', '.join(f'{t:.4g}' for t in targets)}")
     if named & set(by_name):
         caption.append("* baseline of the speed-up")
-    if any("seeds" in arm and len(arm["seeds"]) > 1 for arm in arms):
+    if any(len(arm.get("seeds", ())) > 1 for arm in arms):
         caption.append("mean ± standard deviation over seeds")
     tested = [arm for arm in arms if arm.get("test_samples") and arm["test_accuracy"] is not None]
     if tested:
-        counts = sorted({arm["test_samples"] for arm in tested})
-        most = max(
-            stats.sampling_error(arm["test_accuracy"], arm["test_samples"]) for arm in tested
-        )
-        caption.append(
-            f"with {' or '.join(f'{count:,}' for count in counts)} test samples an accuracy has a "
-            f"standard error of up to {100 * most:.1f} points"
-        )
+        counts = " or ".join(f"{count:,}" for count in sorted({a["test_samples"] for a in tested}))
+        most = max(stats.sampling_error(a["test_accuracy"], a["test_samples"]) for a in tested)
+        caption.append(f"with {counts} test samples an accuracy has a standard error of up to "
+                       f"{100 * most:.1f} points")  # fmt: skip
     columns = {
         "updates": lambda arm: _number(arm["updates"], ",.0f"),
         "samples": lambda arm: _number(arm["samples"], ",.0f"),
@@ -65,11 +61,10 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     result.add_column("arm", no_wrap=True)
     for heading in columns:
         result.add_column(heading, justify="right", no_wrap=True)
-    for arm, following in zip_longest(arms, arms[1:]):
-        of_method = arm["name"].partition("/")[0]
-        ends = following is not None and following["name"].partition("/")[0] != of_method
-        cells = (shown(arm) for shown in columns.values())
-        result.add_row(arm["name"], *cells, end_section=ends)
+    for _, of_method in groupby(arms, lambda arm: arm["name"].partition("/")[0]):
+        for arm in of_method:
+            result.add_row(arm["name"], *(shown(arm) for shown in columns.values()))
+        result.add_section()
     return result
 
 

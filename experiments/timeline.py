@@ -4,16 +4,13 @@ A stretch is cut out of every contribution of a Schedule: its worker computes fr
 `busy`, communicates until `finish`, and waits in between. What lies between two contributions of a
 worker is left open: it has worked on a mini-batch that was cancelled or ignored, which no row
 tells. Who is only met by another node, and a position that stands for nobody, takes no time.
-The events of a Schedule (a worker has joined, was lost, is restored) are instants. Where data are
-streamed, a lane of its own has the seconds for which devices waited for their input.
+The events of a Schedule (a worker has joined, was lost, is restored) are instants.
 
 Source: Trace Event Format (Google, 2016), JSON object format.
 """
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,16 +73,12 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
 
 
 def trace(
-    schedule: Schedule,
-    name: str,
-    clock: str,
-    metrics: Sequence[Mapping[str, Any]] = (),
-    most: int = MOST_STRETCHES,
+    schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES
 ) -> dict[str, Any]:
     """Return a run as a process with a thread per worker, in the JSON format of trace events.
 
-    name: of the run; clock: what its seconds are, "virtual" or "wall"; metrics: its records, for
-    the lane of the input. Only the first `most` stretches are drawn, and `otherData` says so.
+    name: of the run; clock: what its seconds are, "virtual" or "wall". Only the first `most`
+    stretches are drawn, and `otherData` says so.
     """
     drawn = stretches(schedule, most)
     contents, until = "all of the run", np.inf
@@ -102,9 +95,6 @@ def trace(
         made = {"name": event, "ph": phase, "pid": 1, "tid": thread, "args": arguments}
         events.append(made | own)
 
-    def microseconds(seconds: float) -> float:
-        return np.rint(NANOSECONDS * seconds) / 1000
-
     add("process_name", "M", 0, {"name": name})
     add("process_labels", "M", 0, {"labels": contents})
     instants = [event for event in schedule.events if event.time <= until]
@@ -119,13 +109,8 @@ def trace(
         add(KINDS[kind], "X", worker + 1, about, cat="worker", **times)
     for event in instants:  # on the threads of their workers
         source = {} if event.source < 0 else {"source": event.source}
-        at = microseconds(event.time)
+        at = np.rint(NANOSECONDS * event.time) / 1000
         add(event.kind, "i", event.worker + 1, source, cat="event", s="t", ts=at)
-    # Seconds on the wall that devices waited for their input, from one record to the next.
-    streamed = [r for r in metrics if r["seconds"] <= until and "input_wait_seconds" in r]
-    for before, after in pairwise(streamed):
-        waited = {"seconds": after["input_wait_seconds"] - before["input_wait_seconds"]}
-        add("input wait", "C", 0, waited, cat="input", ts=microseconds(before["seconds"]))
     about = {"run": name, "clock": clock, "contents": contents}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 

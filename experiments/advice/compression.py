@@ -161,15 +161,15 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
         known = {None: "never", float("inf"): "always"}
         return known.get(bandwidth) or f"{8e-9 * bandwidth:.3g}"
 
-    rows = [
-        (row["method"], f"{1e-6 * row['bytes']:.3g}", f"{1e3 * row['codec_seconds']:.3g}",
-         gigabits(row["break_even"]), gigabits(row["break_even_overlapped"]),
-         "{:.3f}x ({})".format(*row["loss"]) if row["loss"] else NONE)
-        for row in summary["methods"]
-    ]  # fmt: skip
-    headings = ("MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]", "loss")
-    title = "breaks even: the bandwidth below which it is faster than all-reduce"
-    yield Numbers(title, ("method", *headings), rows)
+    yield Numbers(
+        "breaks even: the bandwidth below which it is faster than all-reduce",
+        ("method", "MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]",
+         "loss"),
+        [(row["method"], f"{1e-6 * row['bytes']:.3g}", f"{1e3 * row['codec_seconds']:.3g}",
+          gigabits(row["break_even"]), gigabits(row["break_even_overlapped"]),
+          "{:.3f}x ({})".format(*row["loss"]) if row["loss"] else NONE)
+         for row in summary["methods"]],
+    )  # fmt: skip
     yield pivot(
         "gain of an exchange | of an update that hides it behind its gradient as far as it can",
         [one | {"method": row["method"]} for row in summary["methods"] for one in row["networks"]],

@@ -196,15 +196,13 @@ def budget(source: Source) -> float:
 
 def checked(measured: Measured) -> Measured:
     """Return the same; ValueError where there is too little to play rules over."""
-    count, reason = sum(map(len, measured.seconds)), None
+    count = sum(map(len, measured.seconds))
     if measured.workers < 2:
-        reason = ("has the durations of one worker, and a waiting rule is about several; record a "
-                  "run of at least 2 workers")  # fmt: skip
-    elif count < LEAST:
-        reason = (f"has {count} durations, and fewer than {LEAST} say little about stragglers; "
-                  "record a longer run")  # fmt: skip
-    if reason:
-        raise ValueError(f"{measured.source}: {reason}")
+        raise ValueError(f"{measured.source}: has the durations of one worker, and a waiting rule "
+                         "is about several; record a run of at least 2 workers")  # fmt: skip
+    if count < LEAST:
+        raise ValueError(f"{measured.source}: has {count} durations, and fewer than {LEAST} say "
+                         "little about stragglers; record a longer run")  # fmt: skip
     return measured
 
 
@@ -312,10 +310,9 @@ def _completed(
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(i,)))
         bounds = seconds[~known]
         u = rng.random(bounds.size)  # one for each, whichever estimate it goes to
-        drawn = beyond(bounds, u, seconds, known)
+        own = beyond(bounds, u, seconds, known)
         pooled = medians[i] * beyond(bounds / medians[i], u, scaled, everything)
-        for other in (pooled, bounds):
-            drawn = np.where(np.isnan(drawn), other, drawn)
+        drawn = np.where(np.isfinite(own), own, np.where(np.isfinite(pooled), pooled, bounds))
         completed.append(seconds.copy())
         completed[-1][~known] = drawn
     return Measured(tuple(completed), source, float(share))
@@ -341,7 +338,7 @@ def beyond(
 
 def write(measured: Measured, path: str | Path, repeat: int = 0) -> None:
     """Write them as a CSV file that the delay `trace` reads."""
-    lines = ["worker,time,batch_time"]
-    for i, values in enumerate(measured.process(repeat).records):
-        lines += [f"{i},{count},{seconds!r}" for count, seconds in enumerate(values.tolist())]
+    every = enumerate(measured.process(repeat).records)
+    lines = ["worker,time,batch_time", *(f"{i},{count},{seconds!r}" for i, values in every
+                                         for count, seconds in enumerate(values.tolist()))]
     files.write(path, "\n".join(lines) + "\n", durable=False)

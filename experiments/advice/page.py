@@ -11,19 +11,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.console import Console
-from rich.markup import escape
 
-from experiments import (
-    config_files,
-    figures,
-    files,
-    prepare,
-    provenance,
-    records,
-    registry,
-    report,
-)
+from experiments import config_files, figures, files, prepare, provenance, records, registry, report
 from experiments.advice import durations, play
+from experiments.advice.observatory import Loss
 from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
@@ -132,8 +123,8 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "exchange_seconds": _exchange(advice), "ratio": advice.ratio,
         "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice),
         "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
-        "reference": advice.reference.name, "seconds": dict(advice.seconds), "rules": rows(advice),
-        "contenders": advice.contenders, "changes": advice.changes, "refused": advice.refused,
+        "reference": advice.reference.name, "rules": rows(advice),
+        "changes": advice.changes, "refused": advice.refused,
     }  # fmt: skip
 
 
@@ -147,29 +138,19 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
         result, mine = advice.results.get(one.name), one.cases(advice.ratio)
         relative = mine / own.cases(advice.ratio)[: mine.size]
         slowest = int(one.found.limits.argmax())
-        share, texts = one.found.limits[slowest], (NONE, NONE)
-        if result:
-            arrived = np.isfinite(result.mean)
-            texts = (f"{result.mean:.4g} ± {result.spread:.2g}" if arrived else "never",
-                     f"{result.rate:g}{'*' * result.edge}")  # fmt: skip
-        name = advice.source.measured.name(slowest)
+        share, name = one.found.limits[slowest], advice.source.measured.name(slowest)
         found.append({
-            "rule": one.name,
-            "wait": registry.text(one.arm.wait),
+            "rule": one.name, "wait": registry.text(one.arm.wait),
             "mini_batches": one.arm.mini_batches,
             "predicted": one.predicted(advice.ratio) / own.predicted(advice.ratio),
             "predicted_range": [float(relative.min()), float(relative.max())],
             "trained_seconds": result and list(result.seconds),
-            "learning_rate": result and result.rate,
-            "rate_at_edge": result and result.edge,
-            "trained": texts[0],
-            "rate": texts[1],
-            "batch": one.batch,
-            "updates_per_second": one.updates,
-            "samples_per_second": one.samples,
-            "idle": one.schedule.idle_fraction,
-            "waits_for": f"{name} ({share:.0%})" if share else NONE,
-            **one.found._asdict(),
+            "learning_rate": result and result.rate, "rate_at_edge": result and result.edge,
+            "trained": f"{result}" if result else NONE,
+            "rate": f"{result.rate:g}{'*' * result.edge}" if result else NONE,
+            "batch": one.batch, "updates_per_second": one.updates,
+            "samples_per_second": one.samples, "idle": one.schedule.idle_fraction,
+            "waits_for": f"{name} ({share:.0%})" if share else NONE, **one.found._asdict(),
         })  # fmt: skip
     return found
 
@@ -201,9 +182,10 @@ def command(advice: Advice, root: Path) -> list[str]:
         changes["draw"] = first.arm.draw
     if first.name in advice.results:
         changes["optimizer.learning_rate"] = f"{advice.results[first.name].rate:g}"
-    base = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
-    places = itertools.chain([base], (f"{base}-{count}" for count in itertools.count(2)))
-    place = next(place for place in places if not Path(place).exists())
+    place = base = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
+    count = itertools.count(2)
+    while Path(place).exists():
+        place = f"{base}-{next(count)}"
     own = [] if _is_given(source) else [f"--config={root / CONFIG}"]
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
     return [*source.command, *own, *flags, f"--workdir={place}"]
@@ -229,21 +211,19 @@ def _facts(advice: Advice) -> Iterator[str]:
     """Yield sentences on the straggler, the exchange and the noise."""
     measured, count = advice.source.measured, advice.config.mini_batches
     found = play.straggler(measured, count)
-    lost = [found["persistent"], found["drifting"], found["random"]]
-    parts = (f"{part / sum(lost):.0%} {name}"
-             for part, name in zip(lost, ("persistent", "drifting", "random"), strict=True)
-             if sum(lost))  # fmt: skip
+    lost = sum(found[name] for name in Loss._fields)
+    parts = [f"{found[name] / lost:.0%} {name}" for name in Loss._fields if lost]
     yield (
         f"straggler: worker {found['worker']} takes {found['times_the_mean']:.2f} times the mean, "
         f"and is last in {found['share_of_rounds_last']:.0%} of the rounds; a barrier's takes "
-        f"{1 + sum(lost):.2f} times the mean worker's, a loss that is {', '.join(parts) or 'none'}"
+        f"{1 + lost:.2f} times the mean worker's, a loss that is {', '.join(parts) or 'none'}"
     )
     recorded = advice.source.config.communication != advice.config.communication
     by = "as it was recorded" if recorded else "by config.communication"
     yield f"exchange: {_exchange(advice):.3g} s of an update, {by}"
-    where = "at the initial parameters, for lack of a finished run, and grows in training"
-    if advice.source.parameters:
-        where = f"at the end of the run, in {advice.source.parameters}"
+    end = advice.source.parameters
+    where = (f"at the end of the run, in {end}" if end else
+             "at the initial parameters, for lack of a finished run, and grows in training")
     yield (
         f"noise: the variance of a mini-batch's gradient is {advice.ratio:.3g} times its squared "
         f"mean {where}"
@@ -259,9 +239,7 @@ def _show(advice: Advice, root: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000)  # so that no name is cut
-    headings, table = columns(advice)
-    table = [[*map(escape, row)] for row in table]
-    shown = as_table(Numbers(f"yours: {advice.reference.name}", headings, table))
+    shown = as_table(Numbers(f"yours: {advice.reference.name}", *columns(advice)))
     console.print(shown, markup=False)
     print(f"advice: {advice.verdict.reason}")
     print(f"smaller batch: {play.of_smaller(advice)}")
@@ -312,20 +290,17 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
     yield "<h2>What would change the verdict</h2>"
     yield report.table("words", ("if", "predicted to be first"), [advice.changes])
     yield "<h2>Who waits for whom</h2>"
-    picture = _waits(advice)
-    figures.save(picture, root / WAITS)
-    yield report.image("picture", files.read(root / WAITS), picture.get_label())
-    yield "<h2>Durations</h2><details><summary>seconds of a mini-batch, by worker</summary>"
-    table = [
-        (measured.name(i), f"{len(each)}", f"{np.median(each):.4g}", f"{max(each):.4g}")
-        for i, each in enumerate(measured.seconds)
-    ]
-    cut = (
-        f"{measured.censored:.1%} were cut by the rule of the run, and are completed from the "
-        "longer ones of their worker (Kaplan-Meier)."
-    ) * bool(measured.censored)
-    yield report.table("numbers", ("worker", "number", "median", "longest"), [table], cut)
-    yield "</details>"
+    if decided.close[0].found.waits.any() or own.found.waits.any():
+        picture = _waits(advice)
+        figures.save(picture, root / WAITS)
+        yield report.image("picture", files.read(root / WAITS), picture.get_label())
+    else:
+        yield _said("Nobody waits for another worker.")
+    if measured.censored:
+        yield _said(
+            f"{measured.censored:.1%} of the durations were cut by the rule of the run, and are "
+            "completed from the longer ones of their worker (Kaplan-Meier).", "quiet"
+        )  # fmt: skip
     if advice.refused:
         yield "<h2>Not weighed</h2>"
         yield report.table("words", ("rule", "why"), [advice.refused])

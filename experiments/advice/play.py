@@ -18,7 +18,6 @@ descended over the squared gradient that is wanted, is unknown without training,
 relative to another rule's. A method's momentum, codec and local steps are not in it.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -28,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
+from scipy import stats
 
 from experiments import executors, formats, initial, prepare, records, registry, sweep, tasks
 from experiments.advice import durations
@@ -87,7 +87,7 @@ class Candidate(NamedTuple):
 
     def predicted(self, ratio: float) -> float:
         """Return the seconds to target over the durations, the geometric mean over RATIOS."""
-        return float(np.exp(np.log(self.cases(ratio)[: len(RATIOS)]).mean()))
+        return float(stats.gmean(self.cases(ratio)[: len(RATIOS)]))
 
 
 class Trained(NamedTuple):
@@ -106,6 +106,9 @@ class Trained(NamedTuple):
     def spread(self) -> float:
         """Standard deviation over the seeds, in seconds; nan where one has not arrived."""
         return float(np.std(self.seconds, ddof=1)) if np.isfinite(self.mean) else float("nan")
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} ± {self.spread:.2g}" if np.isfinite(self.mean) else "never"
 
 
 class Verdict(NamedTuple):
@@ -133,8 +136,6 @@ class Advice(NamedTuple):
     refused: list[tuple[str, str]]  # rule, reason
     verdict: Verdict
     changes: list[tuple[str, str]]  # another cluster or task, the first rule then
-    seconds: Mapping[str, float]  # that playing and training took on the wall
-    contenders: int  # rules and values of their parameters that were weighed
     results: Mapping[str, Trained] = {}  # of those that were trained, by name
 
     @property
@@ -145,7 +146,6 @@ class Advice(NamedTuple):
 
 def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     """Return the advice without training; named: rules to weigh beside the registry's."""
-    began = time.monotonic()
     measured = source.measured
     config = durations.as_simulated(source.config, measured.exchange)
     if config.target_loss is None:
@@ -163,7 +163,7 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
         why = dict(reversed(refused)).get(registry.text(own), "it was cut off")
         raise ValueError(f"config.wait={registry.text(own)} cannot be played ({why}); set another")
     ratio = noise_ratio(config, reference.prepared, source.parameters)
-    equal, best = list(at_equal_batch(found, reference, measured)), {}
+    equal, best = at_equal_batch(found, reference, measured), {}
     for one in sorted(equal, key=lambda one: one.predicted(ratio)):
         best.setdefault(one.arm.wait.name, one)
     names = [one.arm.wait.name for one in found if one.arm.wait.name not in best]
@@ -187,9 +187,8 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     decided = verdict(order, reference, cases, "is predicted to be")
     changes = _changes(order, measured, ratio, reference.name)
     return Advice(
-        source, config, ratio, decided.order, smaller, reference, refused, decided, changes,
-        {"played": time.monotonic() - began}, len(found) + len(equal),
-    )  # fmt: skip
+        source, config, ratio, decided.order, smaller, reference, refused, decided, changes
+    )
 
 
 def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str, Any]:
@@ -221,27 +220,24 @@ def at_equal_batch(
     """
     tried: dict[tuple, Candidate | None] = {}
 
-    def again(one: Candidate, changes: Mapping[str, Any]) -> Candidate | None:
-        arm = override(one.arm, changes)
+    def again(one: Candidate, entry: str, value: Any) -> Candidate | None:
+        arm = override(one.arm, {entry: value})
         key = registry.text(arm.wait), str(arm.mini_batches)
         if key not in tried:
-            try:
-                tried[key] = play(arm, one.prepared, measured)
-            except ValueError:
-                tried[key] = None
+            tried[key] = next(iter(played([(arm, one.prepared)], measured)[0]), None)
         return tried[key]
 
     def off(one: Candidate) -> float:
-        return abs(np.log(one.batch / own.batch)) if one.batch else np.inf
+        return abs(np.log(one.batch / own.batch))
 
-    def nearest(one: Candidate, entry: str) -> Candidate:
+    def nearest(one: Candidate, name: str) -> Candidate:
+        entry = name if name == "mini_batches" else f"wait.{name}"
         for _ in range(ATTEMPTS):
             factor = own.batch / one.batch
-            whole = entry == "mini_batches"
-            value = one.arm.mini_batches if whole else one.arm.wait[entry.rpartition(".")[2]]
-            value = times(value, factor) if whole or isinstance(value, int) else value * factor
-            value = float(f"{value:.3g}") if isinstance(value, float) else value
-            other = again(one, {entry: value})
+            value = (one.arm if entry == name else one.arm.wait)[name]
+            value = float(f"{value * factor:.3g}") if isinstance(value, float) \
+                else times(value, factor)  # fmt: skip
+            other = again(one, entry, value)
             if other is None or not off(other) < off(one):
                 break
             one = other
@@ -249,13 +245,11 @@ def at_equal_batch(
 
     seen = set()
     for first in found:
-        twice = again(first, {"mini_batches": times(first.arm.mini_batches, 2)})
+        twice = again(first, "mini_batches", times(first.arm.mini_batches, 2))
         for one in filter(None, (first, twice)):
-            entries = [f"wait.{key}" for key in ("seconds", "k") if key in one.arm.wait]
-            for entry in ("mini_batches", *entries):
-                if off(one) <= np.log1p(EQUAL):
-                    break
-                one = nearest(one, entry)
+            for name in ("mini_batches", "seconds", "k"):
+                if off(one) > np.log1p(EQUAL) and name in (*one.arm.wait, "mini_batches"):
+                    one = nearest(one, name)
             if off(one) <= np.log1p(EQUAL) and one.name not in seen:
                 seen.add(one.name)
                 yield one._replace(costs=_at(own.batch, one))
@@ -452,7 +446,7 @@ def verdict(
     Another rule is advised where it is WORTH times as fast as the config's own, which stays
     otherwise. Those without any cases come last, in the order that they had.
     """
-    means = {name: float(np.exp(np.log(values).mean())) for name, values in cases.items()}
+    means = {name: float(stats.gmean(values)) for name, values in cases.items()}
     order = sorted(order, key=lambda one: (one.name not in means, means.get(one.name, 0.0)))
     first = order[0]
     if not np.isfinite(means.get(first.name, np.inf)):
@@ -460,20 +454,17 @@ def verdict(
         return Verdict(order, reason, [own])
     gain = means.get(own.name, np.inf) / means[first.name]
     if gain < WORTH:
-        reason = f"keep {own.name}: at an equal batch no other rule {how} faster"
-        if first.name != own.name:
-            reason = (
-                f"keep {own.name}: at an equal batch the fastest rule, {first.name}, {how} "
-                f"{gain:.2f} times as fast, and less than {WORTH:g} times is hardly worth it"
-            )
-        return Verdict(order, reason, [own])
+        reason = (f"the fastest rule, {first.name}, {how} {gain:.2f} times as fast, and less than "
+                  f"{WORTH:g} times is hardly worth it" if first.name != own.name
+                  else f"no other rule {how} faster")  # fmt: skip
+        return Verdict(order, f"keep {own.name}: at an equal batch {reason}", [own])
     slower = cases[first.name] * (1 + MARGIN)
     close = [one for one in order[1:] if np.isfinite(means.get(one.name, np.inf))
              and len(cases[one.name]) == slower.size > 1
              and np.mean(slower < cases[one.name]) < SURE]  # fmt: skip
-    reason = f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
-    if not np.isfinite(gain):
-        reason = f"{first.name} was at the target, and {own.name} never was"
+    reason = (f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
+              if np.isfinite(gain)
+              else f"{first.name} was at the target, and {own.name} never was")  # fmt: skip
     if close:
         reason = f"not sure: {reason}, and {close[0].name} is as fast within their spread"
     return Verdict(order, reason, [first, *close])
@@ -514,9 +505,10 @@ def _changes(
         return first({one.name: one.predicted(ratio) for one in equal})
 
     arms = [(one.arm, one.prepared) for one in order]
-    medians = np.array([np.median(values) for values in measured.seconds])
-    alike = zip(measured.seconds, np.median(medians) / medians, strict=True)
-    even = measured._replace(seconds=tuple(values * times for values, times in alike))
+    medians = [np.median(values) for values in measured.seconds]
+    even = measured._replace(seconds=tuple(
+        values * (np.median(medians) / median)
+        for values, median in zip(measured.seconds, medians, strict=True)))  # fmt: skip
     found = [("all workers were as fast as the middle one", again(arms, even))]
     if order[0].arm.communication != 0:
         cheap = [(arm, prepared._replace(exchange=0.0)) for arm, prepared in arms]
@@ -534,7 +526,7 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
     Once the reference has arrived, each has PATIENCE times as long as is predicted of it, and a
     smaller batch as long as the reference. Arms that are finished are not trained again.
     """
-    began, config, own = time.monotonic(), advice.config, advice.reference
+    config, own = advice.config, advice.reference
     for repeat, name in enumerate(DURATIONS):
         if not (workdir / name).exists():
             durations.write(advice.source.measured, workdir / name, repeat)
@@ -544,36 +536,28 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
 
     if others is None:
         others = [*advice.order[: MOST_TRAINED - 2], *([advice.smaller] if advice.smaller else [])]
-    others = [one for one in others if one.name != own.name]
+    every = [own, *(one for one in others if one.name != own.name)]
     rate = config.optimizer.learning_rate
-    budgets = {one.name: config.seconds for one in (own, *others)}
+    budgets = {one.name: config.seconds for one in every}
     first = _tuned([(own, rate)], config, budgets, workdir).get(own.name, {rate: np.inf})
     rate, least = min(first.items(), key=lambda pair: pair[::-1])
     if np.isfinite(least):
-        predicted = least / own.predicted(advice.ratio)
-        budgets = {one.name: PATIENCE * predicted * one.predicted(advice.ratio)
-                   for one in (own, *others)}  # fmt: skip
+        unit = PATIENCE * least / own.predicted(advice.ratio)
+        budgets = {one.name: unit * one.predicted(advice.ratio) for one in every}
         if advice.smaller:  # which noise may slow down
             budgets[advice.smaller.name] = PATIENCE * least
-    centre = rate * per_update(own)
-    centres = [(one, centre / per_update(one)) for one in (own, *others)]
+    centres = [(one, rate * per_update(own) / per_update(one)) for one in every]
     found = _tuned(centres, config, budgets, workdir)
-    rates = {name: min(tried, key=lambda rate: (tried[rate], rate))
-             for name, tried in found.items()}  # fmt: skip
-    judged = [(one, rates[one.name], repeat) for one in (own, *others) if one.name in rates
+    rates = {name: _best(tried) for name, tried in found.items()}
+    judged = [(one, rates[one.name], repeat) for one in every if one.name in rates
               for repeat in range(1, len(DURATIONS))]  # fmt: skip
     seconds, results = _seconds(judged, config, budgets, workdir), {}
     for name, rate in rates.items():
         edge = rate in (min(found[name]), max(found[name]))
-        each = tuple(seconds[key] for key in seconds if key[0] == name)
-        if each:
+        if each := tuple(seconds[key] for key in seconds if key[0] == name):
             results[name] = Trained(rate, each, edge)
     cases = {name: np.array(result.seconds) for name, result in results.items()}
-    return advice._replace(
-        results=results,
-        verdict=verdict(advice.order, own, cases, "was"),
-        seconds={**advice.seconds, "trained": time.monotonic() - began},
-    )
+    return advice._replace(results=results, verdict=verdict(advice.order, own, cases, "was"))
 
 
 def _tuned(
@@ -589,12 +573,15 @@ def _tuned(
         for (name, rate, _), seconds in _seconds(wanted, config, budgets, workdir).items():
             found.setdefault(name, {})[rate] = seconds
         wanted = []
-        for one, _ in centres:
-            tried = found.get(one.name, {})
-            best = min(tried, key=lambda rate: (tried[rate], rate), default=None)
-            if best is not None and best in (min(tried), max(tried)):
+        for one, tried in [(one, found[one.name]) for one, _ in centres if one.name in found]:
+            if (best := _best(tried)) in (min(tried), max(tried)):
                 wanted.append((one, best * (0.5 if best == min(tried) else 2.0), 0))
     return found
+
+
+def _best(tried: Mapping[float, float]) -> float:
+    """Return the rate with the fewest seconds, the smallest of equal ones."""
+    return min(tried, key=lambda rate: (tried[rate], rate))
 
 
 def _seconds(
@@ -611,25 +598,16 @@ def _seconds(
     for one, rate, repeat in wanted:
         rate, seed, seconds = float(f"{rate:.3g}"), config.seed + repeat, budgets[one.name]
         changes = {
-            "name": f"{one.name}/rate={rate:g}",
-            "wait": one.arm.wait.to_dict(),
-            "mini_batches": one.arm.mini_batches,
-            "seed": seed,
-            "baseline": None,
+            "name": f"{one.name}/rate={rate:g}", "baseline": None, "seed": seed,
+            "wait": one.arm.wait.to_dict(), "mini_batches": one.arm.mini_batches,
             "delay": registry.part("trace", path=f"{workdir / DURATIONS[repeat]}", scale=1.0),
-            "optimizer.learning_rate": rate,
-            "stop_at_target": True,
-            "seconds": seconds,
-            "evaluate_every": seconds / EVALUATIONS,
-        }
+            "optimizer.learning_rate": rate, "stop_at_target": True,
+            "seconds": seconds, "evaluate_every": seconds / EVALUATIONS,
+        }  # fmt: skip
         path = f"{ARMS}/{one.name}/{seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
         places[one.name, rate, repeat] = path
     failures = sweep.run(arms, f"{workdir}", False, together=True) if arms else {}
-    found = {}
-    for key, path in places.items():
-        if path not in failures:
-            summary = records.read_summary(workdir / path, formats.WHOLE_SUMMARY)
-            seconds = summary["seconds_to_target"]
-            found[key] = np.inf if seconds is None else seconds
-    return found
+    found = {key: records.read_summary(workdir / path, formats.WHOLE_SUMMARY)["seconds_to_target"]
+             for key, path in places.items() if path not in failures}  # fmt: skip
+    return {key: np.inf if seconds is None else seconds for key, seconds in found.items()}

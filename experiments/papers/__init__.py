@@ -27,27 +27,18 @@ def claims(paper: str, record: str) -> Callable[..., Iterator[tuple[str, str]]]:
 
     The paper's file, which draws as well, and the tests are loaded when a sweep has ended.
     """
-    return lambda arms: _stats().printed(_paper(paper).CLAIMS, record)(arms)
+    return lambda arms: _module("stats").printed(_module(f"papers.{paper}").CLAIMS, record)(arms)
 
 
 def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:
-    """Return the function `analyse(config)` of a config, which is one of a paper's file."""
-    return lambda config: getattr(_paper(paper), function)(config)
-
-
-def numbers(paper: str) -> Callable[..., Iterator[Any]]:
-    """Return the function `numbers(arms)` of a config, which is a paper's and gives its tables."""
-    return analyse(paper, "numbers")
+    """Return the function `analyse(config)`, or `numbers(arms)`, of a config: a paper's own."""
+    return lambda config: getattr(_module(f"papers.{paper}"), function)(config)
 
 
 def at_best(*quantities: str) -> Callable[..., Iterator[Any]]:
     """Return the function `numbers(arms)` of a config, see `stats.at_best`."""
-    return lambda arms: _stats().at_best(*quantities)(arms)
+    return lambda arms: _module("stats").at_best(*quantities)(arms)
 
 
-def _paper(name: str) -> ModuleType:
-    return importlib.import_module(f"experiments.papers.{name}")
-
-
-def _stats() -> ModuleType:
-    return importlib.import_module("experiments.stats")
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"experiments.{name}")

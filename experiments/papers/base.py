@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from experiments import stats
+from experiments import registry, stats
 from experiments.figures import COLOURS, DASHES, literal, mark, plain
 
 Records = Callable[[str], Mapping[str, Any]]  # name of a record -> the record
@@ -27,6 +27,11 @@ class Sweep(NamedTuple):
     name: str  # of the record and of its workdir
     arguments: str  # of launch.py, all but the workdir
     hours: float  # expected, on two slow cores of a CPU
+
+
+def is_positive(value) -> bool:
+    """Return whether an entry of an analysis is a finite number above 0."""
+    return registry.is_number(value) and 0 < value < np.inf
 
 
 def swept(name: str, config: str, hours: float, seeds: int = 3, last: str = " --together") -> Sweep:

@@ -5,11 +5,10 @@ plans schedules and trains nothing. The other kills processes while they train.
 """
 
 import contextlib
-import math
 import os
 import random
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +17,8 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from experiments import analysis, registry, stats, tables
-from experiments.papers.base import Lines, Panel, Records, Sweep, draw
+from experiments.config_files import override
+from experiments.papers.base import Lines, Panel, Records, Sweep, draw, is_positive
 from experiments.prepare import RULE, Prepared, prepare
 from experiments.stats import Answer, Claim, Inconclusive
 from runtimes.asynchronous.runtime import AsynchronousRuntime
@@ -44,7 +44,7 @@ def keeps_more(_, record: Mapping[str, Any]) -> Answer:
     """Judge the goodput on both sides of where elastic all-reduce falls to the paper's share."""
     ours, theirs = (_of(record, method) for method in (OURS, ELASTIC))
     below = [learners for learners, share in theirs.items() if share <= ELASTIC_THERE]
-    above = [learners for learners, share in theirs.items() if share > ELASTIC_THERE]
+    above = [*theirs.keys() - {*below}]
     if not below or not above or max(above) > min(below):
         raise Inconclusive(
             f"{ELASTIC} has {min(theirs.values()):.0%} to {max(theirs.values()):.0%}, and falls to "
@@ -52,11 +52,11 @@ def keeps_more(_, record: Mapping[str, Any]) -> Answer:
         )
     few, many = max(above), min(below)
     kept = min(ours[few], ours[many])
-    measured = (
+    return Answer(
+        stats.HOLDS if kept >= OURS_THERE else stats.FAILS,
         f"at least {kept:.1%} at {few:,} and {many:,} learners; between them the other falls to "
-        f"{ELASTIC_THERE:.0%}"
+        f"{ELASTIC_THERE:.0%}",
     )
-    return Answer(stats.of_all(int(kept >= OURS_THERE), 1), measured)
 
 
 def does_not_fall(_, record: Mapping[str, Any]) -> Answer:
@@ -66,7 +66,7 @@ def does_not_fall(_, record: Mapping[str, Any]) -> Answer:
     if few == many:
         raise Inconclusive("one number of learners was simulated")
     measured = f"{shares[few]:.1%} of {few:,} learners' time, {shares[many]:.1%} of {many:,}'s"
-    return Answer(stats.of_all(int(shares[many] >= 0.98 * shares[few]), 1), measured)
+    return Answer(stats.HOLDS if shares[many] >= 0.98 * shares[few] else stats.FAILS, measured)
 
 
 def _of(record: Mapping[str, Any], method: str) -> dict[int, float]:
@@ -92,36 +92,30 @@ CLAIMS = (
 def figure(records: Records) -> Figure:
     """Draw goodput by learners and by failures, simulated, and of processes that are killed."""
     names = {OURS: OURS, BARRIER: BARRIER}
-    killed = [
+    return draw([
+        *_panels(records("goodput")["summary"]),
         Panel("processes killed: speed", "goodput_real", names, "share",
               "samples per second over those without kills"),
         Panel("processes killed: learners there", "goodput_real", names, "there",
               "share of the learners' time with a process"),
-    ]  # fmt: skip
-    return draw([*_panels(records("goodput")["summary"]), *killed], records)
+    ], records)  # fmt: skip
 
 
 def _panels(summary: Mapping[str, Any]) -> list[Lines]:
-    return [Lines("simulated", summary[axis], field, "goodput", "method", (label, "goodput"),
-                  share=True)
-            for axis, field, label in (("by_workers", "workers", "learners"),
-                                       ("by_between", "between", "seconds between failures of one"))
-            ]  # fmt: skip
+    labels = {"workers": "learners", "between": "seconds between failures of one"}
+    return [Lines("simulated", summary[f"by_{field}"], field, "goodput", "method",
+                  (label, "goodput"), share=True) for field, label in labels.items()]  # fmt: skip
 
 
 # --- schedules of learners that fail: nothing is trained ---
 
 
-def _is_positive(value) -> bool:
-    return registry.is_number(value) and 0 < value < math.inf
-
-
 ENTRIES = (
     ("positive whole numbers", registry.several(registry.is_count), ("workers",)),
     ("a positive whole number", registry.is_count, ("at_workers",)),
-    ("positive seconds", registry.several(_is_positive), ("betweens",)),
-    ("positive seconds", _is_positive, ("step", "between", "repair", "learner_seconds")),
-    ("seconds, 0 or more", lambda v: v == 0 or _is_positive(v), ("stop",)),
+    ("positive seconds", registry.several(is_positive), ("betweens",)),
+    ("positive seconds", is_positive, ("step", "between", "repair", "learner_seconds")),
+    ("seconds, 0 or more", lambda v: v == 0 or is_positive(v), ("stop",)),
     registry.SEED,
     ("rules, each a name, a number of mini-batches and a waiting rule",
      lambda v: len(v) and all(len(r) == 3 and registry.is_count(r[1]) for r in v), ("rules",)),
@@ -159,13 +153,12 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         f"push; {ELASTIC} loses the step and stops for {config.stop:g} s when a learner fails and "
         "when it is back; links take no time, and nothing else is slow"
     )
+    titles = {"workers": "number of learners", "between": "seconds between failures of a learner"}
     shown = [
-        tables.pivot(title, summary[axis], lambda point: point["method"],
+        tables.pivot(f"goodput by {words}", summary[f"by_{field}"], lambda point: point["method"],
                      lambda point, field=field: f"{point[field]:,.0f}",
                      lambda point: f"{point['goodput']:.1%}")
-        for axis, field, title in (
-            ("by_workers", "workers", "goodput by number of learners"),
-            ("by_between", "between", "goodput by seconds between failures of a learner"))
+        for field, words in titles.items()
     ]  # fmt: skip
     return analysis.Analysis(summary, [*shown, assumed], draw(_panels(summary)), CLAIMS)
 
@@ -186,47 +179,37 @@ def _points(config: ConfigDict, workers: int, between: float) -> Iterator[dict[s
     place = {"workers": workers, "between": between}
     for name, mini_batches, part in config.rules:
         rule = _rule(config, part, mini_batches, workers, between)
-        yield {"method": name} | place | _of_rule(rule, config.step, seconds)
+        yield {"method": name, **place, "goodput": _goodput(rule, config.step, seconds)}
     process = from_law(_law(config, between)).seeded(config.seed)
     ran = elastic_all_reduce(process, workers, config.step, config.stop, seconds)
     share = ran.mini_batches * config.step / (workers * ran.seconds)
-    yield {"method": ELASTIC} | place | {"goodput": share, "taking_part": None, "staleness": None}
+    yield {"method": ELASTIC, **place, "goodput": share}
 
 
-def _of_rule(rule, step: float, seconds: float) -> dict[str, float]:
-    """Return goodput, share of learners in an update and staleness in a rule's first `seconds`."""
-    state, counted, there, stale, updates, time = rule.init(), 0, 0, 0, 0, 0.0
-    most = 64
+def _goodput(rule, step: float, seconds: float) -> float:
+    """Return the share of the learners' time in a rule's first `seconds` that counts."""
+    state, counted, time, most = rule.init(), 0, 0.0, 64
     while time < seconds:
         state, schedule = rule.extend(state, most)
         most = min(2 * most, max(64, ROWS // schedule.workers.shape[1]))
         landed = schedule.slice(0, int(np.searchsorted(schedule.time, seconds, side="right")))
-        if not landed.updates:
-            break
-        real = landed.batches > 0
-        whole = landed.busy < landed.batches * step * (1 + EXACT)
-        counted += int(landed.batches[whole].sum())
-        there += int(real.sum())
-        stale += int(landed.staleness[real].sum())
-        updates, time = updates + landed.updates, float(landed.time[-1])
+        if landed.updates:
+            whole = landed.busy < landed.batches * step * (1 + EXACT)
+            counted, time = counted + int(landed.batches[whole].sum()), float(landed.time[-1])
         if landed.updates < schedule.updates:
             break
-    if not updates:
+    if not time:
         raise ValueError(
             f"goodput: {rule.workers} learners make no update in {seconds:g} s; set "
             "config.learner_seconds to more"
         )
-    return {
-        "goodput": counted * step / (rule.workers * time),
-        "taking_part": there / updates / rule.workers,
-        "staleness": stale / there,
-    }
+    return counted * step / (rule.workers * time)
 
 
 # --- processes that are killed while they train ---
 
 KILLING = (
-    ("positive seconds", _is_positive, ("undisturbed", "every")),
+    ("positive seconds", is_positive, ("undisturbed", "every")),
     ("a positive whole number", registry.is_count, ("kills", "seeds")),
     ("methods, each a name, an algorithm and a waiting rule",
      lambda v: len(v) and all(len(method) == 3 for method in v), ("methods",)),
@@ -240,17 +223,26 @@ def kill(config: ConfigDict) -> analysis.Analysis:
     of a killed process counts for nothing.
     """
     registry.check(config, KILLING)
-    arms = [(name, seed, prepare(_arm(config, algorithm, wait, seed)))
-            for seed in range(config.seed, config.seed + config.seeds)
-            for name, algorithm, wait in config.methods]  # fmt: skip
+    own = ConfigDict({name: entry for name, entry in config.to_dict().items()
+                      if not any(name in names for _, _, names in KILLING)})  # fmt: skip
+    arms = [
+        (name, seed, prepare(override(own, {"algorithm": algorithm, "wait": wait, "seed": seed})))
+        for seed in range(config.seed, config.seed + config.seeds)
+        for name, algorithm, wait in config.methods
+    ]
     if not all(isinstance(prepared.runtime, AsynchronousRuntime) for _, _, prepared in arms):
         raise ValueError(
             "killed learners: kills workers that are processes under a server; set "
             "config.runtime='actors' and methods with a server"
         )
     runs = [_run(name, seed, prepared, config) for name, seed, prepared in arms]
-    methods = [of_seeds([run for run in runs if run["name"] == name])
-               for name, *_ in config.methods]  # fmt: skip
+    methods = []
+    for name, *_ in config.methods:
+        own = [run for run in runs if run["name"] == name]
+        methods.append({"name": name, "seeds": [run["seed"] for run in own]})
+        for field in ("kills", "undisturbed", "disturbed", "share", "there"):
+            values = [run[field] for run in own]
+            methods[-1] |= {field: float(np.mean(values)), f"{field}_by_seed": values}
     rules = ", ".join(f"{name} under {registry.text(wait)}" for name, _, wait in config.methods)
     conditions = (
         f"{config.workers} processes of one machine, {config.undisturbed:g} s undisturbed, then a "
@@ -265,15 +257,6 @@ def kill(config: ConfigDict) -> analysis.Analysis:
          for row in methods],
     )  # fmt: skip
     return analysis.Analysis({"methods": methods, "runs": runs}, [table, conditions], claims=CLAIMS)
-
-
-def _arm(config: ConfigDict, algorithm: str, wait: str, seed: int) -> ConfigDict:
-    own = ConfigDict(config.to_dict())
-    for _, _, names in KILLING:
-        for name in names:
-            del own[name]
-    own.algorithm, own.wait, own.seed = registry.as_part(algorithm), registry.as_part(wait), seed
-    return own
 
 
 def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> dict[str, Any]:
@@ -292,7 +275,10 @@ def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> dict[s
             rows.append(schedule)
         _, schedule = runtime.advance(end, np.inf, 1)  # losses are known with the next update
         rows = [schedule for schedule in (*rows, schedule) if schedule is not None]
-    alone, among_kills = rate(begin, middle), rate(middle, end)
+    alone, among_kills = (
+        (after.samples - before.samples) / (after.seconds - before.seconds)
+        for before, after in ((begin, middle), (middle, end))
+    )
     absent = absences([event for schedule in rows for event in schedule.events], end.seconds)
     away = sum(until - since for since, until in absent)
     there = 1 - away / (config.workers * (end.seconds - middle.seconds))
@@ -301,11 +287,6 @@ def _run(name: str, seed: int, prepared: Prepared, config: ConfigDict) -> dict[s
         "undisturbed": alone, "disturbed": among_kills,  # samples/s
         "share": among_kills / alone, "there": there,  # goodput, and time with a process
     }  # fmt: skip
-
-
-def rate(before, after) -> float:
-    """Return samples per second between two snapshots of a run."""
-    return (after.samples - before.samples) / (after.seconds - before.seconds)
 
 
 def absences(events: Iterable[Event], end: float) -> list[tuple[float, float]]:
@@ -317,12 +298,3 @@ def absences(events: Iterable[Event], end: float) -> list[tuple[float, float]]:
         elif event.worker in lost:
             absent.append((lost.pop(event.worker), min(event.time, end)))
     return absent + [(time, end) for time in lost.values() if time < end]
-
-
-def of_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return means over the runs of a method, and every seed's shares."""
-    found = {"name": runs[0]["name"], "seeds": [run["seed"] for run in runs]}
-    for field in ("kills", "undisturbed", "disturbed", "share", "there"):
-        values = [run[field] for run in runs]
-        found |= {field: float(np.mean(values)), f"{field}_by_seed": values}
-    return found

@@ -1,12 +1,5 @@
 """MATCHA (Wang et al., arXiv 1905.09435): random matchings instead of all links in every round."""
 
-from collections.abc import Iterator, Sequence
-
-import networkx as nx
-
-from algorithms.gossip import graph_matchings
-from comms import matcha, topology
-from experiments import prepare, registry, stats
 from experiments.papers.base import Panel, drawn, swept
 from experiments.stats import Claim
 
@@ -37,32 +30,3 @@ figure = drawn(
     Panel("8 workers, graph 0", "matcha", GROUPS),
     Panel("8 workers, a ring", "matcha_graph_5", GROUPS),
 )
-
-
-def numbers(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:
-    """Give rho by budget, in theory: the contraction of the squared distance to consensus."""
-    config = arms[0]["config"]
-    for name, graph in (
-        (registry.text(config.graph), prepare.GRAPH.build(config.graph, n=config.workers)),
-        ("a ring", topology.ring(config.workers)),
-    ):
-        ours, vanilla = mixing_rates(graph, BUDGETS)
-        yield stats.Numbers(
-            f"rho on {name}; D-PSGD {vanilla:.4f}",
-            ("budget", "matcha", "periodic", "matcha per communication"),
-            [
-                (f"{budget:g}", f"{rho:.4f}", f"{matcha.periodic_rho(budget, vanilla):.4f}",
-                 f"{rho ** (1 / budget):.4f}")
-                for budget, rho in zip(BUDGETS, ours, strict=True)
-            ],
-        )  # fmt: skip
-
-
-def mixing_rates(graph: nx.Graph, budgets: Sequence[float]) -> tuple[list[float], float]:
-    """Return rho of MATCHA at each budget, and of D-PSGD over all links; smaller is faster."""
-    matchings, _ = graph_matchings(graph)
-    ours = []
-    for budget in budgets:
-        p = matcha.activation_probabilities(matchings, len(graph), budget)
-        ours.append(matcha.mixing_weight(matchings, len(graph), p)[1])
-    return ours, matcha.vanilla(graph)[1]

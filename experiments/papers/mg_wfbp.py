@@ -5,19 +5,19 @@ Two analyses that train nothing: how schedules of communication scale in the mod
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
+from scipy.stats import ttest_rel
 
-from algorithms.mg_wfbp import plan_with
 from comms import cost, iteration
-from comms.iteration import LayerTrace, googlenet
-from experiments import analysis, model_traces, profiling, records, registry, stats, tables, tasks
+from comms.iteration import googlenet
+from experiments import analysis, model_traces, records, registry, stats, tables
 from experiments.papers.base import Lines, Records, Sweep, draw
 from experiments.stats import Answer, Arm, Claim, Inconclusive
 from stragglers import reading
@@ -89,44 +89,22 @@ OURS = "greedy"  # the schedule that published runs call MG-WFBP
 
 def figure(records: Records) -> Figure:
     """Draw simulated scaling efficiencies from 4 to 2048 workers, of three models."""
-    curves = records("mg_wfbp_scale")["summary"]["curves"]
-    few = list(dict.fromkeys(curve["trace"] for curve in curves))[:3]
-    return _figure([curve for curve in curves if curve["trace"] in few])
+    return _figure(records("mg_wfbp_scale")["summary"]["curves"], most=3)
 
 
-def _figure(curves: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw efficiency against workers, a row of panels per trace."""
-    panels: dict[tuple[str, str], list[dict]] = {}
-    for curve in curves:
-        panels.setdefault((curve["trace"], curve["network"]), []).extend(
-            {"workers": workers, "efficiency": share, "schedule": curve["schedule"]}
-            for workers, share in zip(curve["workers"], curve["efficiency"], strict=True)
-        )
-    networks = {network for _, network in panels}
-    return draw(
-        [Lines(f"{trace}, {network.replace('_', ', ')} Gbit/s", points, "workers", "efficiency",
-               "schedule", ("workers", "scaling efficiency"), share=True)
-         for (trace, network), points in panels.items()],
-        columns=len(networks),
-    )  # fmt: skip
-
-
-def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give the end of communication after the backward pass for every plan, by its profile."""
-    rows, measured = [], {}
-    for arm in arms:
-        config = arm["config"]
-        if "buckets" not in config or config.algorithm == arms[0]["config"].algorithm:
-            continue
-        task = tasks.build(config.task)
-        profile = profiling.for_config(config, task)
-        if profile.ready is not None:
-            params = jax.eval_shape(task.init, jax.random.key(config.seed))
-            plan, _ = plan_with(config.buckets, profile)(params)
-            measured[profiling.describe(profile)] = None  # once, if it is the same for all
-            rows.append((arm["name"], f"{len(plan.buckets)}", f"{1e3 * plan.exposed:.3f} ms"))
-    title = "predicted from the profile: " + ("; ".join(measured) or "there is none")
-    yield stats.Numbers(title, ("arm", "buckets", "exposed communication"), rows)
+def _figure(curves: Sequence[Mapping[str, Any]], most: int | None = None) -> Figure:
+    """Draw efficiency against workers, a row of panels for each of the first `most` traces."""
+    traces, networks = (list(dict.fromkeys(curve[key] for curve in curves))
+                        for key in ("trace", "network"))  # fmt: skip
+    panels = []
+    for trace, network in product(traces[:most], networks):
+        points = [{"workers": workers, "efficiency": share, "schedule": curve["schedule"]}
+                  for curve in curves if (curve["trace"], curve["network"]) == (trace, network)
+                  for workers, share in zip(curve["workers"], curve["efficiency"], strict=True)]
+        panels.append(Lines(f"{trace}, {network.replace('_', ', ')} Gbit/s", points, "workers",
+                            "efficiency", "schedule", ("workers", "scaling efficiency"),
+                            share=True))  # fmt: skip
+    return draw(panels, columns=len(networks))
 
 
 # --- how schedules scale: nothing is trained ---
@@ -156,21 +134,12 @@ ENTRIES = (
 )  # fmt: skip
 
 
-def link(measured: Mapping) -> tuple[float, float]:
-    """Return alpha and beta of the links of a ring whose all-reduce was measured.
-
-    measured: `alpha` (s) and `beta` (s per byte) of an all-reduce over its `workers`; a byte's
-    addition counts as part of its transfer.
-    """
-    ring = cost.ring(measured["workers"], 1.0, 1.0)
-    return measured["alpha"] / ring.alpha, measured["beta"] / ring.beta
-
-
 def scale(config: ConfigDict) -> analysis.Analysis:
     """Return the efficiency of all schedules on all traces and networks, by workers.
 
     config: `traces`, names of `model_traces.NAMES`; `batch` and `flops_per_second` of a worker;
-    `networks` {name: see `link`}; `collective`, a name of COLLECTIVES; `workers`; `schedules`;
+    `networks` {name: `alpha` (s) and `beta` (s per byte) of a ring's all-reduce over `workers`, a
+    byte's addition in its transfer}; `collective`, a name of COLLECTIVES; `workers`; `schedules`;
     `at_workers`, the number of the table. Raise ValueError for a config that makes no sense.
     """
     registry.check(config, ENTRIES)
@@ -180,7 +149,10 @@ def scale(config: ConfigDict) -> analysis.Analysis:
         (f"one of config.workers, {simulated}", lambda v: v in config.workers, ("at_workers",)),
         ("a number above 1, that of the measured all-reduce", _is_group, networks),
     ])  # fmt: skip
-    links = {network: link(measured) for network, measured in config.networks.items()}
+    links = {}
+    for network, measured in config.networks.items():
+        ring = cost.ring(measured["workers"], 1.0, 1.0)
+        links[network] = measured["alpha"] / ring.alpha, measured["beta"] / ring.beta
     links = dict(sorted(links.items(), key=lambda item: -item[1][1]))  # the slowest first
     curves = []
     for name in config.traces:
@@ -188,12 +160,9 @@ def scale(config: ConfigDict) -> analysis.Analysis:
         for network, (alpha, beta) in links.items():
             cost_of = functools.partial(COLLECTIVES[config.collective], alpha=alpha, beta=beta)
             for schedule in config.schedules:
-                found = iteration.scaling(trace, cost_of, config.workers, schedule)
-                columns = ("workers", "seconds", "speedup", "efficiency")
-                curves.append(
-                    {"trace": name, "network": network, "schedule": schedule}
-                    | {key: column.tolist() for key, column in zip(columns, found, strict=True)}
-                )
+                found = iteration.scaling(trace, cost_of, config.workers, schedule)._asdict()
+                curves.append({"trace": name, "network": network, "schedule": schedule}
+                              | {key: column.tolist() for key, column in found.items()})
     at = list(config.workers).index(config.at_workers)
     table = tables.pivot(
         f"scaling efficiency, {config.at_workers} workers [%]",
@@ -219,7 +188,9 @@ def published(config: ConfigDict) -> analysis.Analysis:
     for setting, run in config.published.items():
         if run.trace not in built:  # any mini-batch and speed: the times are scaled
             built[run.trace] = model_traces.build(run.trace, 1, 1e12)
-        trace = _at_compute(built[run.trace], run.compute)
+        trace = model_traces.at_compute(built[run.trace], run.compute)
+        if trace.name == "googlenet":  # its backward pass was measured, only the rest is free
+            trace = googlenet(forward_seconds=run.compute - float(built[run.trace].backward.sum()))
         affine = cost.AlphaBeta(run.alpha, run.beta)
         seconds = {
             schedule: iteration.iteration(trace, affine, schedule).seconds
@@ -246,12 +217,6 @@ def published(config: ConfigDict) -> analysis.Analysis:
     return analysis.Analysis({"ratios": ratios, "errors": errors}, [table], claims=CLAIMS)
 
 
-def _at_compute(trace: LayerTrace, seconds: float) -> LayerTrace:
-    if trace.name == "googlenet":  # its backward pass was measured, only the rest is free
-        return googlenet(forward_seconds=seconds - float(trace.backward.sum()))
-    return model_traces.at_compute(trace, seconds)
-
-
 def _error(ratios: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Any] | None:
     """Return the model's errors beside a constant's, which knows nothing of a run."""
     ours = [ratio for ratio in ratios if ratio["baseline"] == baseline and ratio["counted"]]
@@ -268,6 +233,6 @@ def _error(ratios: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Any]
         "runs": len(ours),
         "median": float(np.expm1(np.median(model))),
         "constant_median": float(np.expm1(np.median(constant))),
-        "beyond_constant": None if few else stats.interval(model - constant),
+        "beyond_constant": None if few else ttest_rel(model, constant).confidence_interval(),
         "correlation": None if few else float(np.corrcoef(simulated, known)[0, 1]),
     }

@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import analysis, prepare, registry, stats, tables
-from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
+from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, is_positive, swept
 from experiments.stats import END, Answer, Claim
 from stragglers import delays, processes, theory
 
@@ -88,7 +88,7 @@ figure = drawn(
 
 
 def _is_cost(value) -> bool:
-    return registry.is_number(value) and 0 <= value < np.inf
+    return value == 0 or is_positive(value)
 
 
 ENTRIES = (

@@ -61,10 +61,10 @@ def fewer_bytes(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
     margin = max(level, LOSS_SHARE * abs(dense["train_loss"]))
     lost = stats.compare(ours, dense, "train_loss", margin=margin)
     (fewer,) = _column(arms, record, TABLES, "fewer bytes [%]", AS_PUBLISHED)
-    measured = f"{fewer:.1f} % fewer{_fell_back(ours)}; loss {lost.measured}"
-    if fewer < 81:
-        return lost._replace(verdict=stats.FAILS, measured=measured, reason="")
-    return lost._replace(measured=measured)
+    share = ours.get("fallback_share")
+    fell_back = f", {share:.0%} of updates fell back" if share else ""
+    lost = lost._replace(measured=f"{fewer:.1f} % fewer{fell_back}; loss {lost.measured}")
+    return lost if fewer >= 81 else lost._replace(verdict=stats.FAILS, reason="")
 
 
 def faster(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
@@ -77,11 +77,6 @@ def faster(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
         for name, mean, spread in zip(names, means, spreads, strict=True)
     ]
     return stats.compare(*pair, "ms", 1 / 1.8)
-
-
-def _fell_back(arm: Arm) -> str:
-    share = arm.get("fallback_share") or 0
-    return f", {share:.0%} of updates fell back" if share else ""
 
 
 def _column(
@@ -121,7 +116,7 @@ _MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # beside a
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give bytes, losses and fallbacks of every arm, then its step on two links; measured once."""
+    """Give bytes, losses and fallbacks of every arm, then its step on a link; measured once."""
     if id(arms[0]) not in _MEASURED or _MEASURED[id(arms[0])][0][0] is not arms[0]:
         _MEASURED[id(arms[0])] = arms, list(_tables(arms))
     yield from _MEASURED[id(arms[0])][1]
@@ -131,51 +126,34 @@ def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
     (dense,) = stats.named(arms, DENSE)
     prepared = {arm["name"]: prepare.prepare(arm["config"], settled=True) for arm in arms}
     workers = dense["config"].workers
-    sent = {
-        arm["name"]: _table_bytes(prepared[arm["name"]], workers) + _sent_again(arm) for arm in arms
-    }
+    # Bytes of an update that fallbacks send beyond the plan, below 0 if they save some.
+    again = {arm["name"]: (arm.get("fallback_bytes") or 0) / max(1, arm["updates"]) for arm in arms}
+    sent = {name: _table_bytes(arm, workers) + again[name] for name, arm in prepared.items()}
     yield stats.Numbers(
         TABLES,
         ("arm", "fewer bytes [%]", "loss over dense [%]", "fell back [% of updates]"),
-        [
-            (
-                arm["name"],
-                f"{100 * (1 - sent[arm['name']] / sent[DENSE]):.1f}",
-                "diverged" if None in (arm["train_loss"], dense["train_loss"])
-                else f"{100 * (arm['train_loss'] / dense['train_loss'] - 1):+.2f}",
-                f"{100 * (arm.get('fallback_share') or 0):.1f}",
-            )
-            for arm in arms
-        ],
+        [(arm["name"], f"{100 * (1 - sent[arm['name']] / sent[DENSE]):.1f}",
+          "diverged" if None in (arm["train_loss"], dense["train_loss"])
+          else f"{100 * (arm['train_loss'] / dense['train_loss'] - 1):+.2f}",
+          f"{100 * (arm.get('fallback_share') or 0):.1f}") for arm in arms],
     )  # fmt: skip
     measured = {arm["name"]: (prepared[arm["name"]], arm["config"]) for arm in arms}
     taken = codec_times.step_rounds(measured, ROUNDS)  # (gradient, exchange and step) in seconds
     network = codec_times.link(GIGABITS, workers)
+    # The fastest gradient of a round counts for all, and no codec takes less than none.
+    taken = {name: np.array(rounds) for name, rounds in taken.items()}  # [ROUNDS, 2]
+    gradient, dense_step = np.min([of[:, 0] for of in taken.values()], axis=0), taken[DENSE][:, 1]
     seconds = {}
-    for arm in arms:
-        name, method = arm["name"], prepared[arm["name"]].algorithm
-        exchange = messages.exchange_seconds(method, prepared[name].shapes, workers, network)
-        links = exchange(method.settled) + _sent_again(arm) / (GIGABITS * codec_times.GIGABIT)
-        # The fastest gradient of a round counts for all, and no codec takes less than none.
-        seconds[name] = np.array([
-            min(rounds[n][0] for rounds in taken.values()) + max(taken[name][n][1],
-                                                                 taken[DENSE][n][1]) + links
-            for n in range(ROUNDS)
-        ])  # fmt: skip
+    for name, arm in prepared.items():
+        exchange = messages.exchange_seconds(arm.algorithm, arm.shapes, workers, network)
+        links = exchange(arm.algorithm.settled) + again[name] / (GIGABITS * codec_times.GIGABIT)
+        seconds[name] = gradient + np.maximum(taken[name][:, 1], dense_step) + links
     yield stats.Numbers(
         STEP,
         ("arm", "ms", "deviation [ms]", "over dense"),
-        [
-            (name, f"{1e3 * taken.mean():.2f}", f"{1e3 * taken.std(ddof=1):.3f}",
-             f"{seconds[DENSE].mean() / taken.mean():.2f}x")
-            for name, taken in seconds.items()
-        ],
+        [(name, f"{1e3 * step.mean():.2f}", f"{1e3 * step.std(ddof=1):.3f}",
+          f"{seconds[DENSE].mean() / step.mean():.2f}x") for name, step in seconds.items()],
     )  # fmt: skip
-
-
-def _sent_again(arm: Arm) -> float:
-    """Return bytes of an update that fallbacks sent beyond the plan, below 0 if they saved some."""
-    return (arm.get("fallback_bytes") or 0) / max(1, arm["updates"])
 
 
 def _table_bytes(arm: prepare.Prepared, workers: int) -> float:

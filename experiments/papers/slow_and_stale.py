@@ -4,15 +4,14 @@ Beside its claims stands the runtime of an update, in theory and simulated; that
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments import analysis, prepare, registry, stats, tables
-from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
+from experiments import analysis, prepare, registry, tables
+from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, is_positive, swept
 from experiments.papers.nonblocking import follows_theory
-from experiments.stats import END, Arm, Claim
+from experiments.stats import END, Claim
 from stragglers import theory
 from stragglers.delays import Law
 from stragglers.rule import Setting
@@ -61,14 +60,6 @@ figure = drawn(
 
 # --- the runtime of an update: nothing is trained ---
 
-ENTRIES = (
-    ("a share above 0 and up to 1", lambda v: registry.is_number(v) and 0 < v <= 1, ("share",)),
-    ("a positive whole number", registry.is_count, ("pushes",)),
-    registry.SEED,
-    ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
-)
-
-
 def analyse(config: ConfigDict) -> analysis.Analysis:
     """Return seconds per update (1803.01113, Section 3), in theory and simulated.
 
@@ -78,10 +69,15 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     """
     several = registry.several(registry.is_count)
     registry.check(config, [("positive whole numbers", several, ("workers",))])
-    fewest = min(config.workers)
-    words = f"a whole number from 1 to {fewest}, the fewest workers"
-    few = words, lambda v: registry.is_count(v) and v <= fewest, ("k",)
-    registry.check(config, [few, *ENTRIES])
+    few, most = min(config.workers), max(config.workers)
+    registry.check(config, [
+        (f"a whole number from 1 to {few}, the fewest workers",
+         lambda v: registry.is_count(v) and v <= few, ("k",)),
+        ("a share above 0 and up to 1", lambda v: is_positive(v) and v <= 1, ("share",)),
+        ("a positive whole number", registry.is_count, ("pushes",)),
+        registry.SEED,
+        ("delays by name", lambda v: hasattr(v, "items") and len(v), ("delays",)),
+    ])  # fmt: skip
     laws = {name: prepare.build_delay(part) for name, part in config.delays.items()}
     for name, law in laws.items():
         if not isinstance(law, Law) or math.isinf(law.mean()):
@@ -89,21 +85,17 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
                 f"config.delays.{name} must be an iid law with a mean, got {config.delays[name]!r};"
                 " theory knows no others"
             )
-    cases = {f"K = {config.share:g} P": lambda workers: max(1, round(config.share * workers))}
-    cases |= {f"K = {config.k}": lambda workers: config.k}
+    cases = {f"K = {config.share:g} P": lambda workers: max(1, round(config.share * workers)),
+             f"K = {config.k}": lambda workers: config.k}  # fmt: skip
     found = [
         _runtime(config, name, law, rule, case, workers, k_of(workers))
-        for case, k_of in cases.items()
-        for name, law in laws.items()
-        for rule in PROTOCOLS
-        for workers in config.workers
-    ]
-    few, most = min(config.workers), max(config.workers)
+        for case, k_of in cases.items() for name, law in laws.items()
+        for rule in PROTOCOLS for workers in config.workers
+    ]  # fmt: skip
 
     def cell(point) -> str:
-        bounds = point["low"], point["high"]
-        known = f"{bounds[0]:.4g}" if bounds[0] == bounds[1] else "{:.4g} to {:.4g}".format(*bounds)
-        return f"{point['simulated']:.4g} ({known})"
+        bounds = dict.fromkeys(f"{point[bound]:.4g}" for bound in ("low", "high"))
+        return f"{point['simulated']:.4g} ({' to '.join(bounds)})"
 
     table = tables.pivot(
         "seconds per update by workers, simulated (expected)",
@@ -140,17 +132,3 @@ def _runtime(
         "simulated": seconds,
         "error": max(seconds / high - 1, 1 - seconds / low, 0.0),  # relative, from what it allows
     }  # fmt: skip
-
-
-def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give seconds per update and staleness of every real arm beside its simulation."""
-    rows = []
-    for place in (arm["name"].removeprefix("real/") for arm in arms if "real/" in arm["name"]):
-        pair = stats.named(arms, f"real/{place}", f"simulated/{place}")
-        rows.append((place, *(f"{arm['seconds'] / arm['updates']:.4g}" for arm in pair),
-                     *(f"{arm['staleness_mean']:.3g}" for arm in pair)))  # fmt: skip
-    yield stats.Numbers(
-        "seconds per update, then staleness",
-        ("law/protocol/K", "real [s]", "simulated [s]", "staleness, real", "simulated"),
-        rows,
-    )

@@ -3,8 +3,8 @@
 Beside its claims stands the time that nodes communicate for, simulated; that trains nothing.
 """
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
 from experiments import analysis, prepare, registry, stats, tables
 from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
-from experiments.stats import ACCURACY, BYTES, Answer, Arm, Claim
-from stragglers import serial_links, wavefront
+from experiments.stats import ACCURACY, BYTES, Answer, Claim
+from stragglers import serial_links
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
 
@@ -109,86 +109,53 @@ figure = drawn(
 )
 
 
-def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give accuracies of the mean model and of nodes, their distance, and what was sent again."""
-
-    def last(arm: Arm, name: str) -> float:
-        return float(np.mean([repeat[-1].get(name) or 0.0 for repeat in arm["metrics"]]))
-
-    yield stats.Numbers(
-        "at the end",
-        ("arm", "accuracy of the mean model", "of the worst node [%]", "Gamma / n", "MB per node",
-         "failed buckets", "kB sent again"),
-        [(arm["name"], stats.shown(arm, ACCURACY),
-          f"{100 * arm['test_accuracy_worst_worker']:.2f}",
-          f"{last(arm, 'consensus_distance'):.2g}", f"{last(arm, BYTES) / 1e6:.2f}",
-          f"{last(arm, 'decode_failures'):.1f}",
-          f"{last(arm, 'extra_bytes_per_worker') / 1e3:.1f}") for arm in arms],
-    )  # fmt: skip
-
-
 # --- the time that nodes communicate for: nothing is trained ---
 
 
-Spent = tuple[np.ndarray, float, float]  # s of communication, s of computing, bytes
-
-
-def _sends(config: ConfigDict, bits: int) -> tuple[float, cost.AlphaBeta]:
-    """Return the bytes of a model in float32 or in few bits, and the link."""
+def _seconds(config: ConfigDict, bits: int, share: float = 1.0) -> float:
+    """Return the seconds of a share of a model over one link, in float32 or in few bits."""
     payload = lattice.payload_bytes(config.size, bits) if bits != 32 else 4 * config.size
-    return payload, cost.AlphaBeta(config.alpha, config.beta)
+    return cost.AlphaBeta(config.alpha, config.beta).seconds(share * payload)
 
 
-def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32) -> Spent:
+def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
     """Simulate a rule of pairs; steps: mini-batches between two exchanges."""
     law, width = prepare.build_delay(config.delay), max(1, workers // 8)
     setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
     schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
-    payload, link = _sends(config, bits)
-    spent = serial_links.pair_seconds(schedule, workers, link.seconds(payload))
-    # Nodes that only answer deliver without a meeting.
-    share = len(spent) / len(wavefront.interactions(schedule).time)
-    return spent, schedule.busy.sum(), 2 * payload * share
+    return serial_links.pair_seconds(schedule, workers, _seconds(config, bits))
 
 
-def _rounds(seconds_of, sent, config, workers, steps: int = 1, bits: int = 32) -> Spent:
-    """Simulate rounds, of which `seconds_of` gives the communication, and `sent` the bytes."""
-    law = prepare.build_delay(config.delay)
-    busy = whole(RULES["barrier"](Setting(law, workers, steps, config.seed)), config.rounds).busy
-    payload, link = _sends(config, bits)
-    return seconds_of(busy, payload, link).ravel(), busy.sum(), sent(workers, payload)
+def _busy(config, workers, steps: int) -> np.ndarray:
+    """Return seconds of gradients between exchanges, `steps` mini-batches each [rounds, nodes]."""
+    setting = Setting(prepare.build_delay(config.delay), workers, steps, config.seed)
+    return whole(RULES["barrier"](setting), config.rounds).busy
 
 
-def _gossip(make) -> functools.partial:
-    return functools.partial(
-        _rounds,
-        lambda busy, payload, link: serial_links.matching_rounds(
-            busy, graph_matchings(make(busy.shape[1]))[1], link.seconds(payload)
-        ),
-        lambda workers, payload: payload * 2 * make(workers).size() / workers,
-    )
+def _push(config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
+    return serial_links.push_rounds(_busy(config, workers, steps), _seconds(config, bits))
 
 
-METHODS: Mapping[str, functools.partial] = {
-    "swarm": functools.partial(_pairs, "random_pairs", topology.complete),
-    "ad_psgd": functools.partial(_pairs, "bipartite_pairs", topology.hypercube),
-    "sgp": functools.partial(
-        _rounds,
-        lambda busy, payload, link: serial_links.push_rounds(busy, link.seconds(payload)),
-        lambda workers, payload: payload,
-    ),
-    "dpsgd_ring": _gossip(topology.ring),
-    "dpsgd_hypercube": _gossip(topology.hypercube),
-    "dpsgd_complete": _gossip(topology.complete),
-    "all_reduce": functools.partial(
-        _rounds,
-        lambda busy, payload, link: serial_links.ring_rounds(
-            busy, link.seconds(payload / busy.shape[1])
-        ),
-        lambda workers, payload: cost.ring_all_reduce_bytes(payload, workers),
-    ),
+def _all_reduce(config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
+    part = _seconds(config, bits, 1 / workers)
+    return serial_links.ring_rounds(_busy(config, workers, steps), part)
+
+
+def _gossip(graph_of, config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
+    matchings, seconds = graph_matchings(graph_of(workers))[1], _seconds(config, bits)
+    return serial_links.matching_rounds(_busy(config, workers, steps), matchings, seconds)
+
+
+METHODS: Mapping[str, Callable] = {
+    "swarm": partial(_pairs, "random_pairs", topology.complete),
+    "ad_psgd": partial(_pairs, "bipartite_pairs", topology.hypercube),
+    "sgp": _push,
+    "dpsgd_ring": partial(_gossip, topology.ring),
+    "dpsgd_hypercube": partial(_gossip, topology.hypercube),
+    "dpsgd_complete": partial(_gossip, topology.complete),
+    "all_reduce": _all_reduce,
 }
-METHOD = registry.Kind("methods", METHODS, tuple, ("config", "workers"))
+METHOD = registry.Kind("methods", METHODS, np.ndarray, ("config", "workers"))
 
 
 def analyse(config: ConfigDict) -> analysis.Analysis:
@@ -207,14 +174,9 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     points = []
     for label, method in config.methods:
         for workers in config.workers:
-            spent, computing, sent = METHOD.build(method, config=config, workers=workers)
-            points.append({
-                "method": label, "workers": int(workers),
-                "mean": float(spent.mean()),  # s of a node's update
-                "quantile": float(np.quantile(spent, 0.99)),
-                "of_compute": float(spent.sum() / computing),  # s communicating per s computing
-                "bytes": float(sent),  # that a node sends for an update of its own
-            })  # fmt: skip
+            spent = METHOD.build(method, config=config, workers=workers)  # s of a node's update
+            points.append({"method": label, "workers": int(workers), "mean": float(spent.mean()),
+                           "quantile": float(np.quantile(spent, 0.99))})  # fmt: skip
     table = tables.pivot(
         "ms of communication per node and update by number of nodes, mean / 99 %",
         points,

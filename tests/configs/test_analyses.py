@@ -71,8 +71,6 @@ def test_who_waits_for_nobody_loses_its_own_time_alone(call):
     seconds = 240 + 400 * (1 - 0.995 ** (24 * 32))
     assert points["DiLoCo", 32]["goodput"] == pytest.approx(0.995**24 * 240 / seconds, rel=0.1)
     assert points[ELASTIC, 32]["goodput"] < 0.6 < points[ELASTIC, 4]["goodput"]
-    assert points["asynchronous DiLoCo", 32]["taking_part"] == pytest.approx(1 / 32)
-    assert points[OURS, 32]["staleness"] < points["asynchronous DiLoCo", 32]["staleness"] / 5
     (first, second) = (measured for _, measured in summary["claims"])
     assert first.startswith("does not hold: at least 8") and second.startswith("holds: ")
 

@@ -57,24 +57,6 @@ def test_a_silent_connection_keeps_nobody_out_and_ends(server, monkeypatch):
         assert silent.recv(1) == b""
 
 
-def test_a_connection_that_drips_ends(server, monkeypatch):
-    monkeypatch.setattr(live, "WHOLE", 0.5)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as dripping:
-        ended = False
-        for _ in range(2000):  # bytes of a line, which may have 65,536
-            try:
-                dripping.sendall(b"G")
-                ended = dripping.recv(1) == b""
-            except TimeoutError:
-                continue
-            except OSError:
-                ended = True
-            if ended:
-                break
-        assert ended
-    assert ask(server.port)[0] == 200
-
-
 class Watched:
     """A workdir that is watched in a thread, and whose launch is this test."""
 

@@ -70,16 +70,18 @@ def test_no_record_has_drifted_from_its_config():
     assert set(drifted) == {"heterogeneous_workers_64", "heterogeneous_workers_256"}, drifted
 
 
-def test_evidence_runs_what_is_named_and_goes_on_after_a_failure(tmp_path, monkeypatch, capsys):
+def test_evidence_runs_what_is_named_and_goes_on_after_a_failure(monkeypatch, capsys):
     ran, finished = [], []
 
     def launch(sweep, workdir):
         ran.append(sweep.name)
         return int(sweep.name == "matcha")
 
-    monkeypatch.setattr(publish, "take", lambda workdir, folder: workdir.name)
-    calls = {"folder": tmp_path, "launch": launch, "finish": lambda: finished.append(1)}
-    wrong = publish.evidence(["matcha", "swarm"], **calls)
+    monkeypatch.setattr(publish, "take", lambda workdir: workdir.name)
+    monkeypatch.setattr(publish, "state", lambda sweep: "missing")
+    monkeypatch.setattr(publish, "launched", launch)
+    monkeypatch.setattr(publish, "write_pages", lambda: finished.append(1))
+    wrong = publish.evidence(["matcha", "swarm"])
     assert ran == ["matcha", "swarm"] and finished == [1]
     assert wrong == ["matcha: launch.py ended with exit code 1"]
     assert "matcha: missing" in capsys.readouterr().out

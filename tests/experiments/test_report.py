@@ -148,8 +148,8 @@ def test_a_page_says_what_came_out_and_how_to_repeat_it_without_scripts_too(swee
     rows = [name for name in page.words if name in ("pairs", NASTY, "sync")]
     assert rows[:3] == ["pairs", NASTY, "sync"]  # in the order of the sweep
     settings, _, common = text.partition("<h2>Settings</h2>")[2].partition("<details>")
-    assert ">wait<" in settings and ">0, 1<" in settings and "optimizer.rate" not in settings
-    assert "optimizer.rate" in common and ">wait<" not in common
+    assert ">wait<" in settings and ">0, 1<" in settings and ">optimizer<" not in settings
+    assert ">optimizer<" in common and "sgd(rate=0.1)" in common and ">wait<" not in common
 
 
 def test_live_figures_have_the_numbers_of_the_records(sweep):

@@ -87,12 +87,10 @@ EVENTS = (Event(0.0, 2, "joined"), Event(0.25, 1, "lost"), Event(0.5, 1, "restor
           Event(1e3, P + 1, "joined"))  # fmt: skip
 
 
-def test_a_file_has_events_as_instants_and_a_lane_for_waits_for_the_input(tmp_path):
+def test_a_file_has_events_as_instants(tmp_path):
     schedule = replace(schedule_of("barrier"), events=EVENTS)
-    waits = ((0.0, 0.0), (0.5, 0.25), (1.25, 0.25), (2.0, 1.0))
-    metrics = [{"seconds": seconds, "input_wait_seconds": waited} for seconds, waited in waits]
     path = tmp_path / timeline.TIMELINE
-    timeline.write(schedule, path, "a/<b>", "wall", metrics)
+    timeline.write(schedule, path, "a/<b>", "wall")
     assert [p.name for p in tmp_path.iterdir()] == [timeline.TIMELINE]
     document = json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(constant))
     shown = document["traceEvents"]
@@ -107,8 +105,6 @@ def test_a_file_has_events_as_instants_and_a_lane_for_waits_for_the_input(tmp_pa
     ]
     named = {e["tid"]: e["args"]["name"] for e in shown if e["name"] == "thread_name"}
     assert named[P + 2] == f"worker {P + 1}" and len(named) == P + 1
-    lane = [(event["ts"], event["args"]["seconds"]) for event in shown if event["ph"] == "C"]
-    assert lane == [(0.0, 0.25), (5e5, 0.0), (1.25e6, 0.75)]  # none where nothing is streamed
     plain = timeline.trace(schedule_of("barrier"), "run", "wall")["traceEvents"]
     spans = [event for event in shown if event["ph"] == "X"]
     assert spans == [event for event in plain if event["ph"] == "X"]
