@@ -1,0 +1,308 @@
+"""Rounds whose buckets travel beside the backward pass: the same training, and really beside it."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from algorithms import all_reduce, mg_wfbp
+from algorithms.base import AXIS
+from experiments import tasks
+from runtimes import mesh
+from runtimes.stages import Stages
+from tests.conftest import make_mesh
+from tests.runtimes import one_of_several
+from tests.runtimes.toy import bits
+
+N, B, D = 4, 8, 3
+RNG = np.random.default_rng(1)
+DATA = {"x": RNG.standard_normal((64, D)).astype(np.float32), "y": RNG.standard_normal(64, "f")}
+PARAMS = {f"layer_{i}": {"w": np.eye(D, dtype="f") * 0.9, "b": np.zeros(D, "f")} for i in range(3)}
+LATE = pytest.mark.skipif(
+    not hasattr(jax.lax, "psum_scatter_start"), reason="JAX 0.12 has asynchronous collectives"
+)
+
+
+def losses(params, examples):
+    """[b] squared errors of three layers, of which the middle one is compiled apart."""
+    x = examples["x"]
+    for i in range(3):
+        layer = lambda x, p: jnp.tanh(x @ p["w"] + p["b"])  # noqa: E731
+        x = (jax.jit(layer) if i == 1 else layer)(x, params[f"layer_{i}"])
+    return (x.sum(-1) - examples["y"]) ** 2
+
+
+class Drawn:
+    """Mini-batches of fixed samples."""
+
+    batch_size = B
+
+    @staticmethod
+    def indices(workers, counters):
+        start = 7 * np.asarray(workers)[..., None] + 3 * np.asarray(counters)[..., None]
+        return ((start + np.arange(B)) % 64).astype(np.int32)
+
+
+def built(buckets="wfbp", collective="psum", overlap="threads"):
+    method = mg_wfbp(optax.sgd(0.05, momentum=0.9), buckets=buckets, collective=collective)
+    return mesh.Mesh(
+        method, losses, DATA, Drawn, workers=N, mini_batches=1, rounds_per_dispatch=4,
+        overlap=overlap,
+    )  # fmt: skip
+
+
+def trained(runtime, updates=10):
+    """Return the parameters after some rounds, with a break in which the run is packed."""
+    run, _ = runtime.advance(runtime.start(PARAMS), np.inf, 3)
+    packed = runtime.pack(run)
+    run, _ = runtime.resume(runtime.start(PARAMS), packed, ())
+    run, schedule = runtime.advance(run, np.inf, updates - 3)
+    assert run.update == updates and run.samples == updates * N * B
+    schedule.validate()
+    params = jax.device_get(run.model.params)
+    runtime.close()
+    return params
+
+
+def by_hand(updates=10):
+    """The mean gradient of all workers' samples, and SGD with momentum, in one program."""
+    params, optimizer = PARAMS, optax.sgd(0.05, momentum=0.9)
+    state = optimizer.init(params)
+    for t in range(updates):
+        places = Drawn.indices(np.arange(N), np.full(N, t)).ravel()
+        batch = {name: a[places] for name, a in DATA.items()}
+        gradient = jax.grad(lambda p, batch=batch: losses(p, batch).mean())(params)
+        change, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, change)
+    return params
+
+
+@pytest.mark.parametrize("collective", ["psum", "ring", "decoupled"])
+@pytest.mark.parametrize("overlap", ["threads", pytest.param("program", marks=LATE)])
+def test_what_is_trained_is_sgd_on_all_samples(overlap, collective):
+    expected = by_hand()
+    for buckets in ("wfbp", "single"):
+        got = trained(built(buckets, collective, overlap))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, np.stack([b] * N), rtol=2e-5, atol=1e-6),
+            got,
+            expected,
+        )
+
+
+def test_without_a_choice_of_the_compiler_it_is_the_plain_round_bit_for_bit():
+    assert bits(trained(built())) == bits(trained(built(overlap="none")))
+
+
+def held(runtime, updates=1):
+    """Return the compiled rounds of a runtime, whose collectives a test may hold up."""
+    run, _ = runtime.advance(runtime.start(PARAMS), np.inf, updates)
+    return run, runtime._program
+
+
+def test_a_bucket_travels_while_the_backward_pass_goes_on():
+    """The first bucket's all-reduce ends only once the last stage of the backward pass has run."""
+    runtime = built()
+    run, programs = held(runtime)
+    computed = threading.Event()
+    reduce, last = programs._reduce[0], programs._first._programs[-1]
+
+    def reduces(x):
+        assert computed.wait(60), "the backward pass waits for the exchange"
+        return reduce(x)
+
+    def computes(*values):
+        found = last(*values)
+        computed.set()
+        return found
+
+    programs._reduce[0], programs._first._programs[-1] = reduces, computes
+    after, _ = runtime.advance(run, np.inf, 1)
+    assert after.update == 2
+    runtime.close()
+
+
+def test_a_decoupled_bucket_is_gathered_while_the_next_forward_pass_goes_on():
+    """The last layer's all-gather ends only once the next forward pass has used the first's."""
+    runtime = built(collective="decoupled")
+    run, programs = held(runtime)
+    stages, following = programs._following._stages.stages, programs._following._programs
+    begun = next(i for i, stage in enumerate(stages) if stage.awaits == 0)
+    assert stages[begun].program.outvars  # the first layer, which arrives first, is computed with
+    computed = threading.Event()
+    gather, first = programs._gather[0], following[begun]
+
+    def gathers(x):
+        assert computed.wait(60), "the forward pass waits for the last layer's gradient"
+        return gather(x)
+
+    def computes(*values):
+        found = first(*values)
+        computed.set()
+        return found
+
+    programs._gather[0], following[begun] = gathers, computes
+    after, _ = runtime.advance(run, np.inf, 2)
+    assert after.update == 3
+    runtime.close()
+
+
+def test_an_exchange_that_fails_ends_the_run():
+    runtime = built()
+    run, programs = held(runtime)
+
+    def fails(x):
+        raise RuntimeError("the peer has gone")
+
+    programs._reduce[1] = fails
+    with pytest.raises(RuntimeError, match="the peer has gone"):
+        runtime.advance(run, np.inf, 1)
+    runtime.close()
+
+
+def test_a_timeline_has_every_stage_and_every_bucket_of_every_round():
+    runtime = built()
+    run, _ = held(runtime)
+    runtime.timeline = []
+    runtime.advance(run, np.inf, 3)
+    runtime.close()
+    names = [(span.lane, span.name) for span in runtime.timeline]
+    assert all(names.count(("exchange", f"reduce {b}")) == 3 for b in range(3))
+    assert all(names.count(("compute", f"stage {i}")) == 3 for i in range(3))
+    assert all(span.start <= span.end for span in runtime.timeline)
+
+
+@LATE
+def test_the_program_starts_an_exchange_per_bucket():
+    runtime = built(overlap="program")
+    run = runtime.start(PARAMS)
+    examples, table = runtime._input.take(run.consumed, 4)
+    lowered = runtime.dispatch.lower(run.model, table, examples, None, np.int32(1)).as_text()
+    assert lowered.count("reduce_scatter") == lowered.count("stablehlo.all_gather") == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        (mg_wfbp, {"overlap": "thread"}, "overlap='thread' is unknown; choose one of none, thr"),
+        (all_reduce, {"overlap": "threads"}, "does not send its gradients in buckets; take mg_wf"),
+        (mg_wfbp, {"overlap": "threads", "mini_batches": 2}, "mini_batches=1 and devices_per_work"),
+        (mg_wfbp, {"overlap": "threads", "devices_per_worker": 2}, "or leave overlap out"),
+    ],
+    ids=["unknown", "no buckets", "several mini-batches", "slices"],
+)
+def test_what_cannot_overlap_is_refused(method, options, words):
+    own = {"buckets": "wfbp"} if method is mg_wfbp else {}
+    given = {"workers": 2, "mini_batches": 1} | options
+    with pytest.raises(ValueError, match=words):
+        mesh.Mesh(method(optax.sgd(0.1), **own), losses, DATA, Drawn, **given)
+
+
+def test_collectives_of_a_later_jax_are_refused_before(monkeypatch):
+    monkeypatch.delattr(jax.lax, "psum_scatter_start", raising=False)
+    with pytest.raises(ValueError, match="came with JAX 0.12"):
+        built(overlap="program")
+
+
+# --- stages
+
+
+def chain(arriving, x):
+    """Of y = x + the sum of what arrives: results of the last, the middle and the first term."""
+    (a,), (b,), (c,) = arriving
+    first = jnp.sin(x + a)
+    second = jnp.cos(first * b)
+    third = jnp.exp(second - c)
+    return [[third * 2], [second * third], [first, second * 3]], {"x": x, "sum": first + second}
+
+
+GIVEN = [[1.0], [2.0], [3.0]]
+
+
+def test_a_stage_needs_no_more_than_has_arrived_and_computes_no_more_than_is_to_leave():
+    stages = Stages(chain, 2, GIVEN, jnp.float32(0.5))
+    there, left, ran = [], [], []
+
+    def arrived(k):
+        there.append(k)
+        return GIVEN[k]
+
+    def run(i, stage):
+        def computed(*values):
+            ran.append((i, [e.primitive.name for e in stage.program.eqns], list(there), list(left)))
+            return stages.traced(stage)(*values)
+
+        return computed
+
+    found = {}
+    rest = stages.play(
+        [run(i, stage) for i, stage in enumerate(stages.stages)],
+        (jnp.float32(0.5),),
+        arrived,
+        lambda b, values: (left.append(b), found.setdefault(b, values)),
+    )
+    expected, kept = chain(GIVEN, jnp.float32(0.5))
+    assert [found[b] for b in range(3)] == expected and rest == kept
+    assert there == left == [0, 1, 2]
+    when = {name: (seen, gone) for _, names, seen, gone in ran for name in names}
+    assert when["sin"] == ([0], []) and when["cos"] == ([0, 1], [])
+    assert when["exp"] == ([0, 1, 2], [])
+    multiplied = [(len(gone), names.count("mul")) for _, names, _, gone in ran if "mul" in names]
+    assert multiplied == [(0, 1), (0, 1), (1, 1), (2, 1)]  # first * b, then a product per group
+
+
+@pytest.mark.parametrize("name", ["digits", "next_token"])
+def test_stages_of_a_models_gradient_are_its_gradient(name):
+    """With calls, loops and constants inside, and a seed for what a model draws."""
+    task = tasks.build(
+        {"name": "digits", "model": {"name": "cnn", "channels": [4]}}
+        if name == "digits"
+        else {"name": "next_token", "model": {"name": "gpt", "layers": 1, "width": 8, "heads": 2}}
+    )
+    params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
+    examples = jax.tree.map(np.asarray, tasks.take(task.train, np.arange(2)))
+
+    def gradient(arriving, params, examples):
+        del arriving
+        found = jax.grad(lambda p: tasks.first_draw(task)(p, examples).mean())(params)
+        return [[leaf] for leaf in jax.tree.leaves(found)][::-1], ()
+
+    stages, found = Stages(gradient, 1, (), params, examples), []
+    run = [jax.jit(stages.traced(stage)) for stage in stages.stages]
+    stages.play(run, (params, examples), leave=lambda b, values: found.append((b, *values)))
+    expected = [leaf for (leaf,) in jax.jit(gradient)((), params, examples)[0]]
+    assert [b for b, _ in found] == list(range(len(expected))) and len(run) >= len(expected)
+    for (_, got), leaf in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, leaf, rtol=2e-4, atol=1e-6)
+
+
+def test_the_parts_of_a_decoupled_all_reduce_are_its_sum():
+    from comms.collectives import ALL_REDUCES
+
+    x = np.arange(4 * 7, dtype=np.float32).reshape(4, 7)
+    both = jax.shard_map(
+        lambda x: ALL_REDUCES["decoupled"](x[0])[None],
+        mesh=make_mesh(4), in_specs=P(AXIS), out_specs=P(AXIS),
+    )  # fmt: skip
+    np.testing.assert_array_equal(both(x)[:, :7], np.broadcast_to(x.sum(0), (4, 7)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_that_differ_in_speed_never_wait_for_ever(tmp_path, count):
+    """Two thousand rounds in which every stage of every process is late at random."""
+    with one_of_several.started(tmp_path, "overlapped", count=count, devices=1) as (running, files):
+        for rank, process in enumerate(running):
+            assert process.wait(300) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
+        found = [dict(np.load(output)) for output in files]
+    for name in found[0]:
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0][name], other[name])
+    for name in ("psum", "decoupled"):
+        np.testing.assert_allclose(found[0][name], one_of_several.not_overlapped(count), rtol=1e-4)
+
+
