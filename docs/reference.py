@@ -24,7 +24,6 @@ SIGNS = GREEK | {"sum": "&sum;", "sqrt": "&radic;"}
 INDENTED = re.compile(
     r'<div class="highlight"><pre><span></span><code>(.*?)</code></pre></div>', re.DOTALL
 )
-
 DOCTEST = re.compile(r"^ *>>> .*\n(?:.*\S.*\n)*", re.MULTILINE)
 
 
