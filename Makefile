@@ -5,7 +5,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo evidence test test-slow smoke lint benchmark clean
+.PHONY: demo evidence test test-slow smoke lint benchmark docs clean
 
 demo: $(VENV)/installed
 	$(RUN) launch.py --config=configs/demo.py --sweep --overwrite --workdir=runs/demo
@@ -33,6 +33,13 @@ lint: $(VENV)/installed
 benchmark: $(VENV)/installed
 	MALLOC_MMAP_THRESHOLD_=8000000000 MALLOC_TRIM_THRESHOLD_=16000000000 \
 		MALLOC_TOP_PAD_=1000000000 $(RUN) -m benchmarks.suite
+
+# The pages and the reference of docstrings, in build/site/index.html. Pages need no network; their
+# search needs a server, as python -m http.server -d build/site
+docs: $(VENV)/installed
+	$(RUN) -m pip install --quiet --requirement docs/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+	$(RUN) docs/check.py build/site
 
 $(VENV)/installed: requirements.txt
 	$(if $(PYTHON),,$(error no Python 3.11 or newer with venv runs here; name one: make PYTHON=...))

@@ -110,7 +110,7 @@ python launch.py --config=configs/nonblocking.py --config.wait=barrier --workdir
 python launch.py --watch=runs/demo            # the page of a launch while it goes on
 python launch.py --report=runs/demo           # its table, figures and strips, written again
 
-docs/commands.md has the others, python launch.py --help all flags.\
+docs/running.md has the others, python launch.py --help all flags.\
 """
 
 _ENTRIES: dict[str, str | bool] = {}  # entries of the config that the command line gives

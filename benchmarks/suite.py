@@ -5,7 +5,7 @@
     python -m benchmarks.suite --tiny                # the smallest sizes: only that all runs
 
 A ratio is of the faster halves of both sides' turns. A whole run replaces the record
-`docs/results/benchmarks/suite.json` and the table in `docs/commands.md`.
+`docs/results/benchmarks/suite.json` and the table in `docs/reproducing.md`.
 
 Fresh pages make a copy of 40 MB several times slower on Linux, and codecs look better than they
 are. `make benchmark` lets the allocator keep its memory, as a long training run would.
@@ -47,7 +47,7 @@ from stragglers.processes import from_law
 from stragglers.rule import Rule, Setting, whole
 from stragglers.rules import RULES
 
-PAGE = ROOT / "docs" / "commands.md"
+PAGE = ROOT / "docs" / "reproducing.md"
 MARKS = "<!-- suite -->\n", "<!-- end of the suite -->"
 DEVICES = 8  # virtual ones of a CPU
 SHARE = 0.02  # of the seconds that are left, for the turns of one comparison

@@ -21,7 +21,11 @@ def occupied(x) -> jax.Array:
 
 
 def pack(mask) -> jax.Array:
-    """Return a mask, bool [n], as words, uint32 [ceil(n / 32)]; padded with zeros."""
+    """Return a mask, bool [n], as words, uint32 [ceil(n / 32)]; padded with zeros.
+
+        >>> pack(jnp.array([True, False, True])).tolist()
+        [5]
+    """
     return pack_codes(mask, 1)
 
 
@@ -63,7 +67,11 @@ def union(words, axis: str = AXIS) -> jax.Array:
 
 
 def count(words) -> jax.Array:
-    """Return the number of set bits, int32 scalar."""
+    """Return the number of set bits, int32 scalar.
+
+        >>> int(count(pack(jnp.array([True, False, True]))))
+        2
+    """
     return jnp.sum(jax.lax.population_count(words), dtype=jnp.int32)
 
 
@@ -93,7 +101,11 @@ def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: i
 
 
 def payload_bytes(size: int) -> int:
-    """Return the bytes of the bitmap of `size` entries, an all-reduce's payload of uint32 words."""
+    """Return the bytes of the bitmap of `size` entries, an all-reduce's payload of uint32 words.
+
+        >>> payload_bytes(1000)
+        128
+    """
     return 4 * -(-size // 32)
 
 

@@ -88,7 +88,11 @@ def decode(message: Chunked, size: int, cut: Cut, bits: int) -> jax.Array:
 
 
 def payload_bytes(size: int, cut: Cut, bits: int) -> int:
-    """Return the bytes of codes, indices and scales."""
+    """Return the bytes of codes, indices and scales.
+
+        >>> payload_bytes(4096, Cut(4096, 64), bits=2)
+        116
+    """
     chunks, chunk, k = cut.of(size)
     words = sum(-(-chunks * k * width // 32) for width in (bits, _index_bits(chunk)))
     return 4 * words + 4 * chunks

@@ -38,7 +38,11 @@ _INFINITE = np.uint32(0x7F800000)  # bits of a float32; the bits of NaN are abov
 
 
 def buckets(size: int, bucket: int = BUCKET) -> int:
-    """Return the number of buckets of at most `bucket` coordinates that a vector is cut into."""
+    """Return the number of buckets of at most `bucket` coordinates that a vector is cut into.
+
+        >>> buckets(10_000)
+        10
+    """
     if bucket < 1:
         raise ValueError(f"lattice: bucket = {bucket} holds no coordinate; set bucket >= 1")
     return -(-size // bucket)
@@ -68,7 +72,11 @@ def row_bytes(n: int, bits: int) -> int:
 
 
 def payload_bytes(size: int, bits: int, bucket: int = BUCKET) -> int:
-    """Return the bytes of one message of a vector, all its buckets alike."""
+    """Return the bytes of one message of a vector, all its buckets alike.
+
+        >>> payload_bytes(10_000, bits=8)
+        10120
+    """
     count = buckets(size, bucket)
     return count * row_bytes(-(-size // max(count, 1)), bits)
 

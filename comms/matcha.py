@@ -28,6 +28,9 @@ def decompose(graph: nx.Graph) -> list[Matching]:
 
     Deterministic: the same graph gives the same matchings on every host. Raises ValueError unless
     its nodes are 0..n-1 and no edge is a loop.
+
+        >>> decompose(nx.cycle_graph(4))
+        [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
     """
     if set(graph) != set(range(len(graph))) or nx.number_of_selfloops(graph):
         raise ValueError(
@@ -112,6 +115,9 @@ def partners(matching: Iterable[Edge], n: int) -> np.ndarray:
     """Return the partners of all workers, int64 [n]: unmatched workers map to themselves.
 
     Raises ValueError where an edge leaves 0..n-1 or a worker has two partners.
+
+        >>> partners([(0, 1)], 3).tolist()
+        [1, 0, 2]
     """
     partner = np.arange(n)
     for i, j in matching:
@@ -192,6 +198,9 @@ def activation_probabilities(
     to 1, so that every such v gives a linear bound on it, a cut. A linear programme over all cuts
     gives the upper bound; the next cuts are taken half-way between its solution and the best p
     (Ben-Ameur and Neto, "Acceleration of cutting-plane and column generation algorithms", 2007).
+
+        >>> activation_probabilities(decompose(nx.cycle_graph(4)), 4, budget=0.5).round(3).tolist()
+        [0.5, 0.5]
     """
     check_budget("activation_probabilities", budget)
     count = len(matchings)

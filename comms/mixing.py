@@ -14,7 +14,11 @@ import numpy as np
 
 
 def laplacian(graph: nx.Graph) -> np.ndarray:
-    """Return the Laplacian L = D - A [n, n] float64 of a graph with nodes 0..n-1."""
+    """Return the Laplacian L = D - A [n, n] float64 of a graph with nodes 0..n-1.
+
+        >>> laplacian(nx.path_graph(3)).tolist()
+        [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
+    """
     adjacency = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight=None)
     return np.diag(adjacency.sum(axis=1)) - adjacency
 
@@ -53,6 +57,9 @@ def best_step(graph: nx.Graph) -> float:
 
     lambda: eigenvalues of the Laplacian L. 0 for a single worker; a disconnected graph raises
     ValueError, as no weight contracts there.
+
+        >>> round(best_step(nx.complete_graph(4)), 6)
+        0.25
     """
     if len(graph) == 1:
         return 0.0
@@ -70,6 +77,9 @@ def rho(W: np.ndarray) -> float:
 
     rho = max(|lambda_2|, |lambda_n|)^2, and the spectral gap is 1 - sqrt(rho); 0 for a single
     worker. Raises ValueError for a W [n, n] that is not symmetric with rows that sum to 1.
+
+        >>> round(rho(metropolis(nx.cycle_graph(4))), 4)
+        0.1111
     """
     W = _doubly_stochastic("rho", W)
     return float(np.abs(np.linalg.eigvalsh(W - 1 / len(W))).max() ** 2)

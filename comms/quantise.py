@@ -81,7 +81,11 @@ def at_own_chunk(left, size: int, axis: str = AXIS) -> jax.Array:
 
 
 def chunk_entries(size: int, workers: int) -> int:
-    """Return the entries of the chunk that a worker adds up."""
+    """Return the entries of the chunk that a worker adds up.
+
+        >>> chunk_entries(10, workers=4)
+        3
+    """
     return -(-size // workers)
 
 
@@ -216,14 +220,22 @@ def qsgd_decode(message: Quantised, size: int, levels: int, bucket: int = 512) -
 
 
 def qsgd_bits(levels: int) -> int:
-    """Return the bits of a code, of 2 levels + 1 values."""
+    """Return the bits of a code, of 2 levels + 1 values.
+
+        >>> qsgd_bits(levels=7)
+        4
+    """
     if not 1 <= levels < 2**15:
         raise ValueError(f"qsgd: levels must be 1 to 32767, got {levels}; 7 make codes of 4 bits")
     return (2 * levels).bit_length()
 
 
 def qsgd_payload_bytes(size: int, levels: int, bucket: int = 512) -> int:
-    """Return the bytes of packed codes and norms, which every worker gathers from all."""
+    """Return the bytes of packed codes and norms, which every worker gathers from all.
+
+        >>> qsgd_payload_bytes(1024, levels=7)  # 4 bits an entry, 2 norms
+        520
+    """
     words = -(-size // (32 // qsgd_bits(levels)))
     return 4 * words + 4 * -(-size // bucket)
 
@@ -275,7 +287,11 @@ def sign(x) -> Quantised:
 
 
 def sign_decode(message: Quantised, size: int) -> jax.Array:
-    """Return the vector, float32 [size], of plus and minus the mean magnitude."""
+    """Return the vector, float32 [size], of plus and minus the mean magnitude.
+
+        >>> sign_decode(sign(jnp.array([1.0, -3.0])), 2).tolist()
+        [2.0, -2.0]
+    """
     negative = bitmap.unpack(message.codes, size)
     return jnp.where(negative, -message.scale, message.scale)
 

@@ -55,6 +55,9 @@ def one_peer_exponential(n: int) -> list[Round]:
 
     Directed, half of one's own and half of the peer's value; the product of all rounds is the mean
     where n is a power of two.
+
+        >>> len(one_peer_exponential(8))
+        3
     """
     hops = [1 << t for t in range((n - 1).bit_length())]
     return [_shifted(n, [hop], 0.5) for hop in hops] or [_shifted(n, [], 0.0)]
@@ -106,6 +109,9 @@ def base_k(n: int, k: int = 1) -> list[Round]:
     """Return the Base-(k+1) graph: at most k peers at a time, then the mean (arXiv 2305.11420).
 
     Algorithms 1 to 3 there: the shorter one of two plans. Raises ValueError unless k >= 1.
+
+        >>> [one.partners.tolist() for one in base_k(4)]
+        [[[1, 0, 3, 2]], [[2, 3, 0, 1]]]
     """
     if k < 1:
         raise ValueError(f"base_k: needs k >= 1 peers, got {k}; 1 is the Base-2 graph")

@@ -163,7 +163,11 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
 
 
 def payload_bytes(rows: int, columns: int, row_shape: tuple[int, ...] = ()) -> int:
-    """Return the bytes of a sketch, an all-reduce's payload of float32; row_shape: that of x[i]."""
+    """Return the bytes of a sketch, an all-reduce's payload of float32; row_shape: that of x[i].
+
+        >>> payload_bytes(3, 100)
+        1200
+    """
     return 4 * rows * columns * math.prod(row_shape)
 
 
@@ -265,6 +269,9 @@ def peeling_load(rows: int) -> float:
     The minimum over x of x / (r (1 - exp(-x))^(r - 1)) for r rows of buckets: threshold of the
     2-core of random r-uniform hypergraphs (M. Molloy, "Cores in random hypergraphs", 2005; arXiv
     1101.2245, Table 1, has its reciprocals). One row resolves no two entries for sure: 0.
+
+        >>> round(peeling_load(3), 3)
+        0.818
     """
     if rows == 1:
         return 0.0

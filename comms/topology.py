@@ -25,12 +25,20 @@ Edge = tuple[int, int]
 
 
 def ring(n: int) -> nx.Graph:
-    """Return a cycle of n workers; one worker alone for n=1, a single edge for n=2."""
+    """Return a cycle of n workers; one worker alone for n=1, a single edge for n=2.
+
+        >>> list(ring(4).edges)
+        [(0, 1), (0, 3), (1, 2), (2, 3)]
+    """
     return _connected("ring", n, ((i, (i + 1) % n) for i in range(n) if n > 1))
 
 
 def torus(n: int) -> nx.Graph:
-    """Return a grid whose rows and columns close to rings, most nearly square; n not prime."""
+    """Return a grid whose rows and columns close to rings, most nearly square; n not prime.
+
+        >>> torus(9).number_of_edges()
+        18
+    """
     graph = nx.grid_2d_graph(*_most_square("torus", n), periodic=True)
     return _connected("torus", n, nx.convert_node_labels_to_integers(graph).edges)
 
@@ -47,12 +55,20 @@ def complete(n: int) -> nx.Graph:
 
 
 def star(n: int) -> nx.Graph:
-    """Link worker 0 to every other worker."""
+    """Link worker 0 to every other worker.
+
+        >>> list(star(4).edges)
+        [(0, 1), (0, 2), (0, 3)]
+    """
     return _connected("star", n, ((0, i) for i in range(1, n)))
 
 
 def hypercube(n: int) -> nx.Graph:
-    """Link workers whose binary numbers differ in one bit; n a power of two."""
+    """Link workers whose binary numbers differ in one bit; n a power of two.
+
+        >>> sorted(hypercube(8)[0])
+        [1, 2, 4]
+    """
     _check_workers("hypercube", n)
     if n & (n - 1):
         below = 1 << (n.bit_length() - 1)
@@ -68,6 +84,9 @@ def exponential(n: int) -> nx.Graph:
     """Return the static undirected exponential graph: i -- i +- 2^k mod n for every 2^k < n.
 
     Undirected form of the graph of Assran et al., arXiv 1811.10792.
+
+        >>> sorted(exponential(8)[0])
+        [1, 2, 4, 6, 7]
     """
     hops = [1 << k for k in range((n - 1).bit_length())]
     return _connected("exponential", n, ((i, (i + hop) % n) for i in range(n) for hop in hops))
@@ -139,7 +158,11 @@ def geometric(n: int, radius: float, seed: int) -> nx.Graph:
 
 
 def edge_list(n: int, edges: Iterable[Edge]) -> nx.Graph:
-    """Link n workers as given, in either direction; repeated links count once."""
+    """Link n workers as given, in either direction; repeated links count once.
+
+        >>> list(edge_list(3, [(0, 1), (2, 1)]).edges)
+        [(0, 1), (1, 2)]
+    """
     _check_workers("edge_list", n)
     try:
         edges = [(int(i), int(j)) for i, j in edges]

@@ -248,7 +248,7 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
             answer.measured or "–",
             "–" if answer.p is None else f"{answer.p:.2g}",
             f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else ""),
-            claim.source or "no paper",
+            ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "no paper"),
             f"[{claim.record.rpartition('/')[2]}](results/{claim.record}.json)",
         )
         for claim, answer in answers(paper)
@@ -256,7 +256,7 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
     yield from table(("claim", "measured", "p", "verdict", "source", "record"), rows)
     path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
     yield ""
-    yield f"Rows: [{path}](../{path}). Commands of the records: [sweeps](results.md#sweeps)."
+    yield f"Rows: [{path}](../{path})."
 
 
 def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, stats.Answer]]:
@@ -404,10 +404,17 @@ TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Give the lines of a table in Markdown."""
-    for row in (headings, ["---"] * len(headings), *rows):
-        yield "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |"
+
+    def line(row: Sequence[str]) -> str:
+        cells = (" ".join(cell.replace("|", "\\|").split()) for cell in row)
+        return f"| {' | '.join(cells)} |"
+
+    yield line(headings)
+    yield "|" + "---|" * len(headings)
+    yield from map(line, rows)
 
 
+ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 MARKED = re.compile(r"(<!-- table: ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -60,7 +60,11 @@ def sentence(error: Exception | str) -> str:
 
 
 def meant(name: Any, known: Iterable[str]) -> str:
-    """Return the question for the known name that is closest to a mistyped one, or nothing."""
+    """Return the question for the known name that is closest to a mistyped one, or nothing.
+
+        >>> meant("wokers", ["workers"])
+        "did you mean 'workers'? "
+    """
     close = difflib.get_close_matches(str(name), list(known), 1, CLOSE)
     return f"did you mean {close[0]!r}? " if close else ""
 
@@ -229,7 +233,11 @@ def spec(written: Part) -> dict[str, Any]:
 
 
 def text(written: Any) -> str:
-    """Return a value as one would write it on the command line: parts as calls, else a literal."""
+    """Return a value as one would write it on the command line: parts as calls, else a literal.
+
+        >>> text(part("top_k", ratio=0.1))
+        'top_k(ratio=0.1)'
+    """
     if isinstance(written, str):
         return written
     if hasattr(written, "items") and "name" in written:
@@ -261,7 +269,11 @@ def is_part(value: Any) -> bool:
 
 
 def is_brought(name: str) -> bool:
-    """Return whether a text is the name of something brought along, `package.module:factory`."""
+    """Return whether a text is the name of something brought along, `package.module:factory`.
+
+        >>> is_brought("mine:law")
+        True
+    """
     match = _BROUGHT.fullmatch(name)
     return match is not None and match[2] is not None
 

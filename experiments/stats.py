@@ -176,7 +176,11 @@ def equal(quantity: str, *arms: Arm, within: float = SAME) -> None:
 
 
 def words(quantity: str) -> str:
-    """Return the name of a quantity in words."""
+    """Return the name of a quantity in words.
+
+        >>> words("train_loss")
+        'train loss'
+    """
     return quantity.replace("_", " ")
 
 
@@ -184,7 +188,11 @@ def words(quantity: str) -> str:
 
 
 def settings(name: str) -> dict[str, float]:
-    """Return the numbers in an arm's name, as {"K": 2, "rate": 0.5} of fixed/K=2/rate=0.5."""
+    """Return the numbers in an arm's name, as {"K": 2, "rate": 0.5} of fixed/K=2/rate=0.5.
+
+        >>> settings("fixed/K=2/rate=0.5")
+        {'K': 2.0, 'rate': 0.5}
+    """
     found = {}
     for piece in name.split("/"):
         key, _, value = piece.partition("=")
@@ -207,7 +215,11 @@ def group(arms: Iterable[Arm], name: str, least: int = 1) -> list[Arm]:
 
 
 def groups(arms: Iterable[Arm]) -> list[str]:
-    """Return the names of the arms without their rates, in their order, each once."""
+    """Return the names of the arms without their rates, in their order, each once.
+
+        >>> groups([{"name": "sgp/rate=0.1"}, {"name": "sgp/rate=0.2"}])
+        ['sgp']
+    """
     return list(dict.fromkeys(_without_rates(arm["name"]) for arm in arms))
 
 
@@ -362,6 +374,9 @@ def sampling_error(accuracy: float, samples: float) -> float:
     """Return sqrt(a (1 - a) / n), the standard error that n test samples leave an accuracy a.
 
     All seeds and arms are tested on the same samples, so that a deviation over seeds lacks it.
+
+        >>> round(sampling_error(0.9, 900), 6)
+        0.01
     """
     return math.sqrt(accuracy * (1 - accuracy) / samples)
 

@@ -93,7 +93,11 @@ def exponential(scale: float) -> Law:
 
 
 def shifted_exponential(shift: float, scale: float) -> Law:
-    """Draw `shift` seconds plus an exponential duration with mean `scale` seconds."""
+    """Draw `shift` seconds plus an exponential duration with mean `scale` seconds.
+
+        >>> shifted_exponential(shift=1.0, scale=0.5).mean()
+        1.5
+    """
     _positive("shifted_exponential", shift=shift, scale=scale)
 
     def inverse(u):
@@ -104,7 +108,11 @@ def shifted_exponential(shift: float, scale: float) -> Law:
 
 
 def pareto(minimum: float, shape: float) -> Law:
-    """Draw from P(X > x) = (minimum / x)^shape, `minimum` in seconds; no mean if shape <= 1."""
+    """Draw from P(X > x) = (minimum / x)^shape, `minimum` in seconds; no mean if shape <= 1.
+
+        >>> pareto(minimum=1.0, shape=2.0).mean()
+        2.0
+    """
     _positive("pareto", minimum=minimum, shape=shape)
     mean = minimum * shape / (shape - 1) if shape > 1 else math.inf
 
@@ -149,7 +157,11 @@ def lognormal(mu: float, sigma: float) -> Law:
 
 
 def uniform(low: float, high: float) -> Law:
-    """Draw uniform durations between `low` and `high` seconds."""
+    """Draw uniform durations between `low` and `high` seconds.
+
+        >>> uniform(low=1.0, high=3.0).mean()
+        2.0
+    """
     if not 0 <= low < high < math.inf:
         raise ValueError(
             f"uniform: needs 0 <= low < high, got low={low}, high={high}; order the two bounds"
@@ -163,7 +175,11 @@ def uniform(low: float, high: float) -> Law:
 
 
 def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
-    """Take `value` seconds, or `factor` times that with the given probability."""
+    """Take `value` seconds, or `factor` times that with the given probability.
+
+        >>> bernoulli_slowdown(value=1.0, factor=5.0, probability=0.5).mean()
+        3.0
+    """
     _positive("bernoulli_slowdown", value=value)
     if not 1 <= factor < math.inf:
         raise ValueError(

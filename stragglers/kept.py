@@ -205,6 +205,9 @@ def share_by_cost(
 
     kept: of a rule above; durations: equally likely seconds of a mini-batch, at least `parts` of
     them, as the quantiles of a delay.
+
+        >>> share_by_cost(k_sync(1), [1.0, 2.0], workers=2, mini_batches=1, parts=2).round(3)
+        array([0.75, 0.25])
     """
     sums = Sums(durations, workers, mini_batches)
     each = kept(sums).mean(axis=0)

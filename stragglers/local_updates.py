@@ -26,7 +26,11 @@ def measured_speeds(schedule: Schedule, workers: int) -> np.ndarray:
 
 
 def dynamic(speeds, most: int) -> tuple[int, ...]:
-    """Return local steps of every worker: floor(speed / largest speed * most), at least one."""
+    """Return local steps of every worker: floor(speed / largest speed * most), at least one.
+
+        >>> dynamic([1.0, 2.0], most=8)
+        (4, 8)
+    """
     speeds = np.asarray(speeds, float)
     if most < 1 or not (speeds > 0).all():
         raise ValueError(

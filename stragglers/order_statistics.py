@@ -22,6 +22,10 @@ def order_statistic_mean(law: Law, k: int, workers: int) -> float:
 
     The integral over u of F^{-1}(u) Beta(u; k, P-k+1) (1803.01113, K-sync), in closed form where
     there is one. Infinite if the tail is; k outside 1..P raises ValueError.
+
+        >>> from stragglers.delays import uniform
+        >>> order_statistic_mean(uniform(0.0, 1.0), k=3, workers=3)
+        0.75
     """
     if not 1 <= k <= workers:
         raise ValueError(

@@ -227,7 +227,13 @@ class Rule(NamedTuple):
 
 
 def whole(rule: Rule, updates: int) -> Schedule:
-    """Return the first `updates` rows of a rule, as one segment."""
+    """Return the first `updates` rows of a rule, as one segment.
+
+        >>> from stragglers import delays, rules
+        >>> setting = Setting(delays.deterministic(1.0), workers=2, mini_batches=3, seed=0)
+        >>> whole(rules.RULES["barrier"](setting), updates=2).time.tolist()
+        [3.0, 6.0]
+    """
     return rule.extend(rule.init(), updates)[1]
 
 

@@ -111,7 +111,11 @@ ENTRIES = ("slow_worker", "slow_factor", "slow_persistent")  # of a record
 
 
 def described(record: dict[str, Any]) -> str:
-    """Return a record's slow worker in words, "" without one."""
+    """Return a record's slow worker in words, "" without one.
+
+        >>> described({"slow_worker": 3, "slow_factor": 1.5, "slow_persistent": True})
+        'worker 3 takes 1.5x, persistent'
+    """
     worker, factor, persistent = map(record.get, ENTRIES)
     if worker is None:
         return ""

@@ -58,6 +58,9 @@ def stability_limit(delay: float) -> float:
     """Return the largest stable rate times curvature if every gradient has staleness `delay`.
 
     2 sin(pi / (2 (2 d + 1))): there a root of z^(d+1) - z^d + eta l reaches the unit circle.
+
+        >>> round(stability_limit(0), 6), round(stability_limit(1), 6)
+        (2.0, 1.0)
     """
     if delay < 0:
         raise ValueError(f"stability_limit: needs delay >= 0 updates, got {delay}; count updates")
@@ -185,6 +188,9 @@ def speeds_gain(
     are. Without it and with the speeds v = 1 / factors: sum_i floor(M v_i / v_max) v_max /
     (M n min v) if others are "cut"; one worker s times slower gains s (n - 1 + 1/s) / n for large
     M (2211.00889).
+
+        >>> speeds_gain([4, 1, 1, 1], mini_batches=8)  # one of four workers is 4x slower
+        3.25
     """
     slowness = np.asarray(factors, np.float64)
     if slowness.ndim != 1 or not slowness.size or not (slowness > 0).all() or mini_batches < 1:

@@ -263,6 +263,16 @@ def test_named_files_pages_and_flags_exist():
             assert not flag or flag[1] in flags.FLAGS or flag[1] == "config", (page.name, span)
 
 
+def test_a_page_says_who_needs_it_and_what_to_read_next():
+    for page in PAGES[1:]:
+        paragraphs = page.read_text().strip().split("\n\n")
+        assert paragraphs[1].startswith("This page is for "), page.name
+        assert paragraphs[-1].startswith("Next: "), page.name
+        prose = re.sub(r"<!-- table.*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+        long = [line for line in prose.splitlines() if len(line) > 120 and line[0] != "|"]
+        assert not long, (page.name, long)
+
+
 def test_the_table_of_methods_is_complete():
     """It names the file of every method and every codec, and all methods and rules."""
     known = (*algorithms.ALGORITHMS.values(), *algorithms.REDUCERS.values())

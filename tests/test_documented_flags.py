@@ -47,7 +47,7 @@ def test_a_value_of_any_type_is_read():
 def documented():
     """Yield (document, entry, text) of every --config.ENTRY=VALUE that is written down."""
     for path in DOCUMENTS:
-        page = WORD.sub(r"\1'\2'", path.read_text())
+        page = WORD.sub(r"\1'\2'", path.read_text().replace("\\\n", " "))
         for entry, text in OVERRIDE.findall(page):
             yield path.name, entry, text[1:-1] if text[0] in "'\"" else text
 

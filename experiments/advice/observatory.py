@@ -236,7 +236,8 @@ def as_numbers(records: Sequence[dict]) -> Numbers:
             name, _, own = call.partition("(")
             label = f"{name}, cut" if "cut" in own else name
             row = rows.setdefault(label, ["–"] * len(names))
-            row[place] = f"{gain['mean']:.2f} ± {gain['spread']:.2f}"
+            spread = f" ± {gain['spread']:.2f}" if gain["spread"] >= 0.05 else ""
+            row[place] = f"{gain['mean']:.2f}{spread}"
     return Numbers("", ["rule", *names], [[label, *row] for label, row in rows.items()])
 
 
@@ -258,8 +259,8 @@ def of_workers(records: Sequence[dict]) -> Numbers:
 
 def markdown(numbers: Numbers) -> str:
     """Return a table as text of a page."""
-    lines = [numbers.columns, ["---"] * len(numbers.columns), *numbers.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    head, *rows = (f"| {' | '.join(line)} |" for line in (numbers.columns, *numbers.rows))
+    return "\n".join((head, f"|{'---|' * len(numbers.columns)}", *rows)) + "\n"
 
 
 def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:

@@ -113,7 +113,7 @@ def test_tables_of_points_and_of_arms_are_chosen_by_their_words(tmp_path, monkey
     monkeypatch.setattr(publish, "record", lambda name: note)
     words = "points b rows=form columns=rate value=ms hosts=2 over=dense"
     lines = publish.filled(f"<!-- table: {words} -->\n<!-- end -->").split("\n")
-    assert lines[1:5] == ["| form | 1gbit | 10gbit |", "| --- | --- | --- |",
+    assert lines[1:5] == ["| form | 1gbit | 10gbit |", "|---|---|---|",
                           "| dense | 4.00 | 2.00 |", "| few | 4.00x | – |"]  # fmt: skip
     assert publish.filled("\n".join(lines)) == "\n".join(lines)
     with pytest.raises(ValueError, match="unknown table 'swarms'; known tables: nonblocking, "):

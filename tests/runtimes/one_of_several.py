@@ -2,19 +2,21 @@
 
 python -m tests.runtimes.one_of_several OUTPUT COORDINATOR PROCESSES RANK PART [MORE ...]
 
-PART: `rounds`, `slices`, `rules` with rows of `ROWS`, or a victim: this process of the two sends
-itself the signal MORE after a few rounds.
+PART: `rounds`, `slices`, `overlapped`, `rules` with rows of `ROWS`, or a victim: this process of
+the two sends itself the signal MORE after a few rounds.
 """
 
 import os
 import signal
 import sys
+import time
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 
-from algorithms import all_reduce, dpsgd, matcha, top_k
+from algorithms import all_reduce, dpsgd, matcha, mg_wfbp, top_k
 from algorithms.base import scale_by_samples
 from comms import topology
 from experiments import distributed
@@ -135,6 +137,46 @@ def sliced() -> dict[str, np.ndarray]:
     return flat({"fsdp": across("fsdp"), "delayed": across(REPLICATED, delayed)})
 
 
+def with_late_stages(collective, overlap, workers) -> np.ndarray:
+    """Return the parameters of many rounds; every stage of a process begins late at random."""
+    late = np.random.default_rng(jax.process_index() + 1)
+    method = mg_wfbp(optax.sgd(1e-3), buckets="wfbp", collective=collective)
+    runtime = mesh.Mesh(
+        method, of_two, DATA, SAMPLES, workers=workers, mini_batches=1, rounds_per_dispatch=500,
+        overlap=overlap,
+    )  # fmt: skip
+    run, _ = runtime.advance(runtime.start({"first": X0, "second": X0[:1]}), np.inf, 1)
+    for staged in (runtime._program._first, runtime._program._following):
+        if staged is not None:
+            staged._programs = [
+                lambda *values, each=each: time.sleep(late.exponential(2e-4)) or each(*values)
+                for each in staged._programs
+            ]
+    run, _ = runtime.advance(run, np.inf, 2000 // workers)
+    models = jax.device_get(runtime.models(run))
+    runtime.close()
+    return np.concatenate([models["first"][0], models["second"][0]])
+
+
+def of_two(params, examples):
+    return losses(params["first"], examples) + 0.5 * (params["second"][0] - examples["y"]) ** 2
+
+
+def overlapped(processes) -> dict[str, np.ndarray]:
+    return {
+        name: with_late_stages(name, "threads", processes) for name in ("psum", "decoupled")
+    }
+
+
+def not_overlapped(workers) -> np.ndarray:
+    """Return the parameters that as many plain rounds lead to."""
+    method = all_reduce(optax.sgd(1e-3))
+    runtime = mesh.Mesh(method, of_two, DATA, SAMPLES, workers=workers, mini_batches=1)
+    run, _ = runtime.advance(runtime.start({"first": X0, "second": X0[:1]}), np.inf, 1 + 2000 // workers)
+    models = jax.device_get(runtime.models(run))
+    return np.concatenate([models["first"][0], models["second"][0]])
+
+
 def flat(parts, by="/") -> dict[str, np.ndarray]:
     return {
         f"{name}{by}{key}": array for name, part in parts.items() for key, array in part.items()
@@ -241,7 +283,12 @@ def rules(*rows) -> dict[str, np.ndarray]:
     return found | {"keys": np.array(list(distributed.texts(distributed.ROUNDS)), "U64")}
 
 
-PARTS = {"rounds": rounds, "slices": of_several_devices, "rules": rules}
+PARTS = {
+    "rounds": rounds,
+    "slices": of_several_devices,
+    "rules": rules,
+    "overlapped": lambda: overlapped(jax.process_count()),
+}
 
 
 def main(output, coordinator, count, rank, part, *more) -> None:

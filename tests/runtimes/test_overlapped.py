@@ -31,7 +31,7 @@ def losses(params, examples):
     """[b] squared errors of three layers, of which the middle one is compiled apart."""
     x = examples["x"]
     for i in range(3):
-        layer = lambda x, p: jnp.tanh(x @ p["w"] + p["b"])  # noqa: E731
+        layer = lambda x, p: jnp.tanh(x @ p["w"] + p["b"][None])  # noqa: E731
         x = (jax.jit(layer) if i == 1 else layer)(x, params[f"layer_{i}"])
     return (x.sum(-1) - examples["y"]) ** 2
 
@@ -69,7 +69,7 @@ def trained(runtime, updates=10):
 
 
 def by_hand(updates=10):
-    """The mean gradient of all workers' samples, and SGD with momentum, in one program."""
+    """Return the parameters of SGD with momentum on the samples of all workers."""
     params, optimizer = PARAMS, optax.sgd(0.05, momentum=0.9)
     state = optimizer.init(params)
     for t in range(updates):
@@ -177,12 +177,14 @@ def test_a_timeline_has_every_stage_and_every_bucket_of_every_round():
 
 
 @LATE
-def test_the_program_starts_an_exchange_per_bucket():
+def test_the_program_has_the_backward_pass_between_start_and_end_of_a_buckets_exchange():
     runtime = built(overlap="program")
     run = runtime.start(PARAMS)
     examples, table = runtime._input.take(run.consumed, 4)
     lowered = runtime.dispatch.lower(run.model, table, examples, None, np.int32(1)).as_text()
-    assert lowered.count("reduce_scatter") == lowered.count("stablehlo.all_gather") == 3
+    assert lowered.count('@"reduce-scatter-start"') == lowered.count("stablehlo.all_gather") == 3
+    beside = [part.partition("-done")[0] for part in lowered.split("reduce-scatter-start")[1:]]
+    assert ["dot_general" in part for part in beside] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_what_cannot_overlap_is_refused(method, options, words):
 
 def test_collectives_of_a_later_jax_are_refused_before(monkeypatch):
     monkeypatch.delattr(jax.lax, "psum_scatter_start", raising=False)
-    with pytest.raises(ValueError, match="came with JAX 0.12"):
+    with pytest.raises(ValueError, match="came with JAX"):
         built(overlap="program")
 
 
@@ -259,7 +261,7 @@ def test_a_stage_needs_no_more_than_has_arrived_and_computes_no_more_than_is_to_
 def test_stages_of_a_models_gradient_are_its_gradient(name):
     """With calls, loops and constants inside, and a seed for what a model draws."""
     task = tasks.build(
-        {"name": "digits", "model": {"name": "cnn", "channels": [4]}}
+        {"name": "digits", "model": {"name": "cnn", "channels": [16]}}
         if name == "digits"
         else {"name": "next_token", "model": {"name": "gpt", "layers": 1, "width": 8, "heads": 2}}
     )
@@ -294,7 +296,7 @@ def test_the_parts_of_a_decoupled_all_reduce_are_its_sum():
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_that_differ_in_speed_never_wait_for_ever(tmp_path, count):
-    """Two thousand rounds in which every stage of every process is late at random."""
+    """A thousand rounds, or five hundred, in which every stage of a process is late at random."""
     with one_of_several.started(tmp_path, "overlapped", count=count, devices=1) as (running, files):
         for rank, process in enumerate(running):
             assert process.wait(300) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
