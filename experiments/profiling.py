@@ -17,17 +17,21 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import scipy
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from comms.buckets import buffers
 from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
 from comms.trees import named_leaves, path_text
 from experiments import distributed, files, formats, registry, stopwatch, tasks
 from experiments.tasks import Task
+from runtimes.base import NO_OVERLAP
 from stragglers.rule import most_mini_batches
 
+THREADS = "threads"
 SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB
 
 
@@ -94,17 +98,26 @@ _TIMES = ("ready", "sizes", "seconds")
 
 
 def measure(
-    task: Task, batch_size: int, devices: Sequence | None = None, steps: int = 100
+    task: Task,
+    batch_size: int,
+    devices: Sequence | None = None,
+    steps: int = 100,
+    overlap: str = NO_OVERLAP,
 ) -> Profile:
     """Time the gradient of `batch_size` examples, and all-reduces up to the model's size.
 
+    overlap: with "threads" the gradient is timed in stages, beside all-reduces of single layers.
     Of several processes all call this, and all get what process 0 has measured: workers that plan
     different buckets would wait for each other for ever.
     """
     payload = payload_bytes(jax.eval_shape(task.init, jax.random.key(0)))
     # One size beyond that of the model: no bucket can be larger, its token aside.
     needed = 2 + sum(size < payload for size in SIZES[1:])
-    backward = measure_backward(task, batch_size, steps)
+    devices = jax.devices() if devices is None else devices
+    if overlap == THREADS:
+        backward = measure_stages(task, batch_size, devices)
+    else:
+        backward = measure_backward(task, batch_size, steps)
     measured = [*backward.ready.tolist(), backward.error, backward.forward]
     *ready, error, forward = distributed.agreed(measured)
     sizes, seconds = measure_all_reduce(devices, SIZES[:needed])
@@ -166,9 +179,11 @@ def for_config(config, task: Task, measured: bool = True) -> Profile:
         layers = backward_order(task, batch_size)
         return Profile(layers, np.zeros(len(layers)), np.arange(2.0), np.zeros(2))
     check(config)
-    key = (registry.text(config.task), batch_size, config.workers)
+    overlap = config.get("overlap", NO_OVERLAP)
+    key = (registry.text(config.task), batch_size, config.workers, overlap)
     if key not in _MEASURED:
-        _MEASURED[key] = measure(task, batch_size, jax.devices()[: config.workers])
+        devices = jax.devices()[: config.workers]
+        _MEASURED[key] = measure(task, batch_size, devices, overlap=overlap)
     path = source.partition(":")[2]
     if path and jax.process_index() == 0:
         save(path, _MEASURED[key])
@@ -266,6 +281,50 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Profile:
     ready = np.maximum(scipy.optimize.isotonic_regression(after).x, 0.0)
     error = float(ready[-1] / max(taken["whole"] - forward, 1e-9) - 1)
     return Profile(layers, ready, None, None, error, forward)
+
+
+def measure_stages(task: Task, batch_size: int, devices: Sequence, rounds: int = 10) -> Profile:
+    """Return a profile without all-reduces, of training in threads with a bucket per layer.
+
+    Stages are timed as they run, see `runtimes.overlapped`: a program each, beside the all-reduces
+    of the layers before. Of several processes all call this. `devices` are the first ones.
+    """
+    from algorithms.mg_wfbp import mg_wfbp
+    from runtimes.mesh import Mesh
+
+    layers = backward_order(task, batch_size)
+    method = mg_wfbp(optax.sgd(0.0), buckets="wfbp", profile=Profile(layers))
+    runtime = Mesh(
+        method, tasks.first_draw(task), task.train, _First(batch_size, tasks.count(task.train)),
+        workers=len(devices), mini_batches=1, rounds_per_dispatch=rounds, overlap=THREADS,
+    )  # fmt: skip
+    params = jax.jit(task.init)(jax.random.key(0))
+    run, _ = runtime.advance(runtime.start(params), np.inf, 2)
+    runtime.timeline = []
+    runtime.advance(run, np.inf, rounds)
+    runtime.close()
+    taken: dict[str, list[float]] = {}
+    for span in runtime.timeline:
+        taken.setdefault(span.name, []).append(span.end - span.start)
+    made = buffers(params, method.buckets.leaves_of(params))
+    last = {buffer.bucket: i for i, buffer in enumerate(made)}  # the stage that ends a layer
+    known = np.cumsum([np.median(taken[f"stage {i}"]) for i in range(len(made))])
+    loss, examples = jax.jit(_mean_loss(task)), jax.device_put(_examples(task, batch_size))
+    forward = stopwatch.seconds({"forward": lambda: loss(params, examples)}, rounds)["forward"]
+    ready = np.maximum(known[[last[i] for i in range(len(layers))]] - forward, 0)
+    return Profile(layers, ready, None, None, None, forward)
+
+
+class _First(NamedTuple):
+    """A sampler that takes the first samples again and again."""
+
+    batch_size: int
+    samples: int
+
+    def indices(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
+        del workers
+        places = (np.arange(self.batch_size) % self.samples).astype(np.int32)
+        return np.broadcast_to(places, (*np.shape(counters), self.batch_size))
 
 
 def _mean_loss(task: Task) -> Callable:

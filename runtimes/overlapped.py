@@ -206,7 +206,18 @@ class Threads:
 
     def _ended(self, sums, model, offset, table):
         values = jax.tree.leaves(([job.result() for job in sums], model, offset, table))
-        return jax.tree.unflatten(self._rest, self._end(*values))
+        end = self._end if self.timeline is None else self._timed("update", self._end)
+        return jax.tree.unflatten(self._rest, end(*values))
+
+    def _timed(self, name: str, program: Callable) -> Callable:
+        def timed(*values):
+            jax.block_until_ready(values)
+            began = time.monotonic()
+            found = jax.block_until_ready(program(*values))
+            self.timeline.append(Span("compute", name, began, time.monotonic()))
+            return found
+
+        return timed
 
     def _submit(self, name: str, program: Callable, value: Any) -> Future:
         """Have the second thread run a collective on an array, or on what another job finds."""
@@ -286,15 +297,6 @@ class _Programs:
     def play(self, given: Any, *exchange: Callable, **leave: Callable) -> Any:
         programs = self._programs
         if self._threads.timeline is not None:
-            programs = [self._timed(f"stage {i}", each) for i, each in enumerate(programs)]
+            time_of = self._threads._timed
+            programs = [time_of(f"stage {i}", each) for i, each in enumerate(programs)]
         return self._stages.play(programs, given, *exchange, **leave)
-
-    def _timed(self, name: str, program: Callable) -> Callable:
-        def timed(*values):
-            jax.block_until_ready(values)
-            began = time.monotonic()
-            found = jax.block_until_ready(program(*values))
-            self._threads.timeline.append(Span("compute", name, began, time.monotonic()))
-            return found
-
-        return timed

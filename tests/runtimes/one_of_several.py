@@ -172,7 +172,8 @@ def not_overlapped(workers) -> np.ndarray:
     """Return the parameters that as many plain rounds lead to."""
     method = all_reduce(optax.sgd(1e-3))
     runtime = mesh.Mesh(method, of_two, DATA, SAMPLES, workers=workers, mini_batches=1)
-    run, _ = runtime.advance(runtime.start({"first": X0, "second": X0[:1]}), np.inf, 1 + 2000 // workers)
+    begun = runtime.start({"first": X0, "second": X0[:1]})
+    run, _ = runtime.advance(begun, np.inf, 1 + 2000 // workers)
     models = jax.device_get(runtime.models(run))
     return np.concatenate([models["first"][0], models["second"][0]])
 
