@@ -204,7 +204,8 @@ def test_the_installed_library_alone(tmp_path, project):
     assert done.stderr.startswith("error: ml_collections is not installed; run pip install")
     install("flax", "pytest")  # of the model on the page, and of the battery
     examples = BLOCK.findall((ROOT / "docs" / "library.md").read_text())
-    blocks = "\n".join(body for language, body in examples if language == "python")
+    assert {language for language, _ in examples} == {"python"}
+    blocks = "\n".join(body for _, body in examples)
     done = run(project, "-c", blocks, python=python)
     assert done.returncode == 0, done.stderr
     for name in BATTERY:
