@@ -39,7 +39,7 @@ $(VENV)/installed: requirements.txt
 	@echo "$(VENV) gets $$($(PYTHON) --version), as $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet --requirement requirements.txt
+	$(RUN) -m pip install --quiet --no-compile --requirement requirements.txt  # as it is imported
 	$(RUN) -c "import site; open(site.getsitepackages()[0] + '/gossax.pth', 'w').write('$(CURDIR)\n')"
 	touch $@
 
