@@ -106,7 +106,7 @@ IMPATIENT = f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
 from experiments import restarts
-restarts.PATIENCE = 10.0
+restarts.PATIENCE = 4.0
 runpy.run_path({str(ROOT / "launch.py")!r}, run_name="__main__")
 """
 
