@@ -34,12 +34,13 @@ benchmark: $(VENV)/installed
 	MALLOC_MMAP_THRESHOLD_=8000000000 MALLOC_TRIM_THRESHOLD_=16000000000 \
 		MALLOC_TOP_PAD_=1000000000 $(RUN) -m benchmarks.suite
 
+# Modules are compiled as they are imported.
 $(VENV)/installed: requirements.txt
 	$(if $(PYTHON),,$(error no Python 3.11 or newer with venv runs here; name one: make PYTHON=...))
 	@echo "$(VENV) gets $$($(PYTHON) --version), as $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet --no-compile --requirement requirements.txt  # as it is imported
+	$(RUN) -m pip install --quiet --no-compile --requirement requirements.txt
 	$(RUN) -c "import site; open(site.getsitepackages()[0] + '/gossax.pth', 'w').write('$(CURDIR)\n')"
 	touch $@
 
