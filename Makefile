@@ -41,12 +41,13 @@ docs: $(VENV)/installed
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
 	$(RUN) docs/check.py build/site
 
+# Modules are compiled as they are imported.
 $(VENV)/installed: requirements.txt
 	$(if $(PYTHON),,$(error no Python 3.11 or newer with venv runs here; name one: make PYTHON=...))
 	@echo "$(VENV) gets $$($(PYTHON) --version), as $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet --requirement requirements.txt
+	$(RUN) -m pip install --quiet --no-compile --requirement requirements.txt
 	$(RUN) -c "import site; open(site.getsitepackages()[0] + '/gossax.pth', 'w').write('$(CURDIR)\n')"
 	touch $@
 

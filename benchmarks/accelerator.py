@@ -49,7 +49,7 @@ LOOPS = {"floor": one_by_one, "looped": scanned}
 PALLAS = 2.0  # a codec that misses its goal by as much is a candidate for a kernel
 KEPT = re.compile(r"XLA_|MALLOC_|CUDA_VISIBLE_DEVICES|LIBTPU_INIT_ARGS")
 PLANS = ("wfbp", "single", "optimal")
-HIDDEN, BATCH = (384,) * 6, 64  # of the model whose gradients travel in buckets
+BATCH = 64  # of the model whose gradients travel in buckets
 ELEMENTS = (1 << 10, 1 << 20)  # float32, of an all-reduce or of what neighbours exchange
 # A data dependence keeps buckets apart; the threshold says so twice. Only the scheduler that hides
 # latency runs an all-reduce beside the backward pass.
@@ -68,6 +68,7 @@ class Sizes(NamedTuple):
     images: Mapping[str, tuple[str, dict, int, int]]  # model, parameters, pixels, mini-batch
     updates: int  # of a timed turn
     workers: tuple[int, ...]  # of the simulator's ratios
+    hidden: tuple[int, ...]  # layers of the model whose gradients travel in buckets
     coordinates: tuple[int, ...]  # of the codecs' gradients, multiples of 500
     codecs: tuple[str, ...] | None  # names; None: all
     share: float  # of the seconds that are left, for the turns of one comparison
@@ -92,7 +93,7 @@ ACCELERATOR = Sizes(
         ),
     },
     images={"resnet50": ("resnet50", {}, 224, 16), "resnet18": ("resnet18", {"width": 64}, 32, 64)},
-    updates=8, workers=(8, 64, 256, 1024, 4096),
+    updates=8, workers=(8, 64, 256, 1024, 4096), hidden=(384,) * 6,
     coordinates=(floors.SMALL, 10 * floors.SMALL), codecs=None,
     share=0.03, step=25, ratio=8, codec=1, devices=15,
 )  # fmt: skip
@@ -104,7 +105,8 @@ TINY = Sizes(
         ),
     },
     images={"cnn": ("cnn", {"channels": (16,)}, 32, 1)},
-    updates=1, workers=(8,), coordinates=(20_000,), codecs=("S2, rows, r = 1", "top-k", "bf16"),
+    updates=1, workers=(8,), hidden=(32,) * 2,
+    coordinates=(20_000,), codecs=("S2, rows, r = 1", "top-k", "bf16"),
     share=0, step=0, ratio=0, codec=0, devices=0,
 )  # fmt: skip
 
@@ -193,7 +195,7 @@ def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
             section, f"plain round, {devices} devices", ROUND,
             lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices), least,
         )  # fmt: skip
-        yield Row(section, "buckets", functools.partial(bucket_lines, devices), least)
+        yield Row(section, "buckets", functools.partial(bucket_lines, devices, sizes.hidden), least)
         for size in ELEMENTS:
             for name, candidates in {"ring": ring_sides, "gossip": gossip_sides}.items():
                 yield compared(
@@ -209,9 +211,9 @@ def alone(budget: float) -> Iterator[Line]:
     raise Skip("there is one device")
 
 
-def bucket_lines(devices: int, budget: float) -> Iterator[Line]:
+def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
     """Yield all-reduces in the compiled program over the plan's."""
-    task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": HIDDEN}})
+    task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": hidden}})
     steps = int(np.clip(10 * budget, 3, 40))
     profile = profiling.measure(task, BATCH, jax.devices()[:devices], steps)
     shapes = jax.eval_shape(task.init, jax.random.key(0))

@@ -105,7 +105,8 @@ def test_goals_and_arms_are_of_what_there_is():
 
 
 def command(module, *arguments):
-    flags = ("--xla_force_host_platform_device_count=2", "--xla_backend_optimization_level=0")
+    flags = ("--xla_force_host_platform_device_count=2", "--xla_backend_optimization_level=0",
+             "--xla_cpu_parallel_codegen_split_count=1")  # fmt: skip
     return subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", *arguments], cwd=ROOT, capture_output=True,
         text=True, timeout=1200,

@@ -24,6 +24,7 @@ GOODPUT = (
     "--config.betweens=(1000.0,4000.0)",
     "--config.learner_seconds=400000.0",
 )
+TINY = "--config.task=synthetic_logistic(samples=256, dimension=4)"  # quick to load
 GOODPUT_REAL = (f"--config={goodput.__file__}:real", "--workdir=out")
 NONBLOCKING = (
     f"--config={nonblocking.__file__}:analysis",
@@ -80,7 +81,8 @@ def test_who_waits_for_nobody_loses_its_own_time_alone(call):
 def test_who_waits_for_a_killed_learner_loses_what_others_do_not(call):
     config, workdir = GOODPUT_REAL
     try:
-        code, out, err = call(f"{config},workers=2,every=6,kills=1,undisturbed=3,seeds=1", workdir)
+        config += ",workers=2,every=6,kills=1,undisturbed=3,seeds=1"
+        code, out, err = call(config, workdir, TINY)
     finally:
         SESSION.close()
     assert code == 0 and err == "" and "goodput while learners are killed" in out

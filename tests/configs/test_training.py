@@ -24,6 +24,9 @@ def arm_of(file, name, argument=None, variant=None, **changes):
     return sweep.override(config, arms[name] | {"name": name} | changes)
 
 
+FLAT = {"task.model.layers": 1}  # of a transformer, whose further ones are compiled as well
+
+
 # --- real sizes, each as tiny as a test can train ---
 
 SAMPLES = 4  # of one batch of all workers
@@ -67,7 +70,7 @@ class Killed(Exception):
 def test_it_is_killed_and_goes_on_bit_for_bit(name, tmp_path):
     fixed = ONE_BATCH | {"delay": "deterministic(value=1.0)", "communication": 0.0}
     if name == "gpt/diloco":
-        config = arm_of("language_model", "diloco/H=10", "tiny", **fixed)
+        config = arm_of("language_model", "diloco/H=10", "tiny", **fixed, **FLAT)
     else:
         own = {"mini_batches": 1, "optimizer": "sgd(learning_rate=0.05)", "task.model": "cnn"}
         config = arm_of("cifar10", "all_reduce/nonblocking", "tiny", **fixed, **own)
@@ -128,7 +131,7 @@ def test_a_batch_that_a_slice_cannot_share_is_a_sentence():
     ],
 )
 def test_methods_train_the_tiny_model_on_the_same_samples(file, name, tmp_path):
-    summary = train.run(arm_of(file, name, "tiny,steps=30,workers=2"), tmp_path)
+    summary = train.run(arm_of(file, name, "tiny,steps=30,workers=2", **FLAT), tmp_path)
     assert summary["updates"] >= 1 and np.isfinite(summary["train_loss"])
     assert summary["samples"] == 2 * 2 * 30
 

@@ -203,7 +203,7 @@ def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch):
     flags = [f"--config.{key}={value}" for key, value in ENTRIES.items()
              if key not in ("optimizer", "algorithm", "updates")]  # fmt: skip
     flags += [f"--config={launcher.ROOT}/configs/nonblocking.py", "--config.algorithm=dpsgd"]
-    flags += ["--checkpoint_seconds=0", "--config.updates=160"]
+    flags += ["--checkpoint_seconds=0", "--config.updates=80"]
     for workdir, killed in (("whole", False), ("out", True), ("out", False)):
         with two_processes.started(here, *flags, f"--workdir={workdir}") as both:
             if killed:

@@ -106,7 +106,7 @@ IMPATIENT = f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
 from experiments import restarts
-restarts.PATIENCE = 10.0
+restarts.PATIENCE = 4.0
 runpy.run_path({str(ROOT / "launch.py")!r}, run_name="__main__")
 """
 
@@ -114,7 +114,7 @@ runpy.run_path({str(ROOT / "launch.py")!r}, run_name="__main__")
 @pytest.mark.slow
 def test_both_start_again_when_one_is_killed_and_go_on_alone_when_it_is_gone_for_good(here):
     """At the same address, from the checkpoint, under a rule that counts, to the same end."""
-    flags = ("--restarts=2", *two_processes.ENDLESS, "--config.updates=400", "--workdir=out")
+    flags = ("--restarts=2", *two_processes.ENDLESS, "--config.updates=200", "--workdir=out")
     flags = (*flags, "--config.wait=first_finisher", "--config.delay=exponential(scale=0.004)")
     flags = (*flags, "--checkpoint_seconds=0", "--config.evaluate_every=0.2")
     metrics, first = here / "out" / "metrics.jsonl", here / "first.py"
@@ -135,10 +135,10 @@ def test_both_start_again_when_one_is_killed_and_go_on_alone_when_it_is_gone_for
     assert "has ended with 3; it starts again, 1 of 2 times" in said(here, 0)
     left = "the run goes on with 1 of 2 processes"
     assert f"process 1 has not come back; {left}" in said(here, 0)
-    assert summary(here / "out")["updates"] == 400
+    assert summary(here / "out")["updates"] == 200
     happened = schedule.load(here / "out" / "schedule.npz")
     happened.validate()
-    assert happened.updates == 400 and (happened.batches.max(1) == 2).all()
+    assert happened.updates == 200 and (happened.batches.max(1) == 2).all()
     assert (happened.batches < 2).any() and happened.all_workers == 4
     assert len(list((here / "out" / "checkpoint").iterdir())) == 1  # of the end
 

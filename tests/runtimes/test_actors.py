@@ -28,6 +28,8 @@ from tests.runtimes.toy import X0
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
 PATIENCE = 300.0  # s, for a machine that has other things to do
+# Quick to load in every process, with a loss that is not reached.
+TINY = "--config.task=synthetic_logistic(samples=256, dimension=4)", "--config.target_loss=0.01"
 STEPS = (1, 2, 2, 2)  # local steps of each worker, as for one that is slower
 
 
@@ -138,7 +140,7 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
     command = [
         sys.executable, "launch.py", "--config=configs/slow_and_stale.py:real,seconds=9,workers=2",
         f"--workdir={workdir}", "--checkpoint_seconds=0", "--config.delay=exponential(scale=0.02)",
-        "--config.wait=quorum_async(k=1)",
+        "--config.wait=quorum_async(k=1)", *TINY,
     ]  # fmt: skip
 
     def metrics():
@@ -264,7 +266,7 @@ def test_a_run_goes_on_to_its_end_when_a_machine_is_lost(tmp_path):
             *first.prefix, sys.executable, "launch.py", f"--workdir={workdir}",
             "--config=configs/slow_and_stale.py:real,workers=2", f"--cluster={address}",
             "--config.wait=k_async(k=1)", "--config.delay=exponential(scale=0.05)",
-            "--config.seconds=1000", "--config.updates=400", "--config.evaluate_every=0.5",
+            "--config.seconds=1000", "--config.updates=400", "--config.evaluate_every=0.5", *TINY,
         ]  # fmt: skip
         run = subprocess.Popen(
             launch, cwd=ROOT, env=os.environ | CLUSTER, stdout=said, stderr=subprocess.STDOUT
