@@ -23,7 +23,7 @@ from benchmarks import namespaces
 from benchmarks.harness import FOLDER, free_port, put
 
 RECORD = FOLDER / "overlap.json"
-HOSTS, TURNS, STEPS = 2, 5, 3
+HOSTS, TURNS, STEPS = 2, 5, 2
 # A model and the images or texts of a mini-batch.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "resnet18": ({"name": "images", "source": {"name": "noise", "samples": 256, "size": 32},
@@ -151,10 +151,16 @@ def trace(spans: list, host: int) -> Iterator[dict]:
 
 def child(rank: int, coordinator: str, model: str, turns: int, steps: int, folder: str) -> None:
     """Measure as one of the hosts; the first one writes what was found."""
-    os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})  # before JAX counts the cores
+    import jax
+
     from experiments import distributed
 
     distributed.initialize(coordinator, HOSTS, rank)
+    jax.devices()
+    # Only after JAX has made its threads: with a pool of one, a collective that waits in it would
+    # keep everything else from computing.
+    for thread in pathlib.Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
     points, spans = measured(model, turns, steps)
     if rank == 0:
         lines = {name: list(trace(own, rank)) for name, own in spans.items()}

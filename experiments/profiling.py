@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from comms.buckets import buffers
-from comms.collectives import AXIS
+from comms.collectives import AXIS, AllReduce
 from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
 from comms.trees import named_leaves, path_text
 from experiments import distributed, files, formats, registry, stopwatch, tasks
@@ -106,7 +106,7 @@ def measure(
 ) -> Profile:
     """Time the gradient of `batch_size` examples, and all-reduces up to the model's size.
 
-    overlap: with "threads" the gradient is timed in stages, beside all-reduces of single layers.
+    overlap: with "threads" the gradient is timed in stages, each a program of its own.
     Of several processes all call this, and all get what process 0 has measured: workers that plan
     different buckets would wait for each other for ever.
     """
@@ -286,14 +286,20 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Profile:
 def measure_stages(task: Task, batch_size: int, devices: Sequence, rounds: int = 10) -> Profile:
     """Return a profile without all-reduces, of training in threads with a bucket per layer.
 
-    Stages are timed as they run, see `runtimes.overlapped`: a program each, beside the all-reduces
-    of the layers before. Of several processes all call this. `devices` are the first ones.
+    Stages are timed as they run, see `runtimes.overlapped`: a program each, while nothing is
+    exchanged. Of several processes all call this. `devices` are the first ones.
     """
     from algorithms.mg_wfbp import mg_wfbp
     from runtimes.mesh import Mesh
 
+    def kept(x, axis):
+        del axis
+        return x
+
     layers = backward_order(task, batch_size)
     method = mg_wfbp(optax.sgd(0.0), buckets="wfbp", profile=Profile(layers))
+    alone = method.buckets._replace(all_reduce=AllReduce(kept))
+    method = method._replace(details=method.details._replace(buckets=alone))
     runtime = Mesh(
         method, tasks.first_draw(task), task.train, _First(batch_size, tasks.count(task.train)),
         workers=len(devices), mini_batches=1, rounds_per_dispatch=rounds, overlap=THREADS,
