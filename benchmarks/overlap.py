@@ -5,24 +5,25 @@
 
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
-turns. A point has the median seconds of a step, the deviation over turns, what the profile predicts
-and, of a step, the share of what `optimal` could hide by its plan that is hidden. The timelines of
-the last steps go to `--timelines` as Chrome traces, which Perfetto opens.
+turns. A point has the median seconds of a step and those of all turns, what the profile predicts,
+and the share that is hidden of what the plan of `optimal` would hide. The last steps of one model
+at one rate are a Chrome trace, which Perfetto opens, and a picture.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import namespaces
-from benchmarks.harness import FOLDER, free_port, put
+from benchmarks.harness import FOLDER, ROOT, free_port, put, write
 
-RECORD = FOLDER / "overlap.json"
+RECORD, TIMELINES = FOLDER / "overlap.json", FOLDER / "overlap_timelines.json"
+PICTURE, SHOWN = ROOT / "docs" / "overlap.png", ("gpt", "200mbit")
 HOSTS, TURNS, STEPS = 2, 5, 2
 # A model and the images or texts of a mini-batch.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
@@ -130,8 +131,9 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
         flat = buckets.buffers(params, arms[name][2].buckets.leaves_of(params))
         points.append({
             "model": model, "schedule": name, "seconds": median,
-            "deviation": float(np.std(taken, ddof=1)), "predicted": planned[name] + update,
-            "error": (planned[name] + update) / median - 1, "buckets": len(flat),
+            "deviation": float(np.std(taken, ddof=1)), "turns": [round(one, 5) for one in taken],
+            "predicted": planned[name] + update, "error": (planned[name] + update) / median - 1,
+            "buckets": len(flat),
             "gain": serial / median, "hidden": (serial - median) / max(serial - best, 1e-9),
             "computing": forward + backward + update, "exchange": float(cost.seconds(sum(sizes))),
             "megabytes": sum(sizes) / 1e6,
@@ -139,14 +141,56 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
     return points, spans
 
 
-def trace(spans: list, host: int) -> Iterator[dict]:
-    """Yield the events of a Chrome trace; microseconds."""
-    begin = min((span.start for span in spans), default=0.0)
-    for span in spans:
-        yield {
-            "ph": "X", "pid": host, "tid": span.lane, "name": span.name,
-            "ts": 1e6 * (span.start - begin), "dur": 1e6 * (span.end - span.start),
-        }  # fmt: skip
+def trace(spans: dict[str, list]) -> dict:
+    """Return a Chrome trace with a process per schedule, microseconds from its first span on."""
+    events = []
+    for number, (name, own) in enumerate(spans.items()):
+        begin = min((span.start for span in own), default=0.0)
+        named = [("process_name", 0, name), *(("thread_name", *lane) for lane in LANES)]
+        events += [
+            {"ph": "M", "name": kind, "pid": number, "tid": thread, "args": {"name": text}}
+            for kind, thread, text in named
+        ]
+        events += [
+            {"ph": "X", "name": span.name, "pid": number, "tid": THREADS[span.lane],
+             "ts": round(1e6 * (span.start - begin)), "dur": round(1e6 * (span.end - span.start))}
+            for span in own
+        ]  # fmt: skip
+    return {"traceEvents": events}
+
+
+LANES = ((1, "compute"), (2, "exchange"))
+THREADS = {name: thread for thread, name in LANES}
+
+
+def draw(timelines: dict, path: pathlib.Path) -> None:
+    """Draw the last step or two of every schedule in a trace: computing above, exchange below."""
+    from matplotlib.figure import Figure
+
+    from experiments import figures
+
+    by: dict[int, list[dict]] = {}
+    names = {}
+    for event in timelines["traceEvents"]:
+        if event["ph"] == "X":
+            by.setdefault(event["pid"], []).append(event)
+        elif event["name"] == "process_name":
+            names[event["pid"]] = event["args"]["name"]
+    canvas = Figure(figsize=(10, 0.9 * len(by)), dpi=150, layout="constrained")
+    panels = canvas.subplots(len(by), 1, sharex=True, squeeze=False).ravel()
+    for axes, (number, events) in zip(panels, by.items(), strict=True):
+        begin = max(e["ts"] for e in events if e["name"] == "stage 0")
+        shown = [e for e in events if e["ts"] >= begin]
+        for thread, _ in LANES:
+            bars = [(1e-3 * (e["ts"] - begin), 1e-3 * e["dur"]) for e in shown
+                    if e["tid"] == thread]  # fmt: skip
+            axes.broken_barh(bars, (-thread - 0.4, 0.8), facecolor=figures.COLOURS[thread - 1],
+                             edgecolor="white", linewidth=0.5)  # fmt: skip
+        axes.set_yticks([-thread for thread, _ in LANES], [name for _, name in LANES], fontsize=7)
+        axes.set_title(names[number], fontsize=9, loc="left")
+        figures.plain(axes)
+    panels[-1].set_xlabel("milliseconds since the step began", fontsize=9)
+    figures.save(canvas, path)
 
 
 def child(rank: int, coordinator: str, model: str, turns: int, steps: int, folder: str) -> None:
@@ -160,11 +204,11 @@ def child(rank: int, coordinator: str, model: str, turns: int, steps: int, folde
     # Only after JAX has made its threads: with a pool of one, a collective that waits in it would
     # keep everything else from computing.
     for thread in pathlib.Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
     points, spans = measured(model, turns, steps)
     if rank == 0:
-        lines = {name: list(trace(own, rank)) for name, own in spans.items()}
-        found = json.dumps({"points": points, "spans": lines})
+        found = json.dumps({"points": points, "timelines": trace(spans)})
         pathlib.Path(folder, "found.json").write_text(found)
 
 
@@ -175,7 +219,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--steps", type=int, default=STEPS, help="of a turn")
     parser.add_argument("--output", type=pathlib.Path, default=RECORD, help="the record")
-    parser.add_argument("--timelines", type=pathlib.Path, help="a folder")
     parser.add_argument("--child", nargs=3, metavar=("RANK", "ADDRESS", "FOLDER"), help="a host")
     options = parser.parse_args()
     if options.child is not None:
@@ -201,11 +244,9 @@ def main() -> None:
                 print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
             key = ("model", "rate", "schedule")
             put(options.output, "python -m benchmarks.overlap", key, points)
-            if options.timelines is not None:
-                options.timelines.mkdir(parents=True, exist_ok=True)
-                for name, events in found["spans"].items():
-                    path = options.timelines / f"{model}-{rate}-{name.replace(' ', '_')}.json"
-                    path.write_text(json.dumps({"traceEvents": events}))
+            if (model, rate) == SHOWN and options.output == RECORD:
+                write(TIMELINES, json.dumps(found["timelines"]))
+                draw(found["timelines"], PICTURE)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ A plan can then be made anywhere: `--config.profile=profile.json`. Everything is
 of the devices at hand; a backward pass is timed on one of them, alone.
 """
 
+import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,7 +108,8 @@ def measure(
 ) -> Profile:
     """Time the gradient of `batch_size` examples, and all-reduces up to the model's size.
 
-    overlap: with "threads" the gradient is timed in stages, each a program of its own.
+    overlap: with "threads" the gradient is timed in stages, each a program of its own, and
+    all-reduces while another thread computes, as they will.
     Of several processes all call this, and all get what process 0 has measured: workers that plan
     different buckets would wait for each other for ever.
     """
@@ -115,12 +118,14 @@ def measure(
     needed = 2 + sum(size < payload for size in SIZES[1:])
     devices = jax.devices() if devices is None else devices
     if overlap == THREADS:
-        backward = measure_stages(task, batch_size, devices)
+        backward, beside = measure_stages(task, batch_size, devices), _computing(task, batch_size)
     else:
         backward = measure_backward(task, batch_size, steps)
+        beside = contextlib.nullcontext()
     measured = [*backward.ready.tolist(), backward.error, backward.forward]
     *ready, error, forward = distributed.agreed(measured)
-    sizes, seconds = measure_all_reduce(devices, SIZES[:needed])
+    with beside:
+        sizes, seconds = measure_all_reduce(devices, SIZES[:needed])
     return Profile(backward.layers, np.array(ready), sizes, seconds, error, forward)
 
 
@@ -319,6 +324,26 @@ def measure_stages(task: Task, batch_size: int, devices: Sequence, rounds: int =
     forward = stopwatch.seconds({"forward": lambda: loss(params, examples)}, rounds)["forward"]
     ready = np.maximum(known[[last[i] for i in range(len(layers))]] - forward, 0)
     return Profile(layers, ready, None, None, None, forward)
+
+
+@contextlib.contextmanager
+def _computing(task: Task, batch_size: int) -> Iterator[None]:
+    """Compute gradients in a thread of its own for as long as the block takes."""
+    params, examples = task.init(jax.random.key(0)), jax.device_put(_examples(task, batch_size))
+    gradient = jax.jit(jax.grad(_mean_loss(task))).lower(params, examples).compile()
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            jax.block_until_ready(gradient(params, examples))
+
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _First(NamedTuple):

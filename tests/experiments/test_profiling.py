@@ -1,14 +1,18 @@
 """Profiles: the order of a backward pass, measured times, and how a config gets one."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from algorithms.mg_wfbp import plan_with
 from configs import mg_wfbp
 from experiments import prepare, profiling, stopwatch, sweep, tasks
 from experiments.profiling import Profile
+from runtimes import overlapped
 
 PROFILE = Profile(
     [["b"], ["a/bias", "a/kernel"]],
@@ -79,6 +83,24 @@ def test_a_cut_gradient_is_the_gradient(task):
         np.testing.assert_array_equal(gradient, whole[module][name])
 
 
+def test_stages_of_a_round_are_timed_as_they_run(monkeypatch):
+    """Each sleeps as its number says; the plan's times are those of layers, in their order."""
+    task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": [8, 8]}})
+    timed = overlapped.Threads._timed
+
+    def slow(self, name, program):
+        number = int(name.removeprefix("stage ")) if name.startswith("stage") else 0
+        return timed(self, name, lambda *given: time.sleep(0.02 * (1 + number)) or program(*given))
+
+    monkeypatch.setattr(overlapped.Threads, "_timed", slow)
+    profile = profiling.measure(task, 4, jax.devices()[:2], overlap="threads")
+    assert profile.layers == profiling.backward_order(task, 4) and profile.error is None
+    since_forward_began = profile.forward + profile.ready
+    assert (since_forward_began >= [0.02, 0.06, 0.12]).all() and profile.cost.seconds(1e3) > 0
+    plan = plan_with("optimal", profile)
+    assert sum(map(len, plan(jax.eval_shape(task.init, jax.random.key(0)))[1]), 0) == 6
+
+
 def test_profiles_are_saved_and_loaded(tmp_path):
     profiling.save(tmp_path / "p.json", PROFILE)
     loaded = profiling.load(tmp_path / "p.json")
@@ -104,7 +126,7 @@ def config(**changes) -> ConfigDict:
 def test_a_config_measures_once_and_saves(tmp_path, monkeypatch, task):
     calls = []
     monkeypatch.setattr(profiling, "_MEASURED", {})
-    monkeypatch.setattr(profiling, "measure", lambda *given: calls.append(given) or PROFILE)
+    monkeypatch.setattr(profiling, "measure", lambda *given, **own: calls.append(given) or PROFILE)
     path = tmp_path / "p.json"
     for source in ("measure", f"measure:{path}", "measure"):
         wanted = config(profile=source, mini_batches=3, batch_size=5)

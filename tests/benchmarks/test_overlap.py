@@ -1,0 +1,40 @@
+"""Schedules of MG-WFBP as they run, with a tiny model on devices of one process."""
+
+import jax
+import pytest
+
+from benchmarks import overlap
+
+
+@pytest.mark.slow
+def test_every_schedule_has_a_point_and_a_timeline(tmp_path, monkeypatch):
+    tiny = {"name": "digits", "model": {"name": "mlp", "hidden": [8, 8]}}
+    monkeypatch.setitem(overlap.MODELS, "tiny", (tiny, 4))
+    points, spans = overlap.measured("tiny", turns=2, steps=2)
+    by = {point["schedule"]: point for point in points}
+    assert list(by) == list(overlap.SCHEDULES) == list(spans)
+    assert by["wfbp"]["buckets"] == 3 and by["single"]["buckets"] == 1
+    assert 1 <= by["optimal"]["buckets"] <= 3 and by["single"]["hidden"] == 0
+    for point in points:
+        assert point["megabytes"] == 4 * (64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10) / 1e6
+        assert 0 < point["computing"] <= point["predicted"]
+        # What is seen of the exchange follows computing; half of DeAR's waits for a forward pass.
+        assert point["predicted"] <= point["computing"] + 8 * point["exchange"]
+    assert not spans["in one program"]  # nothing in it can be told apart
+    for point in points:  # the median of two
+        assert point["seconds"] == pytest.approx(sum(point["turns"]) / 2, abs=1e-5)
+    overlap.draw(overlap.trace(spans), tmp_path / "timelines.png")
+    assert (tmp_path / "timelines.png").stat().st_size > 10_000
+    events = [e for e in overlap.trace({"wfbp": spans["wfbp"]})["traceEvents"] if e["ph"] == "X"]
+    assert {event["tid"] for event in events} == {1, 2} and min(e["ts"] for e in events) == 0
+    names = [event["name"] for event in events]
+    assert all(names.count(f"reduce {b}") == names.count(f"stage {b}") == 2 for b in range(3))
+
+
+def test_most_of_the_parameters_are_in_one_layer():
+    from experiments import tasks
+
+    task = tasks.build(overlap.MODELS["one_large_layer"][0])
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
+    assert max(sizes) > 0.7 * sum(sizes)
