@@ -8,8 +8,8 @@ messages differ. Plans of buckets: "optimal" (exact), "greedy" (the authors' MG-
 A data dependence keeps the buckets apart (`comms.buckets`): no all-reduce combiner, of CPU, GPU
 or TPU alike, can merge an all-reduce with one that it waits for, so no compile option is needed.
 Without it a CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, a GPU program
-a low `xla_gpu_all_reduce_combine_threshold_bytes`. The scheduler of the backend decides whether an
-all-reduce then runs beside the backward pass.
+a low `xla_gpu_all_reduce_combine_threshold_bytes`. `runtimes.overlapped` has them travel beside the
+backward pass; in a plain program the scheduler of the backend decides whether they do.
 """
 
 import functools
