@@ -5,7 +5,7 @@
 
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
-turns. A point has the median seconds of a step and those of all turns, what the profile predicts,
+turns. A point has the median seconds of a step, the seconds of all turns, what the profile predicts,
 and the share that is hidden of what the plan of `optimal` would hide. The last steps of one model
 at one rate are a Chrome trace, which Perfetto opens, and a picture.
 """
@@ -111,10 +111,10 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
     ]
     backward = profile.ready[-1]
     planned = {}
-    for name, (_, plan, all_reduce) in SCHEDULES.items():
+    for name, (_, plan, _) in SCHEDULES.items():
         kind, _, size = plan.partition(":")
         own = {"bytes": float(size.removesuffix("MB")) * 1e6} if size else {}
-        if all_reduce == "decoupled":
+        if arms[name][2].buckets.all_reduce.gather is not None:
             each = np.diff(profile.ready, prepend=0.0)[::-1]
             trace = iteration.LayerTrace(
                 model, np.array(sizes[::-1], float), forward * each / each.sum(), each

@@ -32,7 +32,7 @@ class Stages:
     Each stage computes what the next group that leaves needs, as far as the groups that have
     arrived allow. Groups arrive and leave in their order. The function is cut between equations:
     a loop, such as a scan over layers, is one piece. However its stages are computed, the values
-    are those of the function but for roundings that compilers choose.
+    are what the function gives but for roundings that compilers choose.
     """
 
     def __init__(self, function: Callable, workers: int, arriving: Sequence, *given: Any):

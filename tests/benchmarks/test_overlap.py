@@ -20,7 +20,7 @@ def test_every_schedule_has_a_point_and_a_timeline(tmp_path, monkeypatch):
         assert 0 < point["computing"] <= point["predicted"]
         # What is seen of the exchange follows computing; half of DeAR's waits for a forward pass.
         assert point["predicted"] <= point["computing"] + 8 * point["exchange"]
-    assert not spans["in one program"]  # nothing in it can be told apart
+    assert not spans["in one program"]  # nothing in it is apart from the rest
     for point in points:  # the median of two
         assert point["seconds"] == pytest.approx(sum(point["turns"]) / 2, abs=1e-5)
     overlap.draw(overlap.trace(spans), tmp_path / "timelines.png")

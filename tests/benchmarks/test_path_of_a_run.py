@@ -11,7 +11,7 @@ from tests.launcher import ROOT
 # Each is lowered when a change shortens the path.
 MOST = {
     "modules loaded": 67,
-    "lines of these": 16_186,
+    "lines of these": 16_223,
     "files entered": 45,
     "moves before the simulator exists": 85,
 }

@@ -84,7 +84,7 @@ def test_a_cut_gradient_is_the_gradient(task):
 
 
 def test_stages_of_a_round_are_timed_as_they_run(monkeypatch):
-    """Each sleeps as its number says; the plan's times are those of layers, in their order."""
+    """Each sleeps as its number says; the plan has the times of layers, in their order."""
     task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": [8, 8]}})
     timed = overlapped.Threads._timed
 
