@@ -5,7 +5,7 @@
 
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
-turns. A point has the median seconds of a step, the seconds of all turns, what the profile predicts,
+turns. A point has the median seconds of a step, the seconds of all turns, what the profile foresees
 and the share that is hidden of what the plan of `optimal` would hide. The last steps of one model
 at one rate are a Chrome trace, which Perfetto opens, and a picture.
 """
