@@ -333,7 +333,9 @@ _ENTRIES: Entries = (
 _OPTIONAL: Entries = (
     ("a positive whole number below 2**31",
      lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
-    ("a text", lambda v: isinstance(v, str), ("sharding", "overlap")),
+    ("a text", lambda v: isinstance(v, str), ("sharding",)),
+    ("'none', 'threads' or 'program'",
+     lambda v: v in ("none", "threads", "program"), ("overlap",)),
     ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
     ("'packed', 'padded' or None", lambda v: v in (None, "packed", "padded"), ("sample_cost",)),
     ("true or false", lambda v: isinstance(v, bool), ("balance",)),

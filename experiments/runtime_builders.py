@@ -26,7 +26,7 @@ class Place(NamedTuple):
     delayed: bool = False  # its workers take as long as a delay says, and no time of their own
     together: bool = False  # runs that differ only in data can be one program
     cluster: bool = False  # its workers are processes, which may live on a cluster
-    slices: bool = False  # a worker may be several devices, and buckets travel beside computing
+    on_mesh: bool = False  # workers are devices, or several devices each
     single: str = ""  # why its workers cannot be shared by several processes
 
 
@@ -38,17 +38,12 @@ def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
     """
     place = RUNTIMES[config.runtime]
     check_processes(config, jax.process_count())
-    several = devices_per_worker(config) > 1 or sharding(config) != base.REPLICATED
-    if several and not place.slices:
+    chosen = (devices_per_worker(config), sharding(config), overlap(config))
+    if chosen != (1, base.REPLICATED, base.NO_OVERLAP) and not place.on_mesh:
         raise ValueError(
-            f"{config.runtime}: config.devices_per_worker={devices_per_worker(config)} and "
-            f"config.sharding={sharding(config)!r} are for workers that are slices of a mesh; use "
+            f"{config.runtime}: config.devices_per_worker={chosen[0]}, config.sharding="
+            f"{chosen[1]!r} and config.overlap={chosen[2]!r} are for devices of a mesh; use "
             "runtime='mesh', or leave them out"
-        )
-    if overlap(config) != base.NO_OVERLAP and not place.slices:
-        raise ValueError(
-            f"{config.runtime}: config.overlap={overlap(config)!r} is for gradients that travel "
-            "between devices of a mesh; use runtime='mesh', or leave it out"
         )
     return place.build(config, *parts_of_arm)
 
@@ -228,7 +223,7 @@ RUNTIMES = {
         _mesh,
         _in_rounds,
         devices=lambda config: config.workers * devices_per_worker(config),
-        slices=True,
+        on_mesh=True,
     ),
     "actors": Place(
         _actors,

@@ -81,8 +81,7 @@ class Mesh:
         injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
         speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
         sharding: how a slice keeps its model, a key of `slices.SHARDINGS`. overlap: how buckets
-        of gradients travel beside the backward pass, see
-        `overlapped`.
+        of gradients travel beside the backward pass, see `overlapped`.
         """
         refuse(algorithm, workers, Turnout())
         slices.check_devices(workers, devices_per_worker)

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS, Algorithm
 from comms import buckets
-from comms.collectives import scaled_weights
+from comms.collectives import ring_all_reduce, scaled_weights
 from runtimes import rounds
 from runtimes.base import NO_OVERLAP
 from runtimes.stages import Stages
@@ -56,6 +56,8 @@ def check(overlap: str, algorithm: Algorithm, plain: bool) -> None:
         wrong += "; take overlap='program'"
     elif overlap == PROGRAM and not hasattr(jax.lax, "psum_scatter_start"):
         wrong = f"its collectives came with JAX 0.12, and here is {jax.__version__}; install that"
+    elif overlap == PROGRAM and algorithm.buckets.all_reduce.reduce is ring_all_reduce:
+        wrong = "it has reduce-scatters of the compiler; take collective=psum or decoupled"
     if wrong is not None:
         raise ValueError(f"mesh: overlap={overlap!r}: {wrong}, or leave overlap out")
 

@@ -371,6 +371,20 @@ def test_costs_without_lengths_are_refused(changes, words):
         prepare.prepare(with_lengths(**changes))
 
 
+@pytest.mark.parametrize(
+    ("overlap", "words"),
+    [
+        ("thread", "config.overlap must be 'none', 'threads' or 'program'"),
+        ("threads", "config.overlap='threads' are for devices of a mesh; use runtime='mesh'"),
+    ],
+)
+def test_an_overlap_is_one_of_three_and_for_a_mesh(overlap, words):
+    config = configured()
+    config.overlap = overlap
+    with pytest.raises(ValueError, match=words):
+        prepare.prepare(config)
+
+
 @pytest.mark.parametrize("wait", ["first_finisher", "k_async(k=1)"])
 def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, wait, capsys):
     delay = "persistent(law=jitter(mean=0.02, sigma=0.05), factors={2: 1.5})"

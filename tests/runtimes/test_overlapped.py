@@ -81,8 +81,13 @@ def by_hand(updates=10):
     return params
 
 
-@pytest.mark.parametrize("collective", ["psum", "ring", "decoupled"])
-@pytest.mark.parametrize("overlap", ["threads", pytest.param("program", marks=LATE)])
+@pytest.mark.parametrize(
+    ("overlap", "collective"),
+    [
+        *(("threads", name) for name in ("psum", "ring", "decoupled")),
+        *(pytest.param("program", name, marks=LATE) for name in ("psum", "decoupled")),
+    ],
+)
 def test_what_is_trained_is_sgd_on_all_samples(overlap, collective):
     expected = by_hand()
     for buckets in ("wfbp", "single"):
@@ -94,7 +99,7 @@ def test_what_is_trained_is_sgd_on_all_samples(overlap, collective):
         )
 
 
-def test_without_a_choice_of_the_compiler_it_is_the_plain_round_bit_for_bit():
+def test_in_threads_it_is_the_plain_round_bit_for_bit():
     assert bits(trained(built())) == bits(trained(built(overlap="none")))
 
 
@@ -104,51 +109,45 @@ def held(runtime, updates=1):
     return run, runtime._program
 
 
-def test_a_bucket_travels_while_the_backward_pass_goes_on():
-    """The first bucket's all-reduce ends only once the last stage of the backward pass has run."""
-    runtime = built()
-    run, programs = held(runtime)
+def advanced_while_held_up(runtime, run, updates, collectives, programs, place):
+    """Advance while the first collective ends only once the program at `place` has run."""
     computed = threading.Event()
-    reduce, last = programs._reduce[0], programs._first._programs[-1]
+    collective, program = collectives[0], programs[place]
 
-    def reduces(x):
-        assert computed.wait(60), "the backward pass waits for the exchange"
-        return reduce(x)
+    def exchanges(x):
+        assert computed.wait(60), "computing waits for the exchange"
+        return collective(x)
 
     def computes(*values):
-        found = last(*values)
+        found = program(*values)
         computed.set()
         return found
 
-    programs._reduce[0], programs._first._programs[-1] = reduces, computes
-    after, _ = runtime.advance(run, np.inf, 1)
-    assert after.update == 2
+    collectives[0], programs[place] = exchanges, computes
+    after, _ = runtime.advance(run, np.inf, updates)
     runtime.close()
+    return after.update
+
+
+def test_a_bucket_travels_while_the_backward_pass_goes_on():
+    """The first bucket's all-reduce ends only once the last stage of the backward pass has run."""
+    runtime = built()
+    run, rounds = held(runtime)
+    assert advanced_while_held_up(
+        runtime, run, 1, rounds._reduce, rounds._first._programs, -1
+    ) == 2
 
 
 def test_a_decoupled_bucket_is_gathered_while_the_next_forward_pass_goes_on():
     """The last layer's all-gather ends only once the next forward pass has used the first's."""
     runtime = built(collective="decoupled")
-    run, programs = held(runtime)
-    stages, following = programs._following._stages.stages, programs._following._programs
+    run, rounds = held(runtime)
+    stages = rounds._following._stages.stages
     begun = next(i for i, stage in enumerate(stages) if stage.awaits == 0)
     assert stages[begun].program.outvars  # the first layer, which arrives first, is computed with
-    computed = threading.Event()
-    gather, first = programs._gather[0], following[begun]
-
-    def gathers(x):
-        assert computed.wait(60), "the forward pass waits for the last layer's gradient"
-        return gather(x)
-
-    def computes(*values):
-        found = first(*values)
-        computed.set()
-        return found
-
-    programs._gather[0], following[begun] = gathers, computes
-    after, _ = runtime.advance(run, np.inf, 2)
-    assert after.update == 3
-    runtime.close()
+    assert advanced_while_held_up(
+        runtime, run, 2, rounds._gather, rounds._following._programs, begun
+    ) == 3
 
 
 def test_an_exchange_that_fails_ends_the_run():
@@ -202,6 +201,12 @@ def test_what_cannot_overlap_is_refused(method, options, words):
     given = {"workers": 2, "mini_batches": 1} | options
     with pytest.raises(ValueError, match=words):
         mesh.Mesh(method(optax.sgd(0.1), **own), losses, DATA, Drawn, **given)
+
+
+@LATE
+def test_a_ring_of_ours_is_no_reduce_scatter_of_the_compiler():
+    with pytest.raises(ValueError, match="take collective=psum or decoupled"):
+        built(collective="ring", overlap="program")
 
 
 def test_collectives_of_a_later_jax_are_refused_before(monkeypatch):
