@@ -120,13 +120,25 @@ def caller(monkeypatch, capsys, drawn=False):
     return run
 
 
-def start(here, *flags, **environment):
-    """Run the launcher as people do, in a process of its own."""
-    return subprocess.run(
+def begin(here, *flags, **environment):
+    """Begin the launcher as people do, in a process of its own."""
+    return subprocess.Popen(
         [sys.executable, ROOT / "launch.py", *flags],
         cwd=here,
         env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"} | environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
     )
+
+
+def start(here, *flags, **environment):
+    """Run the launcher as people do, in a process of its own, to its end."""
+    process = begin(here, *flags, **environment)
+    try:
+        out, errors = process.communicate(timeout=600)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)

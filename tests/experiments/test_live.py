@@ -4,6 +4,7 @@ import fcntl
 import http.client
 import json
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -176,14 +177,17 @@ def test_jobs_of_slurm_are_at_work_whether_or_not_it_answers(root, monkeypatch):
 def test_a_launch_is_watched_from_its_first_record_to_its_end(tmp_path, monkeypatch):
     """Launch and watch in processes of their own, as people do it."""
     here = launcher.directory(tmp_path, monkeypatch)
-    flags = "--config=config.py", "--workdir=out", "--config.updates=100"
-    launch = threading.Thread(target=launcher.start, args=(here, *flags))
-    launch.start()
-    while not (here / "out" / files.LAUNCH_LOCK).exists():
-        time.sleep(0.05)
-    done = launcher.start(here, "--watch=out", "--port=0")
-    launch.join()
-    assert done.returncode == 0, done.stderr
-    assert "watching out at http://127.0.0.1:" in done.stdout
-    assert "runs have finished; the report of out is out/report.html" in done.stdout
+    launch = launcher.begin(here, "--config=config.py", "--workdir=out", "--config.updates=100")
+    with launch:
+        while not (here / "out" / files.LAUNCH_LOCK).exists():
+            assert launch.poll() is None, launch.stderr.read()
+            time.sleep(0.01)
+        launch.send_signal(signal.SIGSTOP)  # it cannot end before it is watched
+        with launcher.begin(here, "--watch=out", "--port=0") as watch:
+            first = watch.stdout.readline()
+            launch.send_signal(signal.SIGCONT)
+            rest, errors = watch.communicate(timeout=600)
+    assert first.startswith("watching out at http://127.0.0.1:"), first + errors
+    assert watch.returncode == launch.returncode == 0, errors
+    assert "runs have finished; the report of out is out/report.html" in rest
     assert (here / "out" / "report.html").exists()
