@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from algorithms.base import AXIS
-from runtimes.gossip.partition import PART, inputs, needed, programs_in, variables
-
-CALLS = ("jit", "pjit", "closed_call")  # primitives that only call another program
+from runtimes.equations import PART, evaluated, inputs, needed, variables
 
 
 class Stage(NamedTuple):
@@ -43,7 +41,7 @@ class Stages:
         nested, (leaving, rest) = jax.make_jaxpr(
             function, axis_env=[(AXIS, workers)], return_shape=True
         )(list(arriving), *given)
-        flat = jax.make_jaxpr(lambda *values: _values(nested, values), axis_env=[(AXIS, workers)])
+        flat = jax.make_jaxpr(lambda *values: evaluated(nested, values), axis_env=[(AXIS, workers)])
         whole = flat(*nested.in_avals)
         self.consts, self._rest = whole.consts, jax.tree.structure(rest)
         *self._arriving, self.given = _groups(whole.jaxpr.invars, arriving)
@@ -134,23 +132,3 @@ def _groups(flat: Sequence, groups: Sequence) -> list[list]:
     """Return variables by the groups that they are the leaves of, the others last."""
     ends = np.cumsum([len(jax.tree.leaves(group)) for group in groups], dtype=int).tolist()
     return [list(flat[i:j]) for i, j in zip([0, *ends], [*ends, len(flat)], strict=True)]
-
-
-def _values(program: ClosedJaxpr, arguments: Sequence[Any]) -> list:
-    """Return the outputs of a program, computed equation by equation, calls as what they call."""
-    jaxpr = program.jaxpr
-    values = dict(zip(jaxpr.invars, arguments, strict=True))
-    values |= dict(zip(jaxpr.constvars, program.consts, strict=True))
-
-    def value(var):
-        return var.val if isinstance(var, Literal) else values[var]
-
-    for e in jaxpr.eqns:
-        if e.primitive.name in CALLS:
-            found = _values(programs_in(e)[0], [value(var) for var in e.invars])
-        else:
-            given = {var: values[var] for var in inputs(e)}
-            lone = Jaxpr((), list(given), e.outvars, [e], e.effects, PART)
-            found = jax.core.eval_jaxpr(lone, (), *given.values())
-        values.update(zip(e.outvars, found, strict=True))
-    return [value(var) for var in jaxpr.outvars]

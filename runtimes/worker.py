@@ -19,6 +19,7 @@ import optax
 from algorithms.base import AXIS, Algorithm
 from comms.collectives import HEADROOM, on_one_device
 from comms.trees import Tree
+from runtimes.equations import channels_last
 
 NARROW = 16  # columns of a matrix whose gradient is found faster as that of its transpose
 
@@ -122,14 +123,17 @@ def gradient(losses, params, examples, weights) -> optax.Updates:
     losses: of (params, examples) alone, see `drawn`.
 
     On a CPU the gradient of a narrow matrix is taken as that of its transpose: XLA's product of
-    samples [784, 20] with slopes [20, 10] is slower than the transposed one.
+    samples [784, 20] with slopes [20, 10] is slower than the transposed one. Convolutions: see
+    `equations.channels_last`.
     """
 
     def loss(transposed):
         held = jax.tree.map(lambda a, like: a.T if _is_narrow(like) else a, transposed, params)
         return jnp.vdot(weights, losses(held, examples))
 
-    found = jax.grad(loss)(jax.tree.map(lambda a: a.T if _is_narrow(a) else a, params))
+    found = channels_last(jax.grad(loss))(
+        jax.tree.map(lambda a: a.T if _is_narrow(a) else a, params)
+    )
     # Without the barrier XLA would merge the transpose and the product into the slow one again.
     return jax.tree.map(
         lambda g, like: jax.lax.optimization_barrier(g).T if _is_narrow(like) else g, found, params

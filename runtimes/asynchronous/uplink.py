@@ -12,7 +12,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from algorithms.base import AXIS, Algorithm
 from comms import collectives
 from comms.trees import Tree
-from runtimes.gossip.partition import PART, inputs, needed, speaks, variables
+from runtimes.equations import PART, inputs, needed, variables
+from runtimes.gossip.partition import speaks
 
 Message = tuple[jax.Array, ...]
 OWN = ("weight", "batches", "worker", "version", "first")  # extra arguments that a worker knows

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from algorithms.base import AXIS
+from runtimes.equations import computed, inputs, needed, programs_in, value, variables
 
 Half = Generator[list, Sequence[Any], Any]  # its messages, the partner's messages, its result
-PART = DebugInfo("part", "part of a program", None, None)  # of jaxprs that are made by hand
 
 
 def names_axis(equation: JaxprEqn, axis: str) -> bool:
@@ -29,36 +29,6 @@ def speaks(equation: JaxprEqn, axis: str) -> bool:
     return names_axis(equation, axis) or any(
         speaks(inner, axis) for program in programs_in(equation) for inner in program.jaxpr.eqns
     )
-
-
-def programs_in(equation: JaxprEqn) -> list[ClosedJaxpr]:
-    """Return the programs that an equation holds: bodies of loops, branches, functions."""
-    leaves = jax.tree.leaves(
-        list(equation.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
-    )
-    return [
-        leaf if isinstance(leaf, ClosedJaxpr) else ClosedJaxpr(leaf, ())
-        for leaf in leaves
-        if isinstance(leaf, Jaxpr | ClosedJaxpr)
-    ]
-
-
-def inputs(equation: JaxprEqn) -> list:
-    """Return the variables that an equation reads, without constants in their places."""
-    return variables(equation.invars)
-
-
-def needed(
-    wanted: Iterable[Hashable], known: Iterable[Hashable], equations: Sequence[JaxprEqn]
-) -> list[JaxprEqn]:
-    """Return the equations, in their order, that compute `wanted` from the variables `known`."""
-    known = set(known)
-    missing, found = set(wanted) - known, []
-    for equation in reversed(equations):
-        if missing.intersection(equation.outvars):
-            found.append(equation)
-            missing.update(var for var in inputs(equation) if var not in known)
-    return found[::-1]
 
 
 class PairProgram:
@@ -126,7 +96,7 @@ class _Plan:
         for step in self._steps:
             yield from step(values)
         self._last(values)
-        return [_value(var, values) for var in self._program.outvars]
+        return [value(var, values) for var in self._program.outvars]
 
     def _message(self, said: Sequence[JaxprEqn]) -> Callable[[dict], Half]:
         """Return a step in which both say the operands of collectives."""
@@ -144,7 +114,7 @@ class _Plan:
 
         def step(values: dict) -> Half:
             compute(values)
-            heard = yield [_value(var, values) for var in operands.values()]
+            heard = yield [value(var, values) for var in operands.values()]
             values.update(zip(operands, heard, strict=True))
 
         return step
@@ -164,7 +134,7 @@ class _Plan:
 
         def step(values: dict) -> Half:
             compute(values)
-            given = [_value(var, values) for var in container.invars]
+            given = [value(var, values) for var in container.invars]
             found = yield from _PLAYERS[name](container.params, plans, given)
             values.update(zip(container.outvars, found, strict=True))
 
@@ -210,14 +180,11 @@ class _Plan:
 
     def _computed(self, equation: JaxprEqn, values: dict) -> Sequence[Any]:
         """Return the outputs of an equation; of a collective from the operands of both."""
-        mine = [_value(var, values) for var in equation.invars]
         if equation.primitive.name == "axis_index":
             return [jnp.int32(self._position)]
         if not names_axis(equation, AXIS):
-            pairs = zip(equation.invars, mine, strict=True)
-            given = {var: value for var, value in pairs if not isinstance(var, Literal)}
-            lone = Jaxpr((), list(given), equation.outvars, [equation], equation.effects, PART)
-            return jax.core.eval_jaxpr(lone, (), *given.values())
+            return computed(equation, values)
+        mine = [value(var, values) for var in equation.invars]
         combine, order = _COMBINED[equation.primitive.name], 1 - 2 * self._position
         theirs = [values[name] for name in _operands(equation)]
         return [
@@ -274,11 +241,3 @@ _COMBINED = {
     "pmax": lambda both, *_: jnp.maximum(*both),
     "pmin": lambda both, *_: jnp.minimum(*both),
 }
-
-
-def variables(values: Iterable[Any]) -> list:
-    return [var for var in values if not isinstance(var, Literal)]
-
-
-def _value(var: Any, values: dict) -> Any:
-    return var.val if isinstance(var, Literal) else values[var]
