@@ -104,7 +104,7 @@ TINY = Sizes(
             "vocabulary=500, length=8)", 1,
         ),
     },
-    images={"cnn": ("cnn", {"channels": (16,)}, 32, 1)},
+    images={},
     updates=1, workers=(8,), hidden=(32,) * 2,
     coordinates=(20_000,), codecs=("S2, rows, r = 1", "top-k", "bf16"),
     share=0, step=0, ratio=0, codec=0, devices=0,

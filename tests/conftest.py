@@ -160,7 +160,10 @@ def _shard_map(body):
     return run
 
 
-@pytest.fixture(params=[_vmap, _shard_map], ids=["vmap", "shard_map"])
+SPMD = {"vmap": _vmap, "shard_map": _shard_map}
+
+
+@pytest.fixture(params=SPMD)
 def spmd(request):
     """Return a function that runs `body(*args)` on every worker, stacked over the leading axis.
 
@@ -168,6 +171,6 @@ def spmd(request):
     """
 
     def run(body, *args):
-        return jax.block_until_ready(request.param(body)(*args))
+        return jax.block_until_ready(SPMD[request.param](body)(*args))
 
     return run
