@@ -36,9 +36,11 @@ from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_st
 from benchmarks.harness import FOLDER, RAN, Line, Row, Skip, compared, head, run
 from benchmarks.suite import CODECS, callback_row, codec_rows, ratio_rows
 from comms import collectives, gossip, mixing, topology
-from experiments import profiling, program_costs, tasks
+from experiments import profiling, program_costs, stopwatch, tasks
 from experiments.tasks import models
 from runtimes import mesh
+from runtimes.base import NO_OVERLAP
+from runtimes.overlapped import PROGRAM
 from runtimes.rounds import Table
 
 WORKERS = 8  # of the steps
@@ -195,7 +197,8 @@ def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
             section, f"plain round, {devices} devices", ROUND,
             lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices), least,
         )  # fmt: skip
-        yield Row(section, "buckets", functools.partial(bucket_lines, devices, sizes.hidden), least)
+        for name, lines in {"buckets": bucket_lines, "overlap": overlap_lines}.items():
+            yield Row(section, name, functools.partial(lines, devices, sizes.hidden), least)
         for size in ELEMENTS:
             for name, candidates in {"ring": ring_sides, "gossip": gossip_sides}.items():
                 yield compared(
@@ -213,36 +216,73 @@ def alone(budget: float) -> Iterator[Line]:
 
 def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
     """Yield all-reduces in the compiled program over the plan's."""
-    task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": hidden}})
-    steps = int(np.clip(10 * budget, 3, 40))
-    profile = profiling.measure(task, BATCH, jax.devices()[:devices], steps)
+    task, profile = _layers(devices, hidden, budget)
     shapes = jax.eval_shape(task.init, jax.random.key(0))
-    options = OPTIONS.get(jax.default_backend(), {})
     for plan in PLANS:
         planned = len(plan_with(plan, profile)(shapes)[0].buckets)
         method = mg_wfbp(floors.optimizer(), buckets=plan, profile=profile)
-        text = _bucketed(task, method, devices, options)
-        found = len(re.findall(r" all-reduce(?:-start)?\(", text))
-        facts = {"planned": planned, "compiled": found, "options": options}
+        program, *_ = _compiled(task, method, devices)
+        found = len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
+        facts = {"planned": planned, "compiled": found, "options": _options()}
         off = max(found / planned, planned / found) if found else np.inf  # merged, or split
         yield Line(f"buckets {plan}, compiled against planned", off, "x", 1.0, {}, facts)
 
 
-def _bucketed(task, method, devices: int, options: dict) -> str:
-    """Return the text of the compiled program of one round."""
+def overlap_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
+    """Yield rounds whose buckets travel beside the backward pass over rounds without overlap."""
+    if not hasattr(jax.lax, "psum_scatter_start"):
+        raise Skip(f"asynchronous collectives came with JAX 0.12, and here is {jax.__version__}")
+    task, profile = _layers(devices, hidden, budget)
+    for plan in PLANS:
+        method = mg_wfbp(floors.optimizer(), buckets=plan, profile=profile)
+        taken = stopwatch.seconds(
+            {
+                overlap: _rounds(*_compiled(task, method, devices, overlap))
+                for overlap in (PROGRAM, NO_OVERLAP)
+            },
+            budget=budget / len(PLANS),
+        )
+        value, facts = taken[PROGRAM] / taken[NO_OVERLAP], {"options": _options()}
+        yield Line(f"buckets {plan}, overlap={PROGRAM}", value, "x", None, taken, facts)
+
+
+def _layers(devices: int, hidden: tuple[int, ...], budget: float) -> tuple:
+    """Return the task whose gradients travel in buckets, and its measured profile."""
+    task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": hidden}})
+    steps = int(np.clip(10 * budget, 3, 40))
+    return task, profiling.measure(task, BATCH, jax.devices()[:devices], steps)
+
+
+def _options() -> dict:
+    return OPTIONS.get(jax.default_backend(), {})
+
+
+def _compiled(task, method, devices: int, overlap: str = NO_OVERLAP) -> tuple:
+    """Return the compiled program of one round, and its arguments."""
     sampler = floors.sampler_of(task, devices, BATCH)
     runtime = mesh.Mesh(
         method, task.losses, task.train, sampler, workers=devices, mini_batches=1,
-        rounds_per_dispatch=1,
+        rounds_per_dispatch=1, overlap=overlap,
     )  # fmt: skip
     model = runtime.start(task.init(jax.random.key(0))).model
     indices = sampler.indices(np.arange(devices)[:, None], np.zeros((devices, 1), np.int64))
     mesh_of_all, stacked = _stacked(devices)
     table = jax.device_put(Table(indices, np.zeros(devices, np.int32)), stacked)
     examples = jax.device_put(task.train, NamedSharding(mesh_of_all, P()))
-    count = np.int32(1)
-    lowered = runtime.dispatch.lower(model, table, examples, None, count)
-    return lowered.compile(compiler_options=options).as_text()
+    given = model, table, examples, None, np.int32(1)
+    return runtime.dispatch.lower(*given).compile(compiler_options=_options()), *given
+
+
+def _rounds(program: Callable, model, *given, rounds: int = 20) -> Callable:
+    """Return a candidate: some rounds, one after the other."""
+
+    def turn():
+        nonlocal model
+        for _ in range(rounds):
+            model = jax.block_until_ready(program(model, *given))
+        return model
+
+    return turn
 
 
 def _stacked(devices: int):

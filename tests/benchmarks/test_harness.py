@@ -132,7 +132,9 @@ def test_the_tiny_command_for_accelerators_measures_every_row(tmp_path):
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     record = json.loads((tmp_path / "accelerator_cpu.json").read_text())
     assert record["complete"] and record["device"]["count"] == 2
-    assert set(states(record).values()) == {"ran"}
+    seen = states(record)
+    assert seen.pop("overlap") == ("ran" if hasattr(jax.lax, "psum_scatter_start") else "skipped")
+    assert set(seen.values()) == {"ran"}
     lines = [line for row in record["rows"] for line in row["lines"]]
     assert all(math.isfinite(line["value"]) and line["value"] > 0 for line in lines)
     steps = [line for line in lines if "TFLOP/s" in line["facts"]]
