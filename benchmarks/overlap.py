@@ -6,12 +6,14 @@
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
 turns. A point has the median seconds of a step, the seconds of all turns, what the profile foresees
-and the share that is hidden of what the plan of `optimal` would hide. The last steps of one model
-at one rate are a Chrome trace, which Perfetto opens, and a picture.
+and the share that is hidden of what the plan of `optimal` would hide. Some more steps of one model
+at one rate are a Chrome trace, which Perfetto opens, with the plans beside them; of each schedule
+the step nearest to its median is in a picture.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -24,7 +26,7 @@ from benchmarks.harness import FOLDER, ROOT, free_port, put, write
 
 RECORD, TIMELINES = FOLDER / "overlap.json", FOLDER / "overlap_timelines.json"
 PICTURE, SHOWN = ROOT / "docs" / "overlap.png", ("gpt", "200mbit")
-HOSTS, TURNS, STEPS = 2, 5, 2
+HOSTS, TURNS, STEPS, TRACED = 2, 5, 2, 6
 # A model and the images or texts of a mini-batch.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "resnet18": ({"name": "images", "source": {"name": "noise", "samples": 256, "size": 32},
@@ -59,15 +61,47 @@ def one_large_layer(classes: int) -> Any:
     return nn.Sequential(layers)
 
 
-def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, list]]:
-    """Return (a point per schedule, spans of its last steps); all processes call this."""
+def foreseen(profile, sizes: list[int], plan: str, decoupled: bool) -> tuple[float, list]:
+    """Return seconds of a step without its update, and spans of the plan.
+
+    The spans begin with the forward pass, those of a decoupled all-reduce with its first message.
+    """
+    import numpy as np
+
+    from comms import buckets, iteration
+    from runtimes.overlapped import Span
+
+    kind, _, size = plan.partition(":")
+    own = {"bytes": float(size.removesuffix("MB")) * 1e6} if size else {}
+    forward, cost = profile.forward, profile.cost
+    if not decoupled:
+        made = buckets.PLANNERS[kind](sizes, profile.ready, cost, **own)
+        begins, ends = forward + made.start, forward + made.end
+        spans = [Span("compute", "planned", 0.0, forward + profile.ready[-1])]
+        seconds = forward + made.finish
+    else:
+        each = np.diff(profile.ready, prepend=0.0)[::-1]
+        forwards = forward * each / each.sum()
+        trace = iteration.LayerTrace("", np.array(sizes[::-1], float), forwards, each)
+        seconds = iteration.dear(trace, cost, **own).seconds
+        half = buckets.PLANNERS[kind](sizes, profile.ready, lambda n: cost.seconds(n) / 2, **own)
+        gathered = half.finish + np.cumsum((half.end - half.start)[::-1])
+        begins = np.concatenate([half.start, [half.finish], gathered[:-1]]) - half.start[0]
+        ends = np.concatenate([half.end, gathered]) - half.start[0]
+        spans = [Span("compute", "planned", 0.0, profile.ready[-1] - half.start[0])]
+    names = map("planned {}".format, range(len(begins)))
+    return seconds, [*spans, *map(Span, ["exchange"] * len(begins), names, begins, ends)]
+
+
+def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, dict]]:
+    """Return (a point per schedule, spans of some steps and of the plan); on all processes."""
     import jax
     import numpy as np
     import optax
 
     from algorithms.base import scale_by_samples
     from algorithms.mg_wfbp import mg_wfbp
-    from comms import buckets, iteration
+    from comms import buckets
     from comms.trees import named_leaves
     from experiments import profiling, tasks
     from experiments.tasks import data, sampling
@@ -78,7 +112,6 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
     params = jax.jit(task.init)(jax.random.key(0))
     profile = profiling.measure(task, batch, overlap="threads")
     sampler = sampling.Sampler(data.iid(task.labels, workers, 0), batch, 0)
-    cost, forward = profile.cost, profile.forward
     arms, seconds = {}, {name: [] for name in SCHEDULES}
     for name, (overlap, plan, all_reduce) in SCHEDULES.items():
         method = mg_wfbp(
@@ -100,30 +133,20 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
     for name, (runtime, run, _) in arms.items():
         runtime.timeline = []
         if SCHEDULES[name][0] == "threads":
-            runtime.advance(run, np.inf, min(steps, 3))
-        spans[name] = runtime.timeline
+            runtime.advance(run, np.inf, TRACED)
+        spans[name] = {"measured": runtime.timeline}
         runtime.close()
 
-    update = float(np.median([s.end - s.start for s in spans["single"] if s.name == "update"]))
+    ends = [span for span in spans["single"]["measured"] if span.name == "update"]
+    update = float(np.median([span.end - span.start for span in ends]))
     sizes = [
         sum(4 * np.size(leaf) for path, leaf in named_leaves(params) if path in layer)
         for layer in profile.layers
     ]
-    backward = profile.ready[-1]
     planned = {}
-    for name, (_, plan, _) in SCHEDULES.items():
-        kind, _, size = plan.partition(":")
-        own = {"bytes": float(size.removesuffix("MB")) * 1e6} if size else {}
-        if arms[name][2].buckets.all_reduce.gather is not None:
-            each = np.diff(profile.ready, prepend=0.0)[::-1]
-            trace = iteration.LayerTrace(
-                model, np.array(sizes[::-1], float), forward * each / each.sum(), each
-            )
-            planned[name] = iteration.dear(trace, cost, **own).seconds
-        else:
-            made = buckets.PLANNERS[kind](sizes, profile.ready, cost, **own)
-            planned[name] = forward + made.finish
-    planned["in one program"] = planned["single"]
+    for name, (_, plan, all_reduce) in SCHEDULES.items():
+        decoupled = all_reduce == "decoupled"
+        planned[name], spans[name]["planned"] = foreseen(profile, sizes, plan, decoupled)
     serial, best = float(np.median(seconds["single"])), planned["optimal"] + update
     points = []
     for name, taken in seconds.items():
@@ -135,36 +158,56 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
             "predicted": planned[name] + update, "error": (planned[name] + update) / median - 1,
             "buckets": len(flat),
             "gain": serial / median, "hidden": (serial - median) / max(serial - best, 1e-9),
-            "computing": forward + backward + update, "exchange": float(cost.seconds(sum(sizes))),
+            "computing": profile.forward + profile.ready[-1] + update,
+            "exchange": float(profile.cost.seconds(sum(sizes))),
             "megabytes": sum(sizes) / 1e6,
         })  # fmt: skip
     return points, spans
 
 
-def trace(spans: dict[str, list]) -> dict:
+def trace(spans: dict[str, dict]) -> dict:
     """Return a Chrome trace with a process per schedule, microseconds from its first span on."""
     events = []
     for number, (name, own) in enumerate(spans.items()):
-        begin = min((span.start for span in own), default=0.0)
         named = [("process_name", 0, name), *(("thread_name", *lane) for lane in LANES)]
         events += [
             {"ph": "M", "name": kind, "pid": number, "tid": thread, "args": {"name": text}}
             for kind, thread, text in named
         ]
-        events += [
-            {"ph": "X", "name": span.name, "pid": number, "tid": THREADS[span.lane],
-             "ts": round(1e6 * (span.start - begin)), "dur": round(1e6 * (span.end - span.start))}
-            for span in own
-        ]  # fmt: skip
+        for kind, found in own.items():
+            begin = min((span.start for span in found), default=0.0)
+            events += [
+                {
+                    "ph": "X", "name": span.name, "pid": number, "tid": THREADS[kind, span.lane],
+                    "ts": round(1e6 * (span.start - begin)),
+                    "dur": round(1e6 * (span.end - span.start)),
+                }
+                for span in found
+            ]  # fmt: skip
     return {"traceEvents": events}
 
 
-LANES = ((1, "compute"), (2, "exchange"))
-THREADS = {name: thread for thread, name in LANES}
+THREADS = {("measured", "compute"): 1, ("measured", "exchange"): 2,
+           ("planned", "compute"): 3, ("planned", "exchange"): 4}  # fmt: skip
+LANES = [(thread, " ".join(names)) for names, thread in THREADS.items()]
+
+
+def typical_step(events: list[dict]) -> list[dict]:
+    """Return the measured events of the step whose length is the median, from its begin on.
+
+    A step begins with its forward pass, that of a decoupled all-reduce with its first message.
+    """
+    marker = "reduce 0" if any(e["name"] == "gather 0" for e in events) else "stage 0"
+    events = sorted((e for e in events if e["tid"] <= 2), key=lambda e: e["ts"])
+    begins = [e["ts"] for e in events if e["name"] == marker]
+    begins.append(max(e["ts"] + e["dur"] for e in events))
+    lengths = sorted((end - begin, begin) for begin, end in itertools.pairwise(begins))
+    length, begin = lengths[(len(lengths) - 1) // 2]
+    return [{**e, "ts": e["ts"] - begin} for e in events if 0 <= e["ts"] - begin < length]
 
 
 def draw(timelines: dict, path: pathlib.Path) -> None:
-    """Draw the last step or two of every schedule in a trace: computing above, exchange below."""
+    """Draw a step of every schedule: computing above, exchange below, thin bars as planned."""
     from matplotlib.figure import Figure
 
     from experiments import figures
@@ -176,20 +219,21 @@ def draw(timelines: dict, path: pathlib.Path) -> None:
             by.setdefault(event["pid"], []).append(event)
         elif event["name"] == "process_name":
             names[event["pid"]] = event["args"]["name"]
+    by = {number: events for number, events in by.items() if any(e["tid"] <= 2 for e in events)}
     canvas = Figure(figsize=(10, 0.9 * len(by)), dpi=150, layout="constrained")
     panels = canvas.subplots(len(by), 1, sharex=True, squeeze=False).ravel()
     for axes, (number, events) in zip(panels, by.items(), strict=True):
-        begin = max(e["ts"] for e in events if e["name"] == "stage 0")
-        shown = [e for e in events if e["ts"] >= begin]
-        for thread, _ in LANES:
-            bars = [(1e-3 * (e["ts"] - begin), 1e-3 * e["dur"]) for e in shown
-                    if e["tid"] == thread]  # fmt: skip
-            axes.broken_barh(bars, (-thread - 0.4, 0.8), facecolor=figures.COLOURS[thread - 1],
-                             edgecolor="white", linewidth=0.5)  # fmt: skip
-        axes.set_yticks([-thread for thread, _ in LANES], [name for _, name in LANES], fontsize=7)
+        shown = typical_step(events) + [e for e in events if e["tid"] > 2]
+        for thread in range(1, 5):
+            bars = [(1e-3 * e["ts"], 1e-3 * e["dur"]) for e in shown if e["tid"] == thread]
+            lane = -1 - (thread - 1) % 2
+            where = (lane - 0.2, 0.6) if thread <= 2 else (lane - 0.4, 0.15)
+            colour = figures.COLOURS[thread - 1] if thread <= 2 else "0.55"
+            axes.broken_barh(bars, where, facecolor=colour, edgecolor="white", linewidth=0.5)
+        axes.set_yticks([-1, -2], ["compute", "exchange"], fontsize=7)
         axes.set_title(names[number], fontsize=9, loc="left")
         figures.plain(axes)
-    panels[-1].set_xlabel("milliseconds since the step began", fontsize=9)
+    panels[-1].set_xlabel("milliseconds since the step began; thin: as planned", fontsize=9)
     figures.save(canvas, path)
 
 

@@ -20,15 +20,19 @@ def test_every_schedule_has_a_point_and_a_timeline(tmp_path, monkeypatch):
         assert 0 < point["computing"] <= point["predicted"]
         # What is seen of the exchange follows computing; half of DeAR's waits for a forward pass.
         assert point["predicted"] <= point["computing"] + 8 * point["exchange"]
-    assert not spans["in one program"]  # nothing in it is apart from the rest
+    assert not spans["in one program"]["measured"]  # nothing in it is apart from the rest
     for point in points:  # the median of two
         assert point["seconds"] == pytest.approx(sum(point["turns"]) / 2, abs=1e-5)
     overlap.draw(overlap.trace(spans), tmp_path / "timelines.png")
     assert (tmp_path / "timelines.png").stat().st_size > 10_000
     events = [e for e in overlap.trace({"wfbp": spans["wfbp"]})["traceEvents"] if e["ph"] == "X"]
-    assert {event["tid"] for event in events} == {1, 2} and min(e["ts"] for e in events) == 0
-    names = [event["name"] for event in events]
-    assert all(names.count(f"reduce {b}") == names.count(f"stage {b}") == 2 for b in range(3))
+    assert {event["tid"] for event in events} == {1, 2, 3, 4} and min(e["ts"] for e in events) == 0
+    names, steps = [event["name"] for event in events], overlap.TRACED
+    assert all(names.count(f"reduce {b}") == names.count(f"stage {b}") == steps for b in range(3))
+    assert [names.count(f"planned {b}") for b in range(4)] == [1, 1, 1, 0]
+    shown = [event["name"] for event in overlap.typical_step(events)]
+    assert sorted(shown) == [*(f"reduce {b}" for b in range(3)), *(f"stage {b}" for b in range(3)),
+                             "update"]  # fmt: skip
 
 
 def test_most_of_the_parameters_are_in_one_layer():
