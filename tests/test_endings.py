@@ -117,7 +117,12 @@ def test_a_second_signal_does_not_wait(monkeypatch):
 
 @pytest.mark.slow
 def test_a_process_that_loses_the_first_one_says_so_without_a_traceback(here):
-    with two_processes.started(here, *ENDLESS, "--workdir=out") as both:
+    """While a second thread is in an all-reduce; without one it is as in `test_restarts`."""
+    config = here / "config.py"
+    parts = 'c.algorithm, c.buckets, c.overlap, c.mini_batches = "mg_wfbp", "wfbp", "threads", 1'
+    config.write_text(config.read_text().replace("    return c", f"    {parts}\n    return c"))
+    flags = (*ENDLESS[1:], "--config=config.py:workers=2", "--config.devices=1", "--workdir=out")
+    with two_processes.started(here, *flags) as both:
         wait_for(here / "out" / "metrics.jsonl", 2)
         both[0].kill()
         assert both[1].wait(300) == 3, said(here, 1)
