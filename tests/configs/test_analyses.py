@@ -6,11 +6,10 @@ import pathlib
 import pytest
 
 from comms import buckets
-from configs import goodput, mg_wfbp, nonblocking, runtime_analysis
-from experiments import prepare, train
-from experiments.papers import failures, slow_and_stale
+from configs import goodput, mg_wfbp
+from experiments import train
+from experiments.papers import failures
 from experiments.papers import mg_wfbp as mg_wfbp_paper
-from experiments.papers import nonblocking as nonblocking_paper
 from runtimes.asynchronous.pool import SESSION
 from stragglers.schedule import Event
 from tests import launcher
@@ -24,23 +23,9 @@ GOODPUT = (
     "--config.betweens=(1000.0,4000.0)",
     "--config.learner_seconds=400000.0",
 )
+SCALE = (f"--config={mg_wfbp.__file__}:scale,trace=googlenet", "--workdir=out")
 TINY = "--config.task=synthetic_logistic(samples=256, dimension=4)"  # quick to load
 GOODPUT_REAL = (f"--config={goodput.__file__}:real", "--workdir=out")
-NONBLOCKING = (
-    f"--config={nonblocking.__file__}:analysis",
-    "--workdir=out",
-    "--config.rounds=40",
-    "--config.rounds_in_time=5",
-    "--config.workers=(2,8)",
-    "--config.communication=(0.0,1.0)",
-)
-RUNTIME = (
-    f"--config={runtime_analysis.__file__}",
-    "--workdir=out",
-    "--config.workers=(8,)",
-    "--config.pushes=1000",
-    "--config.share=0.25",
-)
 
 
 @pytest.fixture
@@ -100,57 +85,16 @@ def test_an_absence_ends_with_the_new_process_or_with_the_run():
     assert failures.absences(events, 10.0) == [(2.0, 4.5), (9.0, 10.0), (3.0, 10.0)]
 
 
-def test_gains_of_rounds_are_written_and_nothing_is_trained(call, monkeypatch):
+def test_an_analysis_is_written_and_nothing_is_trained(call, monkeypatch):
     monkeypatch.setattr(train, "run", lambda *_: pytest.fail("an analysis trained"))
-    code, out, err = call(*NONBLOCKING)
-    assert code == 0 and err == "" and "throughput gain by workers" in out
+    code, out, err = call(*SCALE, "--config.workers=(4,8)", "--config.at_workers=8")
+    assert code == 0 and err == "" and "scaling efficiency, 8 workers" in out
     files = {path.name for path in pathlib.Path("out").iterdir()}
     assert files == {"config.json", "summary.json", "figure.png", "report.json"}
     assert written("report")["command"].startswith("python ")
     assert pathlib.Path("out/figure.png").read_bytes().startswith(b"\x89PNG")
-    summary = written()
-    assert len(summary["by_workers"]) == len(summary["by_communication"]) == 7 * 2
-    for point in summary["by_workers"]:
-        assert point["communication"] == 0.5 and point["workers"] in (2, 8)
-        assert point["error"] == pytest.approx(point["simulated"] / point["expected"] - 1)
-    assert written("config")["rounds"] == 40
-
-
-def test_theory_and_simulation_agree():
-    """Within the noise of 300 rounds; where nothing is random, exactly."""
-    get_config = nonblocking.VARIANTS["analysis"].get_config
-    config = get_config("mini_batches=4,workers=16,communication=1")
-    assert (config.mini_batches, config.at_workers, config.at_communication) == (4, 16, 1.0)
-    for name in ("exponential", "shifted_exponential", "pareto", "log_normal"):
-        assert prepare.build_delay(config.delays[name]).mean() == pytest.approx(1 / 4)
-    config = get_config()
-    with config.unlocked():
-        config.update(rounds=300, rounds_in_time=50, workers=(8,), communication=(0.0,))
-    for axis in nonblocking_paper.analyse(config).summary.values():
-        errors = {gain["delay"]: abs(gain["error"]) for gain in axis}
-        assert errors.pop("slow_worker") < 1e-9
-        assert errors.pop("slow_spells") < 0.4
-        assert max(errors.values()) < 0.1
-
-
-@pytest.mark.slow
-def test_waits_of_a_server_lie_where_theory_allows(call):
-    code, out, err = call(*RUNTIME)
-    assert code == 0 and err == "" and "seconds per update by workers" in out
-    points = written()["points"]
-    assert len(points) == 2 * 3 * 4  # values of k, laws, protocols
-    for point in points:
-        assert point["error"] < 0.1, point
-    known = {(p["delay"], p["rule"], p["k"]): p for p in points}
-    # Of 8 workers and 4 gradients: H_8 - H_4, and 4 / 8 with a mean of one second.
-    assert known["exponential", "k_sync", 4]["low"] == pytest.approx(0.6345, abs=1e-4)
-    assert known["pareto", "k_batch_async", 4]["high"] == pytest.approx(0.5)
-    bounds = known["shifted_exponential", "k_async", 4]
-    assert bounds["low"] == pytest.approx(0.5) and bounds["high"] == pytest.approx(0.8173, abs=1e-4)
-    config = runtime_analysis.get_config()
-    del config["share"]
-    with pytest.raises(ValueError, match="share is missing; set it to "):
-        slow_and_stale.analyse(config)
+    assert {curve["trace"] for curve in written()["curves"]} == {"googlenet"}
+    assert written("config")["at_workers"] == 8
 
 
 def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
@@ -200,12 +144,9 @@ def test_published_runs_of_buckets_beside_the_model():
         (GOODPUT_REAL, "--config.methods=(('a','all_reduce','barrier'),)", "move freely, and the"),
         (GOODPUT_REAL, "--config.methods=(('a','easgd','quorum_async(k=1)'),)", "may go on before"),
         (GOODPUT_REAL, "--config.runtime=simulate", "set config.runtime='actors' and methods"),
-        (NONBLOCKING, "--sweep", "without arms and without training; leave out --sweep"),
-        (NONBLOCKING, "--config.wokers=3", "no entry 'wokers'; did you mean 'workers'? known"),
-        (NONBLOCKING, "--config.in_flight=wait", "unknown in_flight='wait'"),
-        (RUNTIME, "--config.k=9", "config.k must be a whole number from 1 to 8, the fewest"),
-        (RUNTIME, "--config.share=0.0", "config.share must be a share above 0 and up to 1, got"),
-        (RUNTIME, "--config.delays.pareto=pareto(minimum=1,shape=1)", "an iid law with a mean"),
+        (SCALE, "--sweep", "without arms and without training; leave out --sweep"),
+        (SCALE, "--config.wokers=3", "no entry 'wokers'; did you mean 'workers'? known"),
+        (SCALE, "--config.at_workers=3", "config.at_workers must be one of config.workers, 4, "),
     ],
 )
 def test_bad_input_is_answered_in_one_sentence(call, tmp_path, brief, flag, words):
