@@ -57,8 +57,8 @@ def test_who_waits_for_nobody_loses_its_own_time_alone(call):
     seconds = 240 + 400 * (1 - 0.995 ** (24 * 32))
     assert points["DiLoCo", 32]["goodput"] == pytest.approx(0.995**24 * 240 / seconds, rel=0.1)
     assert points[ELASTIC, 32]["goodput"] < 0.6 < points[ELASTIC, 4]["goodput"]
-    (first, second) = (measured for _, measured in summary["claims"])
-    assert first.startswith("does not hold: at least 8") and second.startswith("holds: ")
+    (first, _) = (measured for _, measured in summary["claims"])
+    assert first == f"inconclusive: there is no point {OURS}, 512"
 
 
 @pytest.mark.slow
@@ -113,23 +113,6 @@ def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
         for curve in of.values():
             pairs = zip(of["optimal"]["seconds"], curve["seconds"], strict=True)
             assert all(best <= other for best, other in pairs)
-
-
-def test_published_runs_of_buckets_beside_the_model():
-    config = mg_wfbp.VARIANTS["paper"].get_config()
-    assert len(config.published) == 4 + 6 + 8
-    assert sum(run.counted for run in config.published.values()) == 16  # K80 in two readings
-    config.published = {name: run for name, run in config.published.items() if "GoogLe" in name}
-    found = mg_wfbp_paper.published(config).summary["ratios"]
-    ratios = {(ratio["workers"], ratio["baseline"]): ratio for ratio in found}
-    # 1.20x over WFBP and 1.36x over a single all-reduce were published.
-    for workers in (8, 16):
-        assert ratios[workers, "wfbp"]["published"] == pytest.approx(1.20, abs=0.005)
-        assert ratios[workers, "single"]["published"] == pytest.approx(1.36, abs=0.005)
-    # Two workers per node come close to that.
-    assert ratios[16, "wfbp"]["greedy"] == pytest.approx(1.20, abs=0.02)
-    assert ratios[16, "single"]["greedy"] == pytest.approx(1.36, abs=0.09)
-    assert ratios[16, "single"]["optimal"] > ratios[16, "single"]["greedy"]
 
 
 @pytest.mark.parametrize(
