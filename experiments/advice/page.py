@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
-from experiments import config_files, figures, files, prepare, provenance, records, registry, report
+from experiments import config_files, files, prepare, provenance, records, registry, report
 from experiments.advice import durations, play
 from experiments.advice.observatory import Loss
 from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
 
-ADVICE, PAGE, CONFIG, WAITS = "advice.json", "advice.html", "config.py", "waits.png"
-MOST_SHOWN = 40  # workers in a picture
+ADVICE, PAGE, CONFIG = "advice.json", "advice.html", "config.py"
 COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
     "rule": "{rule}",
     "predicted\nyours = 1": "{predicted:.2f}",
@@ -124,7 +121,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice),
         "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
         "reference": advice.reference.name, "rules": rows(advice),
-        "changes": advice.changes, "refused": advice.refused,
+        "refused": advice.refused,
     }  # fmt: skip
 
 
@@ -248,7 +245,7 @@ def _show(advice: Advice, root: Path) -> None:
 
 
 def write(advice: Advice, root: Path, launched: str = "") -> None:
-    """Write advice.html with its picture into `root`; launched: the command that did so."""
+    """Write advice.html into `root`; launched: the command that did so."""
     if not _is_given(advice.source):
         text = DATA.replace("{}", pprint.pformat(advice.source.config.to_dict()))
         files.write(root / CONFIG, text, durable=False)
@@ -287,15 +284,6 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
         "steps are not in it.",
         "quiet",
     )
-    yield "<h2>What would change the verdict</h2>"
-    yield report.table("words", ("if", "predicted to be first"), [advice.changes])
-    yield "<h2>Who waits for whom</h2>"
-    if decided.close[0].found.waits.any() or own.found.waits.any():
-        picture = _waits(advice)
-        figures.save(picture, root / WAITS)
-        yield report.image("picture", files.read(root / WAITS), picture.get_label())
-    else:
-        yield _said("Nobody waits for another worker.")
     if measured.censored:
         yield _said(
             f"{measured.censored:.1%} of the durations were cut by the rule of the run, and are "
@@ -309,23 +297,3 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
 def _said(text: str, kind: str = "") -> str:
     text = report.text(text)
     return f"<pre>{text}</pre>" if kind == "pre" else f'<p class="{kind}">{text}</p>'
-
-
-def _waits(advice: Advice) -> Figure:
-    """Draw who waits for whom under the advised rule and under yours."""
-    first, own = advice.verdict.close[0], advice.reference
-    shown = {"advised": first, "yours": own} if first.name != own.name else {"advised, yours": own}
-    workers = min(own.arm.workers, MOST_SHOWN)
-    canvas = Figure(figsize=(8, 1.5 + 0.16 * workers), dpi=150, layout="constrained")
-    canvas.set_label("Share of a worker's time in which it waits for another one, by rule.")
-    panels = canvas.subplots(1, len(shown), squeeze=False)[0]
-    shares = [100 * one.found.waits[:workers, :workers] / one.schedule.time[-1]
-              for one in shown.values()]  # fmt: skip
-    for axes, share, (words, one) in zip(panels, shares, shown.items(), strict=True):
-        image = axes.imshow(share, "Oranges", vmin=0, vmax=max(1, np.max(shares)), aspect="auto")
-        axes.set_title(figures.literal(f"{one.name} ({words})"), fontsize=9)
-        axes.set(xlabel="is waited for by the others", ylabel="worker that waits")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
-    canvas.colorbar(image, ax=panels, label="of its time [%]")
-    return canvas

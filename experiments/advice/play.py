@@ -135,7 +135,6 @@ class Advice(NamedTuple):
     reference: Candidate  # the config's own rule
     refused: list[tuple[str, str]]  # rule, reason
     verdict: Verdict
-    changes: list[tuple[str, str]]  # another cluster or task, the first rule then
     results: Mapping[str, Trained] = {}  # of those that were trained, by name
 
     @property
@@ -185,10 +184,7 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     smaller = min(fewer, key=lambda one: one.predicted(ratio), default=None)
     cases = {one.name: one.cases(ratio) for one in order}
     decided = verdict(order, reference, cases, "is predicted to be")
-    changes = _changes(order, measured, ratio, reference.name)
-    return Advice(
-        source, config, ratio, decided.order, smaller, reference, refused, decided, changes
-    )
+    return Advice(source, config, ratio, decided.order, smaller, reference, refused, decided)
 
 
 def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str, Any]:
@@ -485,38 +481,6 @@ def of_smaller(advice: Advice) -> str:
         + (", with noise that is least at the initial parameters"
            if not advice.source.parameters and how != "was" else "")
     )  # fmt: skip
-
-
-def _changes(
-    order: Sequence[Candidate], measured: Measured, ratio: float, own: str
-) -> list[tuple[str, str]]:
-    """Return pairs (condition, advised rule then) for other clusters, links and tasks."""
-
-    def first(known: Mapping[str, float]) -> str:
-        if own not in known:
-            return "yours could not be played"
-        name = min(known, key=known.__getitem__)
-        return name if known[own] >= WORTH * known[name] else own
-
-    def again(arms: Sequence, measured: Measured) -> str:
-        found, _ = played(arms, measured)
-        batch = next((one.batch for one in found if one.name == own), 1.0)
-        equal = (one._replace(costs=_at(batch, one)) for one in found)
-        return first({one.name: one.predicted(ratio) for one in equal})
-
-    arms = [(one.arm, one.prepared) for one in order]
-    medians = [np.median(values) for values in measured.seconds]
-    even = measured._replace(seconds=tuple(
-        values * (np.median(medians) / median)
-        for values, median in zip(measured.seconds, medians, strict=True)))  # fmt: skip
-    found = [("all workers were as fast as the middle one", again(arms, even))]
-    if order[0].arm.communication != 0:
-        cheap = [(arm, prepared._replace(exchange=0.0)) for arm, prepared in arms]
-        found.append(("an exchange took no time", again(cheap, measured)))
-    for words, times in (("a tenth as", 0.1), ("ten times as", 10.0)):
-        known = {one.name: one.predicted(ratio * times) for one in order}
-        found.append((f"a gradient was {words} noisy", first(known)))
-    return found
 
 
 def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = None) -> Advice:
