@@ -115,7 +115,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
     measured = advice.source.measured
     return {
         "source": measured.source, "digest": measured.digest,
-        "durations": sum(map(len, measured.seconds)), "censored": measured.censored,
+        "durations": sum(map(len, measured.seconds)),
         "straggler": play.straggler(measured, advice.config.mini_batches),
         "exchange_seconds": _exchange(advice), "ratio": advice.ratio,
         "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice),
@@ -259,7 +259,7 @@ def write(advice: Advice, root: Path, launched: str = "") -> None:
 
 
 def _sections(advice: Advice, root: Path) -> Iterator[str]:
-    measured, decided, own = advice.source.measured, advice.verdict, advice.reference
+    decided, own = advice.verdict, advice.reference
     yield _said(f"{decided.reason[0].upper()}{decided.reason[1:]}.", "headline")
     if not decided.sure:
         names = ", ".join(one.name for one in decided.close)
@@ -284,11 +284,6 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
         "steps are not in it.",
         "quiet",
     )
-    if measured.censored:
-        yield _said(
-            f"{measured.censored:.1%} of the durations were cut by the rule of the run, and are "
-            "completed from the longer ones of their worker (Kaplan-Meier).", "quiet"
-        )  # fmt: skip
     if advice.refused:
         yield "<h2>Not weighed</h2>"
         yield report.table("words", ("rule", "why"), [advice.refused])
