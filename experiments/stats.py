@@ -389,11 +389,6 @@ def difference(
     return beyond, float(test.pvalue)
 
 
-def of_all(good: int, places: int) -> str:
-    """Return the verdict of a claim about several places, in `good` of which it holds."""
-    return HOLDS if good == places else WHERE if good else FAILS
-
-
 def sampling_error(accuracy: float, samples: float) -> float:
     """Return sqrt(a (1 - a) / n), the standard error that n test samples leave an accuracy a.
 

@@ -10,8 +10,6 @@ from configs import goodput, mg_wfbp
 from experiments import train
 from experiments.papers import failures
 from experiments.papers import mg_wfbp as mg_wfbp_paper
-from runtimes.asynchronous.pool import SESSION
-from stragglers.schedule import Event
 from tests import launcher
 
 OURS, ELASTIC = failures.OURS, failures.ELASTIC
@@ -24,8 +22,6 @@ GOODPUT = (
     "--config.learner_seconds=400000.0",
 )
 SCALE = (f"--config={mg_wfbp.__file__}:scale,trace=googlenet", "--workdir=out")
-TINY = "--config.task=synthetic_logistic(samples=256, dimension=4)"  # quick to load
-GOODPUT_REAL = (f"--config={goodput.__file__}:real", "--workdir=out")
 
 
 @pytest.fixture
@@ -59,30 +55,6 @@ def test_who_waits_for_nobody_loses_its_own_time_alone(call):
     assert points[ELASTIC, 32]["goodput"] < 0.6 < points[ELASTIC, 4]["goodput"]
     (first, _) = (measured for _, measured in summary["claims"])
     assert first == f"inconclusive: there is no point {OURS}, 512"
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("actors")
-def test_who_waits_for_a_killed_learner_loses_what_others_do_not(call):
-    config, workdir = GOODPUT_REAL
-    try:
-        config += ",workers=2,every=6,kills=1,undisturbed=3,seeds=1"
-        code, out, err = call(config, workdir, TINY)
-    finally:
-        SESSION.close()
-    assert code == 0 and err == "" and "goodput while learners are killed" in out
-    for row in written()["methods"]:
-        assert row["kills"] == 1 and 0.4 < row["there"] < 1 and row["undisturbed"] > 0
-    assert all(measured.startswith("inconclusive") for _, measured in written()["claims"])
-
-
-def test_an_absence_ends_with_the_new_process_or_with_the_run():
-    events = [
-        Event(2.0, 1, "lost"), Event(3.0, 0, "lost"), Event(3.5, 0, "lost"),
-        Event(4.5, 1, "restored"), Event(5.0, 2, "restored"), Event(9.0, 1, "lost"),
-        Event(10.5, 1, "restored"), Event(10.5, 2, "lost"),
-    ]  # fmt: skip
-    assert failures.absences(events, 10.0) == [(2.0, 4.5), (9.0, 10.0), (3.0, 10.0)]
 
 
 def test_an_analysis_is_written_and_nothing_is_trained(call, monkeypatch):
@@ -123,10 +95,6 @@ def test_the_optimum_is_ahead_of_every_other_bucket_schedule_for_all_workers():
         (GOODPUT, "--config.rules=(('a',4,'k_async(k=9)'),)", "needs 1 <= k <= 4 workers"),
         (GOODPUT, f"--config.rules=(('{ELASTIC}',4,'barrier'),)", "is no waiting rule"),
         (GOODPUT, "--config.learner_seconds=100.0", "make no update in"),
-        (GOODPUT_REAL, "--config.kills=0", "config.kills must be a positive whole number, got 0"),
-        (GOODPUT_REAL, "--config.methods=(('a','all_reduce','barrier'),)", "move freely, and the"),
-        (GOODPUT_REAL, "--config.methods=(('a','easgd','quorum_async(k=1)'),)", "may go on before"),
-        (GOODPUT_REAL, "--config.runtime=simulate", "set config.runtime='actors' and methods"),
         (SCALE, "--sweep", "without arms and without training; leave out --sweep"),
         (SCALE, "--config.wokers=3", "no entry 'wokers'; did you mean 'workers'? known"),
         (SCALE, "--config.at_workers=3", "config.at_workers must be one of config.workers, 4, "),
