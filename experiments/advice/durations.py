@@ -77,7 +77,7 @@ class Source(NamedTuple):
 
     measured: Measured
     config: ConfigDict  # as it was given or recorded
-    command: list[str]  # that starts the config, without --config where that is of a record
+    command: list[str]  # that starts the config
     delay: str | None = None  # that repeats the durations; "": the config's own; None: none does
     parameters: Path | None = None  # of the run's end
 
@@ -104,7 +104,8 @@ def read(
         took = float(np.median(schedule.communication.max(axis=1)))
         measured = measured._replace(exchange=took)
         delay, parameters = None if config else "", ended if trained else None
-        return Source(measured, config or own, list(command), delay, parameters)
+        recorded = [] if config else [f"--config={path / records.CONFIG}"]
+        return Source(measured, config or own, [*command, *recorded], delay, parameters)
     if config is None:
         raise ValueError(
             f"--advise={text} has durations and no config; give --config=..., whose task, method "

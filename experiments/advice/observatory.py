@@ -181,27 +181,31 @@ def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0
     return measured
 
 
-def observed(measured: Measured, mini_batches: int) -> dict:
-    """Return the record of a look: loss, slowest workers, and gains with their spread."""
-    rounds = rounds_of(measured, mini_batches)
+def slowest(measured: Measured, rounds: np.ndarray) -> list[dict[str, Any]]:
+    """Return the slowest workers, the first one first; rounds [workers, rounds] in seconds."""
     last = np.bincount(rounds.argmax(axis=0), minlength=len(rounds)) / rounds.shape[1]
     order = np.argsort(-rounds.mean(axis=1), kind="stable")[:SHOWN]
+    return [
+        {
+            "worker": measured.name(i),
+            "times_the_mean": float(rounds[i].mean() / rounds.mean()),
+            "share_of_rounds_last": float(last[i]),
+        }
+        for i in order
+    ]
+
+
+def observed(measured: Measured, mini_batches: int) -> dict[str, Any]:
+    """Return the record of a look: loss, slowest workers, and gains with their spread."""
+    rounds = rounds_of(measured, mini_batches)
+    found = gains(measured, mini_batches)
     return {
         "source": measured.source,
         "workers": measured.workers,
         "loss": loss(rounds)._asdict(),
         "spells": spells(rounds)._asdict(),
-        "slowest": [
-            {
-                "worker": measured.name(i),
-                "times_the_mean": float(rounds[i].mean() / rounds.mean()),
-                "share_of_rounds_last": float(last[i]),
-            }
-            for i in order
-        ],
-        "gains": {
-            call: gain._asdict() for call, gain in gains(measured, mini_batches).items()
-        },
+        "slowest": slowest(measured, rounds),
+        "gains": {call: gain._asdict() for call, gain in found.items()},
     }
 
 
@@ -257,12 +261,6 @@ def of_workers(records: Sequence[dict]) -> Numbers:
     return Numbers("", columns, rows)
 
 
-def markdown(numbers: Numbers) -> str:
-    """Return a table as text of a page."""
-    head, *rows = (f"| {' | '.join(line)} |" for line in (numbers.columns, *numbers.rows))
-    return "\n".join((head, f"|{'---|' * len(numbers.columns)}", *rows)) + "\n"
-
-
 def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
     """Draw the rounds of all workers, over the median worker's in the same source."""
     drawn = Figure(figsize=(9, 0.6 + 1.5 * len(measured)), layout="constrained")
@@ -303,16 +301,13 @@ def main(arguments: Sequence[str]) -> None:
             for row in record["slowest"]
         ]
         columns = ["slowest workers", "times the mean", "rounds in which it is last"]
-        tables.print_table(console, tables.as_table(Numbers("", columns, rows)))
-        parts = ", ".join(f"{share:.1%} {name}" for name, share in record["loss"].items())
-        slow = Spells(**record["spells"])
-        console.print(
-            f"{slow.workers} of {record['workers']} workers are ever slow, {SLOW:g} times the "
-            f"median worker, in {slow.share:.1%} of all rounds, for {slow.rounds:.3g} in a row."
-        )
-        console.print(f"{advice(record)} Of its loss {parts}.\n", markup=False, highlight=False)
-    numbers = as_numbers(records)._replace(title="mini-batches per second, over a barrier's")
-    tables.print_table(console, tables.as_table(numbers))
+        tables.print_table(console, Numbers("", columns, rows))
+        console.print(f"{advice(record)}\n", markup=False, highlight=False)
+    for numbers, title in (
+        (of_workers(records), f"slow: {SLOW:g} times the median worker; loss at a barrier"),
+        (as_numbers(records), "mini-batches per second, over a barrier's"),
+    ):
+        tables.print_table(console, numbers._replace(title=title))
     if given.record:
         head = {"command": f"python -m experiments.advice.observatory {shlex.join(arguments[1:])}"}
         files.write(given.record, json.dumps({**head, "sources": records}, indent=1) + "\n")

@@ -1,7 +1,6 @@
 """The advice on a waiting rule as a page, as a printed table, and as a command to run."""
 
 import itertools
-import pprint
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
 
-ADVICE, PAGE, CONFIG = "advice.json", "advice.html", "config.py"
+ADVICE, PAGE = "advice.json", "advice.html"
 COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
     "rule": "{rule}",
     "predicted\nyours = 1": "{predicted:.2f}",
@@ -32,17 +31,6 @@ COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
     "idle": "{idle:.0%}",
     "waits most\nfor": "{waits_for}",
 }
-DATA = '''"""The config of the run that the advice is about."""
-
-from ml_collections import ConfigDict
-
-
-def get_config():
-    """Return it as it was recorded."""
-    return ConfigDict(
-        {}
-    )
-'''
 
 
 def launch(
@@ -66,6 +54,8 @@ def launch(
     if entries and not config:
         raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
     given, start = None, shlex.split(command)[:2] or ["python", "launch.py"]
+    if trust and not config:  # the command names the record again
+        start.append(f"--trust={','.join(trust)}")
     # The name of a folder is no word of the user's.
     law = [] if Path(text).exists() else [text]
     trusted = {*trust, *registry.named_modules([*named, *law])}
@@ -183,13 +173,8 @@ def command(advice: Advice, root: Path) -> list[str]:
     count = itertools.count(2)
     while Path(place).exists():
         place = f"{base}-{next(count)}"
-    own = [] if _is_given(source) else [f"--config={root / CONFIG}"]
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
-    return [*source.command, *own, *flags, f"--workdir={place}"]
-
-
-def _is_given(source: durations.Source) -> bool:
-    return any(one.startswith("--config=") for one in source.command)
+    return [*source.command, *flags, f"--workdir={place}"]
 
 
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
@@ -246,9 +231,6 @@ def _show(advice: Advice, root: Path) -> None:
 
 def write(advice: Advice, root: Path, launched: str = "") -> None:
     """Write advice.html into `root`; launched: the command that did so."""
-    if not _is_given(advice.source):
-        text = DATA.replace("{}", pprint.pformat(advice.source.config.to_dict()))
-        files.write(root / CONFIG, text, durable=False)
     title = f"{root.resolve().name}: which waiting rule"
     measured = advice.source.measured
     count = sum(map(len, measured.seconds))

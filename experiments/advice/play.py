@@ -32,7 +32,7 @@ from scipy import stats
 from experiments import executors, formats, initial, prepare, records, registry, sweep, tasks
 from experiments.advice import durations
 from experiments.advice.durations import Measured, Source
-from experiments.advice.observatory import WORTH, loss, rounds_of
+from experiments.advice.observatory import WORTH, loss, rounds_of, slowest
 from experiments.config_files import override
 from experiments.tasks import sampling
 from stragglers.rule import most_mini_batches
@@ -191,14 +191,7 @@ def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str
     """Return the slowest worker and the parts of the loss at a barrier, see `observatory.Loss`."""
     shortest = min(map(len, measured.seconds))
     rounds = rounds_of(measured, max(1, min(most_mini_batches(mini_batches), shortest // 2)))
-    means = rounds.mean(axis=1)
-    slowest = int(means.argmax())
-    return {
-        "worker": measured.name(slowest),
-        "times_the_mean": float(means[slowest] / means.mean()),
-        "share_of_rounds_last": float(np.mean(rounds.argmax(axis=0) == slowest)),
-        **loss(rounds)._asdict(),
-    }
+    return slowest(measured, rounds)[0] | loss(rounds)._asdict()
 
 
 def times(mini_batches: int | Sequence[int], factor: float) -> int | list[int]:

@@ -55,7 +55,6 @@ class Lines(NamedTuple):
     y: str
     by: str  # the field that tells lines apart
     labels: tuple[str, str]  # of the two axes
-    log: bool = False  # of the vertical axis
     share: bool = False  # the vertical axis is one from 0 to 100 %
 
 
@@ -142,9 +141,6 @@ def _lines(axes: Axes, panel: Lines) -> None:
     shown = places[:: 1 + len(places) // 9]
     axes.set_xticks(shown, [f"{place:g}" for place in shown])
     axes.xaxis.set_minor_locator(NullLocator())
-    if panel.log:
-        axes.set_yscale("log")
-        mark(axes.yaxis)
     if panel.share:
         axes.set_ylim(0, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

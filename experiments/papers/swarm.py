@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
 from experiments import analysis, prepare, registry, tables
-from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
+from experiments.papers.base import Panel, Sweep, drawn, swept
 from experiments.stats import ACCURACY, BYTES, SIMULATED, Claim
 from stragglers import serial_links
 from stragglers.rule import Setting, whole
@@ -158,7 +158,4 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         lambda point: f"{point['workers']}",
         lambda point: f"{1e3 * point['mean']:,.1f} / {1e3 * point['quantile']:,.1f}",
     )
-    labels = "nodes", "communication per update [s]"
-    panels = [Lines(title, points, "workers", field, "method", labels, log=True)
-              for title, field in (("mean", "mean"), ("99 % quantile", "quantile"))]  # fmt: skip
-    return analysis.Analysis({"points": points}, [table], draw(panels), CLAIMS)
+    return analysis.Analysis({"points": points}, [table], claims=CLAIMS)
