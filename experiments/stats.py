@@ -31,15 +31,16 @@ LEVEL = 0.05  # of a test, and of the false discoveries among all of them
 NOISE = "in the noise"
 SAME = 0.02  # relative difference that counts as none: schedules end a little apart
 SECONDS, END, ACCURACY = "seconds_to_target", "final_train_loss", "test_accuracy"
-BYTES, GOODPUT, SIMULATED = "bytes_per_worker", "goodput", "mean"
-COUNTED = (BYTES, GOODPUT, SIMULATED)  # from shapes, or from one long simulation, without noise
+BYTES = "bytes_per_worker"
+GOODPUT, SPENT = "goodput", "mean"  # of analyses: share of the time that counts, s of an exchange
+COUNTED = (BYTES, GOODPUT, SPENT)  # from shapes, or from one long simulation, without noise
 HIGHER = (ACCURACY, GOODPUT)  # quantities of which more is better
 # Factor and unit of a quantity as it is shown.
 UNITS = {
     "ms": (1.0, " ms"), "meeting": (1.0, " s"), "seconds": (1.0, " s"), SECONDS: (1.0, " s"),
     "updates_to_target": (1.0, " updates"), ACCURACY: (100.0, " %"),
     BYTES: (1e-6, " MB"), "share": (100.0, " %"), "there": (100.0, " %"), GOODPUT: (100.0, " %"),
-    SIMULATED: (1.0, " s"), "turns": (1.0, " s"),
+    SPENT: (1.0, " s"), "turns": (1.0, " s"),
 }  # fmt: skip
 Arm = Mapping[str, Any]
 Names = str | Sequence[str] | Mapping[str, Any]  # of an arm, of several, or the fields of a point

@@ -115,12 +115,11 @@ def read(
         schedule = load(path)
         _check_workers(text, schedule.all_workers, config)
         return Source(of_schedule(schedule, text), config, list(command))
-    found = path.exists() or (glob.has_magic(text) and "(" not in text)
-    part = registry.part("trace", path=text) if found else text
+    part = as_part(text)
     try:
         delay = prepare.build_delay(part)
     except ValueError as error:
-        if found or "(" in text:
+        if part is not text or "(" in text:
             raise
         raise ValueError(
             f"--advise={text} is no directory, no file and no law ({error}); give the workdir of a "
@@ -129,6 +128,12 @@ def read(
     _check_workers(text, len(getattr(delay, "names", ())) or config.workers, config)
     measured = of_delay(delay, config.workers, config.seed, text)
     return Source(measured, config, list(command), registry.text(part))
+
+
+def as_part(text: str) -> registry.Part:
+    """Return the delay that a text names: a trace where it is a file or a pattern of files."""
+    found = Path(text).expanduser().exists() or (glob.has_magic(text) and "(" not in text)
+    return registry.part("trace", path=text) if found else text
 
 
 def _holds_run(path: Path) -> bool:
@@ -224,12 +229,12 @@ def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None)
     to cut if any row has a worker that was busy and finished nothing.
     """
     workers = schedule.all_workers
-    _refuse_lost_work(schedule, source, trigger)
-    full = schedule.batches.max(initial=1)
+    full, goes_on = schedule.batches.max(initial=1), False
     cuts = ((schedule.busy > 0) & (schedule.batches == 0)).any()
     if trigger is not None:
         full = trigger.mini_batches if trigger.whole is None else trigger.whole
         cuts = trigger.cuts
+        goes_on = (np.asarray(trigger.mini_batches) > full).any()  # after a push, until it is cut
     real = (schedule.busy > 0) & (schedule.workers < workers)
     planned = np.append(np.broadcast_to(full, workers), 0)[schedule.workers]  # 0: of nobody
     short = real & (schedule.batches < planned)
@@ -238,38 +243,29 @@ def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None)
     landed = np.append(schedule.start[0].min(), schedule.finish.max(axis=1)[:-1])
     gathered = not schedule.staleness.any() and schedule.partner is None
     cancels = gathered and schedule.workers.shape[1] < workers and (pushed > landed).any()
-    if cancels or (cuts and short.any()):
+    if goes_on or cancels or (cuts and short.any()):
         raise ValueError(
             f"{source}: its rule cut mini-batches short, so that nobody knows how slow the slowest "
             f"ones are; {AGAIN}"
         )
-    seconds = []
-    for i in range(workers):
-        at = np.nonzero(real & (schedule.workers == i) & (schedule.batches > 0))
-        at = tuple(index[np.argsort(schedule.start[at], kind="stable")] for index in at)
-        seconds.append(np.repeat(schedule.busy[at] / schedule.batches[at], schedule.batches[at]))
-    return checked(Measured(tuple(seconds), source))
+    row, position = np.nonzero(real & (schedule.batches > 0))
+    order = np.argsort(schedule.start[row, position], kind="stable")
+    worker, busy, batches = (column[row, position][order] for column in
+                             (schedule.workers, schedule.busy, schedule.batches))  # fmt: skip
+    seconds, who = np.repeat(busy / batches, batches), np.repeat(worker, batches)
+    measured = checked(Measured(tuple(seconds[who == i] for i in range(workers)), source))
+    _refuse_lost_work(schedule, source)
+    return measured
 
 
-def _refuse_lost_work(schedule: Schedule, source: str, trigger: Trigger | None) -> None:
-    """Raise ValueError for a schedule that does not give durations."""
-    several = trigger is not None and trigger.whole is not None
-    if several and (np.asarray(trigger.mini_batches) > trigger.whole).any():
-        raise ValueError(
-            f"{source}: its rule lets a worker go on after a push until an update cuts it, and the "
-            f"schedule does not say when it pushed; {AGAIN}"
-        )
+def _refuse_lost_work(schedule: Schedule, source: str) -> None:
+    """Raise ValueError for a schedule without rows of work that was ignored or interrupted."""
     if not schedule.staleness[schedule.batches > 0].any():
         return
     lost = [event.worker for event in schedule.events]
     for i in np.setdiff1d(np.arange(schedule.all_workers), lost):
         mine = schedule.workers == i
         start, finish = schedule.start[mine], schedule.finish[mine]
-        if not start.size:
-            raise ValueError(
-                f"{source}: worker {i} is in none of its updates; record a run in which every "
-                "worker takes part"
-            )
         known = (finish - start).sum() / (finish.max() - start.min())
         if known < 1 - MOST_GAPS:
             raise ValueError(

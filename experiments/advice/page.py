@@ -1,6 +1,5 @@
 """The advice on a waiting rule as a page, as a printed table, and as a command to run."""
 
-import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -121,7 +120,7 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
     A predicted range is that of all cases, each over the reference's.
     """
     found, own = [], advice.reference
-    for one in advice.shown:
+    for one in filter(None, (*advice.verdict.order, advice.smaller)):
         result, mine = advice.results.get(one.name), one.cases(advice.ratio)
         relative = mine / own.cases(advice.ratio)[: mine.size]
         slowest = int(one.found.limits.argmax())
@@ -169,10 +168,7 @@ def command(advice: Advice, root: Path) -> list[str]:
         changes["draw"] = first.arm.draw
     if first.name in advice.results:
         changes["optimizer.learning_rate"] = f"{advice.results[first.name].rate:g}"
-    place = base = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
-    count = itertools.count(2)
-    while Path(place).exists():
-        place = f"{base}-{next(count)}"
+    place = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
     return [*source.command, *flags, f"--workdir={place}"]
 

@@ -14,7 +14,6 @@ from experiments import stats
 from experiments.figures import COLOURS, DASHES, literal, mark, plain
 
 Records = Callable[[str], Mapping[str, Any]]  # name of a record -> the record
-Points = Sequence[Mapping[str, Any]]  # rows of an analysis
 LABELS = {
     stats.SECONDS: "seconds to the target loss", stats.END: "training loss at the end",
     stats.BYTES: "sent by a worker", stats.ACCURACY: "test accuracy",
@@ -50,7 +49,7 @@ class Lines(NamedTuple):
     """A panel with a line through the points of an analysis per value of a field."""
 
     title: str
-    points: Points
+    points: Sequence[Mapping[str, Any]]  # of an analysis
     x: str
     y: str
     by: str  # the field that tells lines apart

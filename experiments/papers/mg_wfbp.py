@@ -95,22 +95,6 @@ COLLECTIVES = {
 }
 
 
-def _is_group(value) -> bool:
-    return registry.is_count(value) and value > 1
-
-
-ENTRIES = (
-    (f"one or more of {', '.join(model_traces.NAMES)}, or paths of CSV files",
-     registry.several(lambda name: name in model_traces.NAMES or model_traces.is_file(name)),
-     ("traces",)),
-    (f"one or more of {', '.join(iteration.SCHEDULES)}",
-     registry.several(lambda value: value in tuple(iteration.SCHEDULES)), ("schedules",)),
-    (f"one of {', '.join(COLLECTIVES)}", lambda v: v in tuple(COLLECTIVES), ("collective",)),
-    ("numbers above 1", registry.several(_is_group), ("workers",)),
-    ("a positive whole number", registry.is_count, ("batch",)),
-)  # fmt: skip
-
-
 def scale(config: ConfigDict) -> analysis.Analysis:
     """Return the efficiency of all schedules on all traces and networks, by workers.
 
@@ -119,12 +103,17 @@ def scale(config: ConfigDict) -> analysis.Analysis:
     byte's addition in its transfer}; `collective`, a name of COLLECTIVES; `workers`; `schedules`;
     `at_workers`, the number of the table. Raise ValueError for a config that makes no sense.
     """
-    registry.check(config, ENTRIES)
+    registry.check(config, [
+        (f"one of {', '.join(COLLECTIVES)}", lambda v: v in tuple(COLLECTIVES), ("collective",)),
+        ("positive whole numbers", registry.several(registry.is_count), ("workers",)),
+        ("a positive whole number", registry.is_count, ("batch",)),
+    ])  # fmt: skip
     networks = [f"networks.{network}.workers" for network in config.networks]
     simulated = ", ".join(map(str, config.workers))
     registry.check(config, [
         (f"one of config.workers, {simulated}", lambda v: v in config.workers, ("at_workers",)),
-        ("a number above 1, that of the measured all-reduce", _is_group, networks),
+        ("a number above 1, that of the measured all-reduce",
+         lambda v: registry.is_count(v) and v > 1, networks),
     ])  # fmt: skip
     links = {}
     for network, measured in config.networks.items():

@@ -9,14 +9,10 @@ SWEEPS = (
     swept("slow_and_stale", "slow_and_stale.py", 0.3, seeds=5),
     swept("slow_and_stale_real", "slow_and_stale.py:real", 0.7, last=""),
 )
-# The numbers of mini-batches that the swept protocols wait for.
-PROTOCOLS = {"k_sync": (1, 2, 4, 8), "k_batch_sync": (2, 4, 8),
-             "k_async": (1, 2, 4), "k_batch_async": (2, 4, 8)}  # fmt: skip
+# The swept rules of a server, with and without waiting for its workers.
+WITH = (*(f"k_sync/K={k}" for k in (1, 2, 4, 8)), *(f"k_batch_sync/K={k}" for k in (2, 4, 8)))
+WITHOUT = (*(f"k_async/K={k}" for k in (1, 2, 4)), *(f"k_batch_async/K={k}" for k in (2, 4, 8)))
 FIXED = "k_async/K=1"
-WITH, WITHOUT = (
-    tuple(f"{name}/K={k}" for name, ks in PROTOCOLS.items() if name.endswith(kind) for k in ks)
-    for kind in ("_sync", "_async")
-)
 CLAIMS = (
     Claim("K-async with K = 1 is first at the target and does not end lowest, at one rate",
           f"{PAPER}, abstract", "slow_and_stale", "k_batch_async/K=4/rate=0.16",

@@ -56,7 +56,7 @@ def test_too_little_is_refused():
         (schedule_of("barrier", updates=10), "has 40 durations, and fewer than 50"),
         (schedule_of("barrier", workers=1), "durations of one worker"),
         (schedule_of("k_sync", k=3), "cut mini-batches short, so that nobody knows how slow"),
-        (schedule_of("k_batch_sync", k=2), "does not say when it pushed"),
+        (schedule_of("k_batch_sync", k=2), "cut mini-batches short"),
         (schedule_of("ringmaster", limit=2, updates=400), "ignored or interrupted"),
         (schedule_of("deadline", **short), "its rule cut mini-batches short"),
         ((*schedule_of("anytime", seconds=3.0)[:2], None), "its rule cut mini-batches short"),
