@@ -6,14 +6,12 @@ number of learners and the time between failures vary. The rates of failure are 
 paper's.
 
     --config=configs/goodput.py:repair=600,stop=30
-    --config=configs/goodput.py:real,every=14,kills=2
 """
 
 from ml_collections import ConfigDict
 
-from configs import arguments, base
+from configs import arguments
 from experiments import papers
-from experiments.registry import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -47,48 +45,3 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 analyse = papers.analyse("failures")
-
-
-# --- real processes that are killed ---
-
-
-def _real(arg: str | None = None) -> ConfigDict:
-    """Return two methods.
-
-    Arguments: workers, every (s between two kills), kills (in a run), undisturbed (s before the
-    first kill), seeds.
-    """
-    a = arguments.parse(arg, workers=4, every=7.0, kills=3, undisturbed=8.0, seeds=5)
-    config = base.arm(
-        name="goodput_real",
-        task=part("digits", model="logistic", l2=0.01),
-        runtime="actors",
-        workers=a["workers"],
-        batch_size=8,
-        mini_batches=4,  # local steps of a contribution
-        optimizer=part("sgd", learning_rate=0.02),
-        delay=part("deterministic", value=0.05),  # s of a mini-batch; computing adds little
-    )
-    config.every = a["every"]
-    config.kills = a["kills"]
-    config.undisturbed = a["undisturbed"]
-    config.seeds = a["seeds"]  # of samples, of initial parameters and of who is killed
-    nesterov = "server=momentum(learning_rate=0.7, decay=0.9, nesterov=true)"
-    config.methods = (
-        ("Decoupled DiLoCo", "decoupled_diloco", "quorum_async(k=1, gamma=0.5)"),
-        ("DiLoCo", f"local_sgd({nesterov})", f"k_sync(k={a['workers']})"),
-    )
-    return config
-
-
-VARIANTS = {
-    "real": base.Variant(
-        "Goodput of learners that are killed, real processes (Decoupled DiLoCo, arXiv "
-        "2604.21428).\n\n"
-        "Four processes train logistic regression on scikit-learn's digits, in about 7 minutes. "
-        "In Decoupled DiLoCo nobody waits, by the rule of the simulation; in DiLoCo everybody "
-        "waits for the process that takes the place of the killed one.",
-        _real,
-        analyse=papers.analyse("failures", "kill"),
-    )
-}

@@ -10,7 +10,6 @@ VARIANTS take these arguments, too, and ask further questions:
 
     --config=configs/nonblocking.py:tuned,delay=pause --sweep
     --config=configs/nonblocking.py:weightings,alpha=1,slow=2 --sweep --seeds=3 --together
-    --config=configs/nonblocking.py:analysis,mini_batches=16
 """
 
 from collections.abc import Iterable, Iterator
@@ -243,46 +242,6 @@ def _weightings_sweep() -> Iterator[tuple[str, dict]]:
             yield from base.at_rates(f"{mixer}/{variant}", changes, RATES[mixer])
 
 
-# --- the run-time analysis ---
-
-
-def _analysis(arg: str | None = None) -> ConfigDict:
-    """Return all delays.
-
-    Arguments: mini_batches (per round), workers and communication (s), at which the other varies.
-    """
-    a = arguments.parse(arg, mini_batches=8, workers=8, communication=0.5)
-    each = 1.0 / a["mini_batches"]  # seconds of a mini-batch, such that a nominal round takes 1 s
-
-    c = ConfigDict()
-    c.name = "nonblocking_analysis"
-    c.seed = 0  # of the simulated delays
-    c.mini_batches = a["mini_batches"]  # mini-batches in a full round
-    c.draw = "round"  # a new duration per round | per mini_batch
-    c.in_flight = "finish"  # at the signal, mini-batches that have begun: finish | cut
-    c.rounds = 1200  # simulated, for every point
-    c.rounds_in_time = 400  # the same for delays with a memory, which are slow to simulate
-
-    c.workers = (2, 4, 8, 16, 32, 64)
-    c.at_communication = a["communication"]  # seconds per round while the workers vary
-    c.communication = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)  # seconds per round
-    c.at_workers = a["workers"]  # workers while the communication varies
-
-    # Seconds of a mini-batch; the first five have means of 1/M, the rest when nothing is slow.
-    c.delays = ConfigDict()
-    c.delays.exponential = f"exponential(scale={each})"
-    c.delays.shifted_exponential = f"shifted_exponential(shift={each / 2}, scale={each / 2})"
-    c.delays.pareto = f"pareto(minimum={each * 2 / 3}, shape=3)"
-    c.delays.log_normal = f"jitter(mean={each}, sigma=0.3)"
-    c.delays.slow_rounds = f"bernoulli_slowdown(value={each}, factor=5, probability=0.1)"
-    c.delays.slow_worker = f"persistent(law=deterministic(value={each}), factors={{0: 4.0}})"
-    # 5x slower for a tenth of the time, in spells of a second on average.
-    c.delays.slow_spells = (
-        f"markov(law=deterministic(value={each}), factor=5, mean_normal=9, mean_slow=1)"
-    )
-    return c
-
-
 TWO = ("all_reduce", "dpsgd")  # mixers, which a CPU trains in an hour
 VARIANTS = {
     "tuned": _tuned_variant(
@@ -319,13 +278,5 @@ VARIANTS = {
         sweep=_weightings_sweep,
         claims=papers.claims("nonblocking", "nonblocking_weightings"),
         numbers=papers.at_best("final_train_loss", "test_accuracy"),
-    ),
-    "analysis": base.Variant(
-        "The run-time analysis of Non-blocking SGD (He & Dube, arXiv 2211.00889) against "
-        "simulation.\n\n"
-        "Nothing is trained. For every delay: the expected throughput gain of non-blocking over "
-        "blocking rounds by workers and cost of communication, beside simulated rounds.",
-        _analysis,
-        analyse=papers.analyse("nonblocking"),
     ),
 }  # fmt: skip

@@ -206,9 +206,3 @@ def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
         )
     model, shape, dtype = MODELS[name]
     return from_model(model, (batch, *shape), flops_per_second, dtype)._replace(name=name)
-
-
-def at_compute(trace: LayerTrace, seconds: float) -> LayerTrace:
-    """Return the trace on a device on which forward and backward together take `seconds`."""
-    factor = seconds / trace.compute
-    return trace._replace(forward=factor * trace.forward, backward=factor * trace.backward)

@@ -6,6 +6,11 @@ A claim compares two of them in one quantity:
     Claim("8 bits take half the time", "arXiv 1910.12308", "swarm_tuned",
           "swarm/H=2/8 bits", "dpsgd/ring", bound=0.5, tuned=True)
 
+A benchmark's or an analysis's points are arms, too, named by the fields that tell one from others:
+
+    Claim("8 bits are sooner over a slow link", "", "benchmarks/swarm_hosts",
+          {"form": "8 bits", "rate": "100mbit"}, {"form": "float32", "rate": "100mbit"}, "meeting")
+
 It holds, or does not, where a two-sided test at 5 % tells the difference from its bound: Student's
 paired test where both arms have the same seeds, as these share delays, samples and initial
 parameters, else Welch's (Biometrika 34, 1947). Else it is inconclusive, as it is where a condition
@@ -13,6 +18,7 @@ is not met: every seed at the target, equal samples, an optimum inside of its gr
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,15 +32,18 @@ NOISE = "in the noise"
 SAME = 0.02  # relative difference that counts as none: schedules end a little apart
 SECONDS, END, ACCURACY = "seconds_to_target", "final_train_loss", "test_accuracy"
 BYTES = "bytes_per_worker"
-COUNTED = (BYTES,)  # quantities that follow from shapes, without noise
-HIGHER = (ACCURACY,)  # quantities of which more is better
+GOODPUT, SPENT = "goodput", "mean"  # of analyses: share of the time that counts, s of an exchange
+COUNTED = (BYTES, GOODPUT, SPENT)  # from shapes, or from one long simulation, without noise
+HIGHER = (ACCURACY, GOODPUT)  # quantities of which more is better
 # Factor and unit of a quantity as it is shown.
 UNITS = {
     "ms": (1.0, " ms"), "meeting": (1.0, " s"), "seconds": (1.0, " s"), SECONDS: (1.0, " s"),
     "updates_to_target": (1.0, " updates"), ACCURACY: (100.0, " %"),
-    BYTES: (1e-6, " MB"), "share": (100.0, " %"), "there": (100.0, " %"),
+    BYTES: (1e-6, " MB"), "share": (100.0, " %"), "there": (100.0, " %"), GOODPUT: (100.0, " %"),
+    SPENT: (1.0, " s"), "turns": (1.0, " s"),
 }  # fmt: skip
 Arm = Mapping[str, Any]
+Names = str | Sequence[str] | Mapping[str, Any]  # of an arm, of several, or the fields of a point
 
 
 class Inconclusive(ValueError):
@@ -64,8 +73,8 @@ class Claim(NamedTuple):
     claim: str
     source: str  # paper and place; "" for a control, or for what no paper says
     record: str  # a file of docs/results without its ending
-    ours: str | Sequence[str] = ""  # an arm; of several, and of a grid's settings, the best
-    theirs: str | Sequence[str] = ""
+    ours: Names = ""  # of several arms, and of a grid's settings, the best
+    theirs: Names = ""
     quantity: str = SECONDS
     bound: float = 1.0  # ours is at most `bound` times theirs, or at least for an accuracy,
     margin: float = 0.0  # but for this difference, in the unit of the records
@@ -103,10 +112,10 @@ def judge(
     return found
 
 
-def side(
-    claim: Claim, arms: Sequence[Arm], names: str | Sequence[str], apart: bool = False
-) -> Arm:
+def side(claim: Claim, arms: Sequence[Arm], names: Names, apart: bool = False) -> Arm:
     """Return the arm that stands for one side of a claim."""
+    if isinstance(names, Mapping):
+        return point(arms, names, claim.quantity)
     several = [names] if isinstance(names, str) else names
     quantity = claim.chosen_by or claim.quantity
     found = named(arms, *several) if not claim.tuned else [
@@ -131,9 +140,11 @@ def printed(
 
 
 def arms(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the arms of a record as summaries over their seeds, or an analysis's methods."""
+    """Return the arms of a record as summaries over their seeds, or an analysis's points."""
     if "arms" not in record:
-        return record.get("summary", {}).get("methods", [])
+        summary = record.get("summary", {})
+        lists = (points for points in summary.values() if isinstance(points, list))
+        return summary.get("methods") or [*itertools.chain(*lists)]
     columns, rows = record["arms"]["columns"], record["arms"]["rows"]
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -148,6 +159,19 @@ def named(arms: Iterable[Arm], *names: str) -> list[Arm]:
         if name not in by_name:
             raise Inconclusive(f"there is no arm {name}")
     return [by_name[name] for name in names]
+
+
+def point(points: Iterable[Arm], fields: Mapping[str, Any], quantity: str) -> Arm:
+    """Return the first point with these fields; its quantity may be a list, a value per turn."""
+    name = ", ".join(map(str, fields.values()))
+    found = (one for one in points if fields.items() <= one.items())
+    if (one := next(found, None)) is None:
+        raise Inconclusive(f"there is no point {name}")
+    value, spread = one[quantity], one.get(f"{quantity}_deviation")
+    if isinstance(value, list):
+        several = {quantity: float(np.mean(value)), f"{quantity}_by_seed": value}
+        return {**one, "name": name, "seeds": range(len(value)), **several}
+    return {**one, "name": name, "seeds": range(one.get("runs", 1)), f"{quantity}_std": spread}
 
 
 def finite(quantity: str, *arms: Arm) -> None:
@@ -322,7 +346,8 @@ def compare(
         ratio = ours[quantity] / theirs[quantity]
         measured += f", {ratio:.2f}x" if ratio >= 0.01 else f", {ratio:.2g}x"
     if quantity in COUNTED:
-        verdict = HOLDS if ours[quantity] <= bound * theirs[quantity] + margin else FAILS
+        beyond = _sign(quantity) * (ours[quantity] - bound * theirs[quantity])
+        verdict = HOLDS if beyond <= margin else FAILS
         return Answer(verdict, measured)
     if min(len(arm.get("seeds", ())) for arm in (ours, theirs)) < 2:
         raise Inconclusive(f"one seed leaves no deviation: {measured}")
@@ -363,11 +388,6 @@ def difference(
         return beyond, 0.0
     test = stats.ttest_ind_from_stats(beyond, spread, n, 0.0, bound * noise, m, equal_var=False)
     return beyond, float(test.pvalue)
-
-
-def of_all(good: int, places: int) -> str:
-    """Return the verdict of a claim about several places, in `good` of which it holds."""
-    return HOLDS if good == places else WHERE if good else FAILS
 
 
 def sampling_error(accuracy: float, samples: float) -> float:

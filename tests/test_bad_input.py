@@ -96,7 +96,7 @@ BAD = [
     (("--config=config.py", "--workdir=sweep_of_others"), "such as a sweep's"),
     (("--config=config.py", "--workdir=other", "--sweep", "--overwrite"), "holds a single run"),
     (("--config=config.py", "--workdir=closed/out"), "closed is not writable; choose another"),
-    (of("configs/runtime_analysis.py", "--seeds=2"), "is an analysis, without arms"),
+    (of("configs/goodput.py", "--seeds=2"), "is an analysis, without arms"),
     # sweeps
     ((*OK, "--sweep", "--arm=all_reduce"), "there is no arm 'all_reduce'; known arms: all_reduce/"),
     (of("no_sweep.py", "--sweep"), "no_sweep.py has no sweep()"),

@@ -1,8 +1,8 @@
 """Compression against all-reduce for a model, a network and a gradient, as a table of methods.
 
-The codec's time and the gradient's are measured on the device at hand, the network is a cost model
-(`comms.cost`), and the loss that compressing has cost is looked up in published records. An
-exchange takes A + B / bandwidth seconds, so that a method breaks even with all-reduce at
+The codec's time and the gradient's are measured on the device at hand, and the network is a cost
+model (`comms.cost`); the loss that compressing may cost is another question. An exchange takes
+A + B / bandwidth seconds, so that a method breaks even with all-reduce at
 
     bandwidth = (B_dense - B) / (codec + A - A_dense)
 
@@ -12,7 +12,6 @@ dense exchange is hidden, and at most what is not.
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,13 @@ from ml_collections import ConfigDict
 
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
-from experiments import codec_times, optimizers, prepare, records, registry
+from experiments import codec_times, optimizers, prepare, registry
 from experiments.analysis import Analysis
 from experiments.config_files import override
 from experiments.stats import Numbers
-from experiments.tables import NONE, pivot
+from experiments.tables import pivot
 
 GIGABITS = (1.0, 10.0, 100.0)
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 class Line(NamedTuple):
@@ -62,7 +60,7 @@ def explain(config: ConfigDict) -> Analysis:
     bandwidths = {name: 1 / float(network.beta.max()) for name, network in networks.items()}
     gradient, plain = codec_times.step_seconds(dense, simulated)
     reference = _line("all_reduce", dense, workers, latency, 0.0)
-    specs, losses = [registry.spec(config.algorithm)], in_records()
+    specs = [registry.spec(config.algorithm)]
     specs += [{"name": n} for n in prepare.METHOD.factories if n != specs[0]["name"]]
     rows, refused = [], []
     for spec in specs:
@@ -77,8 +75,7 @@ def explain(config: ConfigDict) -> Analysis:
             alone = prepare.prepare(one, settled=True)
             codec = max(0.0, codec_times.step_seconds(alone, simulated)[1] - plain)
             line = _line(registry.text(spec), arm, workers, latency, codec)
-            loss = losses.get(spec["name"])
-            rows.append(_row(line, reference, gradient, bandwidths) | {"loss": loss})
+            rows.append(_row(line, reference, gradient, bandwidths))
     rows.sort(key=lambda row: min(one["seconds"] for one in row["networks"]))
     summary = {
         "model_bytes": cost.payload_bytes(own.shapes), "workers": workers,
@@ -139,21 +136,6 @@ def _row(
     }  # fmt: skip
 
 
-def in_records() -> dict[str, tuple[float, str]]:
-    """Return method -> the largest loss over its baseline's in a published record, and which."""
-    found: dict[str, tuple[float, str]] = {}
-    for path in sorted(RESULTS.glob("*.json")):
-        table = records.read_json(path).get("arms", {"columns": (), "rows": ()})
-        arms = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
-        for name, arm in arms.items():
-            base = arms.get(arm.get("baseline"), arm)
-            if base is not arm and base.get("train_loss") and arm.get("train_loss"):
-                ratio = (arm["train_loss"] / base["train_loss"], path.stem)
-                method = name.partition("/")[0]
-                found[method] = max(found.get(method, ratio), ratio)
-    return found
-
-
 def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
     """Yield a table for all networks, then one with a column for each."""
 
@@ -163,11 +145,9 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
 
     yield Numbers(
         "breaks even: the bandwidth below which it is faster than all-reduce",
-        ("method", "MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]",
-         "loss"),
+        ("method", "MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]"),
         [(row["method"], f"{1e-6 * row['bytes']:.3g}", f"{1e3 * row['codec_seconds']:.3g}",
-          gigabits(row["break_even"]), gigabits(row["break_even_overlapped"]),
-          "{:.3f}x ({})".format(*row["loss"]) if row["loss"] else NONE)
+          gigabits(row["break_even"]), gigabits(row["break_even_overlapped"]))
          for row in summary["methods"]],
     )  # fmt: skip
     yield pivot(

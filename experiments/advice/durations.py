@@ -1,11 +1,8 @@
 """Seconds of a mini-batch, worker by worker: of a recorded run, of a trace or of a distribution.
 
 A schedule has `busy` seconds for `batches` mini-batches, each of which is taken to have lasted as
-long as the others of its row. Where a rule cut work short a duration is *censored*: only a lower
-bound is known. Leaving it out would hide the stragglers. It is completed by a draw from the
-worker's own Kaplan-Meier estimate (JASA 1958) beyond the bound; where the worker was never seen to
-take longer, from the pooled estimate in units of each worker's median; and where nobody was, by the
-bound itself. Too few durations, or too many censored ones, are refused.
+long as the others of its row. A schedule whose rule cut work short is refused, and so are too few
+durations: of what was cut only a lower bound is known, and to leave it out would hide stragglers.
 """
 
 import glob
@@ -17,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
-from scipy import stats
 
 from experiments import files, prepare, records, registry
 from experiments.config_files import override
@@ -27,7 +23,6 @@ from stragglers.rule import Trigger
 from stragglers.schedule import Schedule, load
 
 LEAST = 50  # durations of all workers together
-MOST_CENSORED = 0.5  # of them
 MOST_GAPS = 0.05  # of the time of an asynchronous schedule
 DRAWN = 1000  # per worker, of a distribution
 AGAIN = "record a run with barrier or k_async"
@@ -38,7 +33,6 @@ class Measured(NamedTuple):
 
     seconds: tuple[np.ndarray, ...]
     source: str  # its name for a reader
-    censored: float = 0.0  # share that was completed
     read: str = ""  # a trace's account of itself, on one line
     names: tuple[str, ...] = ()  # of the workers of a trace
     exchange: float = 0.0  # s of an exchange that were recorded, too
@@ -83,7 +77,7 @@ class Source(NamedTuple):
 
     measured: Measured
     config: ConfigDict  # as it was given or recorded
-    command: list[str]  # that starts the config, without --config where that is of a record
+    command: list[str]  # that starts the config
     delay: str | None = None  # that repeats the durations; "": the config's own; None: none does
     parameters: Path | None = None  # of the run's end
 
@@ -104,13 +98,14 @@ def read(
         _check_workers(f"{path}", schedule.all_workers, config or own)
         simulated = as_simulated(own)
         trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
-        measured = of_schedule(schedule, f"{path}", trigger, own.seed)
+        measured = of_schedule(schedule, f"{path}", trigger)
         ended, same = path / records.PARAMETERS, lambda config: registry.spec(config.task)
         trained = ended.exists() and same(config or own) == same(own)
         took = float(np.median(schedule.communication.max(axis=1)))
         measured = measured._replace(exchange=took)
         delay, parameters = None if config else "", ended if trained else None
-        return Source(measured, config or own, list(command), delay, parameters)
+        recorded = [] if config else [f"--config={path / records.CONFIG}"]
+        return Source(measured, config or own, [*command, *recorded], delay, parameters)
     if config is None:
         raise ValueError(
             f"--advise={text} has durations and no config; give --config=..., whose task, method "
@@ -120,12 +115,11 @@ def read(
         schedule = load(path)
         _check_workers(text, schedule.all_workers, config)
         return Source(of_schedule(schedule, text), config, list(command))
-    found = path.exists() or (glob.has_magic(text) and "(" not in text)
-    part = registry.part("trace", path=text) if found else text
+    part = as_part(text)
     try:
         delay = prepare.build_delay(part)
     except ValueError as error:
-        if found or "(" in text:
+        if part is not text or "(" in text:
             raise
         raise ValueError(
             f"--advise={text} is no directory, no file and no law ({error}); give the workdir of a "
@@ -134,6 +128,12 @@ def read(
     _check_workers(text, len(getattr(delay, "names", ())) or config.workers, config)
     measured = of_delay(delay, config.workers, config.seed, text)
     return Source(measured, config, list(command), registry.text(part))
+
+
+def as_part(text: str) -> registry.Part:
+    """Return the delay that a text names: a trace where it is a file or a pattern of files."""
+    found = Path(text).expanduser().exists() or (glob.has_magic(text) and "(" not in text)
+    return registry.part("trace", path=text) if found else text
 
 
 def _holds_run(path: Path) -> bool:
@@ -200,6 +200,9 @@ def checked(measured: Measured) -> Measured:
     if measured.workers < 2:
         raise ValueError(f"{measured.source}: has the durations of one worker, and a waiting rule "
                          "is about several; record a run of at least 2 workers")  # fmt: skip
+    if not all(map(len, measured.seconds)):
+        raise ValueError(f"{measured.source}: a worker finished no mini-batch; record a run in "
+                         "which every worker takes part")  # fmt: skip
     if count < LEAST:
         raise ValueError(f"{measured.source}: has {count} durations, and fewer than {LEAST} say "
                          "little about stragglers; record a longer run")  # fmt: skip
@@ -215,125 +218,60 @@ def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Meas
         for count in range(DRAWN):
             drawn[:, count] = process.duration(worker, now, count)
             now = now + drawn[:, count]
-    found = Measured(tuple(drawn), source, 0.0, process.read, process.names, process.exchange)
+    found = Measured(tuple(drawn), source, process.read, process.names, process.exchange)
     return checked(found)
 
 
-def of_schedule(
-    schedule: Schedule, source: str, trigger: Trigger | None = None, seed: int = 0
-) -> Measured:
-    """Return the durations behind a recorded schedule, its censored ones completed.
+def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None) -> Measured:
+    """Return the durations behind a recorded schedule; ValueError where its rule cut any short.
 
     trigger: of the rule that made it; None: a rule without one, or an unknown rule, which is taken
     to cut if any row has a worker that was busy and finished nothing.
     """
     workers = schedule.all_workers
-    _refuse_lost_work(schedule, source, trigger)
-    full = schedule.batches.max(initial=1)
+    full, goes_on = schedule.batches.max(initial=1), False
     cuts = ((schedule.busy > 0) & (schedule.batches == 0)).any()
     if trigger is not None:
         full = trigger.mini_batches if trigger.whole is None else trigger.whole
         cuts = trigger.cuts
-    full = np.broadcast_to(full, workers)
-    seen: list[list[tuple[float, float, int, bool]]] = [[] for _ in range(workers)]
-    for at in map(tuple, np.argwhere((schedule.busy > 0) & (schedule.workers < workers))):
-        i, batches = schedule.workers[at], int(schedule.batches[at])
-        cut = cuts and batches < full[i]
-        if batches or cut:
-            each = schedule.busy[at] / (batches + cut)
-            seen[i].append((schedule.start[at], each, batches + cut, not cut))
+        goes_on = (np.asarray(trigger.mini_batches) > full).any()  # after a push, until it is cut
+    real = (schedule.busy > 0) & (schedule.workers < workers)
+    planned = np.append(np.broadcast_to(full, workers), 0)[schedule.workers]  # 0: of nobody
+    short = real & (schedule.batches < planned)
+    # A row lacks the work that it cancelled, of those who had begun before the last push.
+    pushed = (schedule.start + schedule.busy).max(axis=1)
+    landed = np.append(schedule.start[0].min(), schedule.finish.max(axis=1)[:-1])
     gathered = not schedule.staleness.any() and schedule.partner is None
-    if gathered and schedule.workers.shape[1] < workers:  # a row lacks work that it cancelled
-        pushed = (schedule.start + schedule.busy).max(axis=1)
-        landed = np.append(schedule.start[0].min(), schedule.finish.max(axis=1)[:-1])
-        for t in np.flatnonzero(pushed > landed):
-            for i in np.setdiff1d(np.arange(workers), schedule.workers[t]):
-                each = (pushed[t] - landed[t]) / full[i]
-                seen[i].append((landed[t], each, int(full[i]), False))
-    columns = [np.array(sorted(rows)).reshape(-1, 4).T for rows in seen]
-    values = [np.repeat(each, count.astype(int)) for _, each, count, _ in columns]
-    observed = [np.repeat(whole > 0, count.astype(int)) for _, _, count, whole in columns]
-    return _completed(values, observed, source, seed)
-
-
-def _refuse_lost_work(schedule: Schedule, source: str, trigger: Trigger | None) -> None:
-    """Raise ValueError for a schedule that does not give durations."""
-    several = trigger is not None and trigger.whole is not None
-    if several and (np.asarray(trigger.mini_batches) > trigger.whole).any():
+    cancels = gathered and schedule.workers.shape[1] < workers and (pushed > landed).any()
+    if goes_on or cancels or (cuts and short.any()):
         raise ValueError(
-            f"{source}: its rule lets a worker go on after a push until an update cuts it, and the "
-            f"schedule does not say when it pushed; {AGAIN}"
+            f"{source}: its rule cut mini-batches short, so that nobody knows how slow the slowest "
+            f"ones are; {AGAIN}"
         )
+    row, position = np.nonzero(real & (schedule.batches > 0))
+    order = np.argsort(schedule.start[row, position], kind="stable")
+    worker, busy, batches = (column[row, position][order] for column in
+                             (schedule.workers, schedule.busy, schedule.batches))  # fmt: skip
+    seconds, who = np.repeat(busy / batches, batches), np.repeat(worker, batches)
+    measured = checked(Measured(tuple(seconds[who == i] for i in range(workers)), source))
+    _refuse_lost_work(schedule, source)
+    return measured
+
+
+def _refuse_lost_work(schedule: Schedule, source: str) -> None:
+    """Raise ValueError for a schedule without rows of work that was ignored or interrupted."""
     if not schedule.staleness[schedule.batches > 0].any():
         return
     lost = [event.worker for event in schedule.events]
     for i in np.setdiff1d(np.arange(schedule.all_workers), lost):
         mine = schedule.workers == i
         start, finish = schedule.start[mine], schedule.finish[mine]
-        if not start.size:
-            raise ValueError(
-                f"{source}: worker {i} is in none of its updates; record a run in which every "
-                "worker takes part"
-            )
         known = (finish - start).sum() / (finish.max() - start.min())
         if known < 1 - MOST_GAPS:
             raise ValueError(
                 f"{source}: {1 - known:.0%} of the time of worker {i} went into work that was "
                 f"ignored or interrupted, of which the schedule has no row; {AGAIN}"
             )
-
-
-def _completed(
-    values: Sequence[np.ndarray], observed: Sequence[np.ndarray], source: str, seed: int
-) -> Measured:
-    """Return the durations with censored ones completed; ValueError where too many are."""
-    everything = np.concatenate(observed)
-    share = 1 - everything.mean()
-    whole = [seconds[known] for seconds, known in zip(values, observed, strict=True)]
-    never = [i for i, seconds in enumerate(whole) if not seconds.size]
-    reason = None
-    if not everything.any():
-        reason = "not one mini-batch was finished before its rule cut it"
-    elif share > MOST_CENSORED:
-        reason = (f"its rule cut {share:.0%} of the durations, and more than {MOST_CENSORED:.0%} "
-                  "leave the stragglers unknown")  # fmt: skip
-    elif never:
-        reason = (f"worker {never[0]} never finished a mini-batch, so that nobody knows how slow "
-                  "it is")  # fmt: skip
-    if reason:
-        raise ValueError(f"{source}: {reason}; {AGAIN}")
-    checked(Measured(tuple(whole), source))
-    medians = [np.median(seconds) for seconds in whole]
-    scaled = np.concatenate([each / median for each, median in zip(values, medians, strict=True)])
-    completed = []
-    for i, (seconds, known) in enumerate(zip(values, observed, strict=True)):
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(i,)))
-        bounds = seconds[~known]
-        u = rng.random(bounds.size)  # one for each, whichever estimate it goes to
-        own = beyond(bounds, u, seconds, known)
-        pooled = medians[i] * beyond(bounds / medians[i], u, scaled, everything)
-        drawn = np.where(np.isfinite(own), own, np.where(np.isfinite(pooled), pooled, bounds))
-        completed.append(seconds.copy())
-        completed[-1][~known] = drawn
-    return Measured(tuple(completed), source, float(share))
-
-
-def beyond(
-    bounds: np.ndarray, u: np.ndarray, seconds: np.ndarray, observed: np.ndarray
-) -> np.ndarray:
-    """Return a draw beyond each bound from the Kaplan-Meier estimate of durations; nan: no room.
-
-    u: uniform numbers [bounds]. observed: of the durations, the others are bounds themselves.
-    """
-    censored = stats.CensoredData.right_censored(seconds, ~observed)
-    estimate = stats.ecdf(censored).cdf
-    below = np.append(0.0, estimate.probabilities)[
-        np.searchsorted(estimate.quantiles, bounds, side="right")
-    ]
-    most = estimate.probabilities[-1]
-    at = np.searchsorted(estimate.probabilities, below + u * (most - below), side="right")
-    drawn = estimate.quantiles[np.minimum(at, estimate.quantiles.size - 1)]
-    return np.where(below < most, drawn, np.nan)
 
 
 def write(measured: Measured, path: str | Path, repeat: int = 0) -> None:

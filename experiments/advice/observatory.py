@@ -8,9 +8,7 @@ Nothing is trained: rules are compared by the mini-batches that they finish in a
 update has of them.
 """
 
-import glob
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,29 +88,27 @@ def spells(rounds: np.ndarray) -> Spells:
     return Spells(float(slow.mean()), mean, int(slow.any(axis=1).sum()))
 
 
-def calls(measured: Measured, mini_batches: int) -> dict[str, dict[str, Any]]:
-    """Return the rules to compare, as they are written in a config, with their parameters."""
-    workers, count = measured.workers, mini_batches
-    k = max(1, round(SHARE * workers))
-    seconds = float(np.median(rounds_of(measured, count)))
-    chosen: list[tuple[str, dict[str, Any]]] = [
-        (BARRIER, {}),
-        ("neighbour_barrier", {}),
-        ("first_finisher", {}),
-        ("first_finisher", {"in_flight": "cut"}),
-        ("quorum", {"k": k}),
-        ("quorum_grace", {"k": k}),
-        ("deadline", {"seconds": float(f"{seconds:.3g}")}),
-        ("adaptive_deadline", {}),
-        ("anytime", {"seconds": float(f"{seconds:.3g}")}),
-        ("drop_compute", {}),
-        ("k_sync", {"k": k}),
-        ("k_batch_sync", {"k": k}),
-        ("k_async", {"k": k}),
-        ("k_batch_async", {"k": k}),
-        ("rennala", {"k": workers * count}),
+def calls(measured: Measured, mini_batches: int) -> list[str]:
+    """Return the rules to compare, as they are written in a config."""
+    k = max(1, round(SHARE * measured.workers))
+    seconds = f"seconds={np.median(rounds_of(measured, mini_batches)):.3g}"
+    return [
+        BARRIER,
+        "neighbour_barrier",
+        "first_finisher",
+        "first_finisher(in_flight=cut)",
+        f"quorum(k={k})",
+        f"quorum_grace(k={k})",
+        f"deadline({seconds})",
+        "adaptive_deadline",
+        f"anytime({seconds})",
+        "drop_compute",
+        f"k_sync(k={k})",
+        f"k_batch_sync(k={k})",
+        f"k_async(k={k})",
+        f"k_batch_async(k={k})",
+        f"rennala(k={measured.workers * mini_batches})",
     ]
-    return {registry.text(registry.part(name, **own)): own for name, own in chosen}
 
 
 class Gain(NamedTuple):
@@ -133,8 +129,9 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
     graph = nx.cycle_graph(measured.workers) if measured.workers > 2 else nx.path_graph(2)
     for repeat in range(repeats):
         setting = Setting(measured.process(repeat), measured.workers, mini_batches, seed=0)
-        for call, own in calls(measured, mini_batches).items():
-            factory = RULES[call.partition("(")[0]]
+        for call in calls(measured, mini_batches):
+            own = registry.spec(call)
+            factory = RULES[own.pop("name")]
             try:
                 try:
                     rule = factory(setting, **own)
@@ -147,15 +144,11 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
             age = np.average(schedule.staleness, weights=schedule.batches)
             found.setdefault(call, []).append((float(rate), float(age)))
     kept = {call: np.array(rows).T for call, rows in found.items() if len(rows) == repeats}
+    over = {call: (rates / kept[BARRIER][0], ages) for call, (rates, ages) in kept.items()}
     return {
-        call: Gain(*_spread(rates / kept[BARRIER][0]), float(ages.mean()))
-        for call, (rates, ages) in kept.items()
+        call: Gain(float(gain.mean()), float(gain.std(ddof=1)), float(ages.mean()))
+        for call, (gain, ages) in over.items()
     }
-
-
-def _spread(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean and the standard deviation."""
-    return float(values.mean()), float(values.std(ddof=1))
 
 
 def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0) -> Measured:
@@ -166,12 +159,10 @@ def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0
     if (Path(text) / CONFIG).exists():
         measured = durations.read(text, None, []).measured
     else:
-        found = Path(text).expanduser().exists() or (glob.has_magic(text) and "(" not in text)
-        delay = prepare.build_delay(registry.part("trace", path=text) if found else text)
-        named = statistics.workers(text.partition("(")[0])
-        workers = len(getattr(delay, "names", ())) or workers or named or 8
-        file = re.search(r"path=['\"]?([^'\",)]*)", text)
-        source = Path(file[1] if file else text).name if found or file else text
+        part = durations.as_part(text)
+        delay, spec = prepare.build_delay(part), registry.spec(part)
+        workers = len(getattr(delay, "names", ())) or workers or statistics.workers(spec["name"])
+        workers, source = workers or 8, Path(spec["path"]).name if "path" in spec else text
         measured = durations.of_delay(delay, workers, seed, source)
     if rounds_of(measured, mini_batches).shape[1] < 2:
         raise ValueError(
@@ -181,27 +172,31 @@ def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0
     return measured
 
 
-def observed(measured: Measured, mini_batches: int) -> dict:
-    """Return the record of a look: loss, slowest workers, and gains with their spread."""
-    rounds = rounds_of(measured, mini_batches)
+def slowest(measured: Measured, rounds: np.ndarray) -> list[dict[str, Any]]:
+    """Return the slowest workers, the first one first; rounds [workers, rounds] in seconds."""
     last = np.bincount(rounds.argmax(axis=0), minlength=len(rounds)) / rounds.shape[1]
     order = np.argsort(-rounds.mean(axis=1), kind="stable")[:SHOWN]
+    return [
+        {
+            "worker": measured.name(i),
+            "times_the_mean": float(rounds[i].mean() / rounds.mean()),
+            "share_of_rounds_last": float(last[i]),
+        }
+        for i in order
+    ]
+
+
+def observed(measured: Measured, mini_batches: int) -> dict[str, Any]:
+    """Return the record of a look: loss, slowest workers, and gains with their spread."""
+    rounds = rounds_of(measured, mini_batches)
+    found = gains(measured, mini_batches)
     return {
         "source": measured.source,
         "workers": measured.workers,
         "loss": loss(rounds)._asdict(),
         "spells": spells(rounds)._asdict(),
-        "slowest": [
-            {
-                "worker": measured.name(i),
-                "times_the_mean": float(rounds[i].mean() / rounds.mean()),
-                "share_of_rounds_last": float(last[i]),
-            }
-            for i in order
-        ],
-        "gains": {
-            call: gain._asdict() for call, gain in gains(measured, mini_batches).items()
-        },
+        "slowest": slowest(measured, rounds),
+        "gains": {call: gain._asdict() for call, gain in found.items()},
     }
 
 
@@ -257,12 +252,6 @@ def of_workers(records: Sequence[dict]) -> Numbers:
     return Numbers("", columns, rows)
 
 
-def markdown(numbers: Numbers) -> str:
-    """Return a table as text of a page."""
-    head, *rows = (f"| {' | '.join(line)} |" for line in (numbers.columns, *numbers.rows))
-    return "\n".join((head, f"|{'---|' * len(numbers.columns)}", *rows)) + "\n"
-
-
 def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
     """Draw the rounds of all workers, over the median worker's in the same source."""
     drawn = Figure(figsize=(9, 0.6 + 1.5 * len(measured)), layout="constrained")
@@ -303,16 +292,13 @@ def main(arguments: Sequence[str]) -> None:
             for row in record["slowest"]
         ]
         columns = ["slowest workers", "times the mean", "rounds in which it is last"]
-        tables.print_table(console, tables.as_table(Numbers("", columns, rows)))
-        parts = ", ".join(f"{share:.1%} {name}" for name, share in record["loss"].items())
-        slow = Spells(**record["spells"])
-        console.print(
-            f"{slow.workers} of {record['workers']} workers are ever slow, {SLOW:g} times the "
-            f"median worker, in {slow.share:.1%} of all rounds, for {slow.rounds:.3g} in a row."
-        )
-        console.print(f"{advice(record)} Of its loss {parts}.\n", markup=False, highlight=False)
-    numbers = as_numbers(records)._replace(title="mini-batches per second, over a barrier's")
-    tables.print_table(console, tables.as_table(numbers))
+        tables.print_table(console, Numbers("", columns, rows))
+        console.print(f"{advice(record)}\n", markup=False, highlight=False)
+    for numbers, title in (
+        (of_workers(records), f"slow: {SLOW:g} times the median worker; loss at a barrier"),
+        (as_numbers(records), "mini-batches per second, over a barrier's"),
+    ):
+        tables.print_table(console, numbers._replace(title=title))
     if given.record:
         head = {"command": f"python -m experiments.advice.observatory {shlex.join(arguments[1:])}"}
         files.write(given.record, json.dumps({**head, "sources": records}, indent=1) + "\n")

@@ -1,26 +1,21 @@
 """The advice on a waiting rule as a page, as a printed table, and as a command to run."""
 
-import itertools
-import pprint
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
-from experiments import config_files, figures, files, prepare, provenance, records, registry, report
+from experiments import config_files, files, prepare, provenance, records, registry, report
 from experiments.advice import durations, play
 from experiments.advice.observatory import Loss
 from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
 
-ADVICE, PAGE, CONFIG, WAITS = "advice.json", "advice.html", "config.py", "waits.png"
-MOST_SHOWN = 40  # workers in a picture
+ADVICE, PAGE = "advice.json", "advice.html"
 COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
     "rule": "{rule}",
     "predicted\nyours = 1": "{predicted:.2f}",
@@ -35,17 +30,6 @@ COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
     "idle": "{idle:.0%}",
     "waits most\nfor": "{waits_for}",
 }
-DATA = '''"""The config of the run that the advice is about."""
-
-from ml_collections import ConfigDict
-
-
-def get_config():
-    """Return it as it was recorded."""
-    return ConfigDict(
-        {}
-    )
-'''
 
 
 def launch(
@@ -69,6 +53,8 @@ def launch(
     if entries and not config:
         raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
     given, start = None, shlex.split(command)[:2] or ["python", "launch.py"]
+    if trust and not config:  # the command names the record again
+        start.append(f"--trust={','.join(trust)}")
     # The name of a folder is no word of the user's.
     law = [] if Path(text).exists() else [text]
     trusted = {*trust, *registry.named_modules([*named, *law])}
@@ -118,13 +104,13 @@ def as_json(advice: Advice) -> dict[str, Any]:
     measured = advice.source.measured
     return {
         "source": measured.source, "digest": measured.digest,
-        "durations": sum(map(len, measured.seconds)), "censored": measured.censored,
+        "durations": sum(map(len, measured.seconds)),
         "straggler": play.straggler(measured, advice.config.mini_batches),
         "exchange_seconds": _exchange(advice), "ratio": advice.ratio,
         "ratio_at": f"{advice.source.parameters or ''}", "smaller": play.of_smaller(advice),
         "sure": advice.verdict.sure, "verdict": advice.verdict.reason,
         "reference": advice.reference.name, "rules": rows(advice),
-        "changes": advice.changes, "refused": advice.refused,
+        "refused": advice.refused,
     }  # fmt: skip
 
 
@@ -134,7 +120,7 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
     A predicted range is that of all cases, each over the reference's.
     """
     found, own = [], advice.reference
-    for one in advice.shown:
+    for one in filter(None, (*advice.verdict.order, advice.smaller)):
         result, mine = advice.results.get(one.name), one.cases(advice.ratio)
         relative = mine / own.cases(advice.ratio)[: mine.size]
         slowest = int(one.found.limits.argmax())
@@ -182,17 +168,9 @@ def command(advice: Advice, root: Path) -> list[str]:
         changes["draw"] = first.arm.draw
     if first.name in advice.results:
         changes["optimizer.learning_rate"] = f"{advice.results[first.name].rate:g}"
-    place = base = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
-    count = itertools.count(2)
-    while Path(place).exists():
-        place = f"{base}-{next(count)}"
-    own = [] if _is_given(source) else [f"--config={root / CONFIG}"]
+    place = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
-    return [*source.command, *own, *flags, f"--workdir={place}"]
-
-
-def _is_given(source: durations.Source) -> bool:
-    return any(one.startswith("--config=") for one in source.command)
+    return [*source.command, *flags, f"--workdir={place}"]
 
 
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
@@ -248,10 +226,7 @@ def _show(advice: Advice, root: Path) -> None:
 
 
 def write(advice: Advice, root: Path, launched: str = "") -> None:
-    """Write advice.html with its picture into `root`; launched: the command that did so."""
-    if not _is_given(advice.source):
-        text = DATA.replace("{}", pprint.pformat(advice.source.config.to_dict()))
-        files.write(root / CONFIG, text, durable=False)
+    """Write advice.html into `root`; launched: the command that did so."""
     title = f"{root.resolve().name}: which waiting rule"
     measured = advice.source.measured
     count = sum(map(len, measured.seconds))
@@ -262,7 +237,7 @@ def write(advice: Advice, root: Path, launched: str = "") -> None:
 
 
 def _sections(advice: Advice, root: Path) -> Iterator[str]:
-    measured, decided, own = advice.source.measured, advice.verdict, advice.reference
+    decided, own = advice.verdict, advice.reference
     yield _said(f"{decided.reason[0].upper()}{decided.reason[1:]}.", "headline")
     if not decided.sure:
         names = ", ".join(one.name for one in decided.close)
@@ -287,20 +262,6 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
         "steps are not in it.",
         "quiet",
     )
-    yield "<h2>What would change the verdict</h2>"
-    yield report.table("words", ("if", "predicted to be first"), [advice.changes])
-    yield "<h2>Who waits for whom</h2>"
-    if decided.close[0].found.waits.any() or own.found.waits.any():
-        picture = _waits(advice)
-        figures.save(picture, root / WAITS)
-        yield report.image("picture", files.read(root / WAITS), picture.get_label())
-    else:
-        yield _said("Nobody waits for another worker.")
-    if measured.censored:
-        yield _said(
-            f"{measured.censored:.1%} of the durations were cut by the rule of the run, and are "
-            "completed from the longer ones of their worker (Kaplan-Meier).", "quiet"
-        )  # fmt: skip
     if advice.refused:
         yield "<h2>Not weighed</h2>"
         yield report.table("words", ("rule", "why"), [advice.refused])
@@ -309,23 +270,3 @@ def _sections(advice: Advice, root: Path) -> Iterator[str]:
 def _said(text: str, kind: str = "") -> str:
     text = report.text(text)
     return f"<pre>{text}</pre>" if kind == "pre" else f'<p class="{kind}">{text}</p>'
-
-
-def _waits(advice: Advice) -> Figure:
-    """Draw who waits for whom under the advised rule and under yours."""
-    first, own = advice.verdict.close[0], advice.reference
-    shown = {"advised": first, "yours": own} if first.name != own.name else {"advised, yours": own}
-    workers = min(own.arm.workers, MOST_SHOWN)
-    canvas = Figure(figsize=(8, 1.5 + 0.16 * workers), dpi=150, layout="constrained")
-    canvas.set_label("Share of a worker's time in which it waits for another one, by rule.")
-    panels = canvas.subplots(1, len(shown), squeeze=False)[0]
-    shares = [100 * one.found.waits[:workers, :workers] / one.schedule.time[-1]
-              for one in shown.values()]  # fmt: skip
-    for axes, share, (words, one) in zip(panels, shares, shown.items(), strict=True):
-        image = axes.imshow(share, "Oranges", vmin=0, vmax=max(1, np.max(shares)), aspect="auto")
-        axes.set_title(figures.literal(f"{one.name} ({words})"), fontsize=9)
-        axes.set(xlabel="is waited for by the others", ylabel="worker that waits")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
-    canvas.colorbar(image, ax=panels, label="of its time [%]")
-    return canvas

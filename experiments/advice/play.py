@@ -32,7 +32,7 @@ from scipy import stats
 from experiments import executors, formats, initial, prepare, records, registry, sweep, tasks
 from experiments.advice import durations
 from experiments.advice.durations import Measured, Source
-from experiments.advice.observatory import WORTH, loss, rounds_of
+from experiments.advice.observatory import WORTH, loss, rounds_of, slowest
 from experiments.config_files import override
 from experiments.tasks import sampling
 from stragglers.rule import most_mini_batches
@@ -56,7 +56,7 @@ COARSE, FURTHER = (0.5, 1.0, 2.0), 4
 DURATIONS = ("durations.csv", "durations_1.csv", "durations_2.csv", "durations_3.csv")
 ARMS = "trained"  # the folder of the runs
 EVALUATIONS = 120  # within the budget of a training
-PATIENCE = 3.0  # times the reference's time to target, which the others have
+PATIENCE = 3.0  # times the reference's time to target, which all have
 # Parameters that take values of a grid though a rule has a default for them.
 OPTIONAL = frozenset(("gamma", "c", "calibration", "local_steps", "share", "in_flight"))
 
@@ -135,13 +135,7 @@ class Advice(NamedTuple):
     reference: Candidate  # the config's own rule
     refused: list[tuple[str, str]]  # rule, reason
     verdict: Verdict
-    changes: list[tuple[str, str]]  # another cluster or task, the first rule then
     results: Mapping[str, Trained] = {}  # of those that were trained, by name
-
-    @property
-    def shown(self) -> list[Candidate]:
-        """The order of the verdict, and the one that makes smaller updates."""
-        return [*self.verdict.order, *([self.smaller] if self.smaller else [])]
 
 
 def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
@@ -185,24 +179,19 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     smaller = min(fewer, key=lambda one: one.predicted(ratio), default=None)
     cases = {one.name: one.cases(ratio) for one in order}
     decided = verdict(order, reference, cases, "is predicted to be")
-    changes = _changes(order, measured, ratio, reference.name)
-    return Advice(
-        source, config, ratio, decided.order, smaller, reference, refused, decided, changes
-    )
+    return Advice(source, config, ratio, decided.order, smaller, reference, refused, decided)
 
 
 def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str, Any]:
     """Return the slowest worker and the parts of the loss at a barrier, see `observatory.Loss`."""
-    shortest = min(map(len, measured.seconds))
-    rounds = rounds_of(measured, max(1, min(most_mini_batches(mini_batches), shortest // 2)))
-    means = rounds.mean(axis=1)
-    slowest = int(means.argmax())
-    return {
-        "worker": measured.name(slowest),
-        "times_the_mean": float(means[slowest] / means.mean()),
-        "share_of_rounds_last": float(np.mean(rounds.argmax(axis=0) == slowest)),
-        **loss(rounds)._asdict(),
-    }
+    rounds = _rounds(measured, most_mini_batches(mini_batches))
+    return slowest(measured, rounds)[0] | loss(rounds)._asdict()
+
+
+def _rounds(measured: Measured, most: int) -> np.ndarray:
+    """Return the seconds of rounds of `most` mini-batches [workers, rounds], two at least."""
+    shorter = max(1, min(most, min(map(len, measured.seconds)) // 2))
+    return rounds_of(measured, shorter) * (most / shorter)
 
 
 def times(mini_batches: int | Sequence[int], factor: float) -> int | list[int]:
@@ -269,13 +258,7 @@ def grids_of(
     Values that a rule refuses are left out.
     """
     most = most_mini_batches(mini_batches)
-    rounds = []
-    for i in range(workers):  # who count alike, however many durations they have
-        values = measured.seconds[i % measured.workers]
-        windows = np.lib.stride_tricks.sliding_window_view(values, min(most, values.size))
-        lasted = windows.sum(axis=1) * most / windows.shape[1]
-        rounds.append(np.quantile(lasted, np.linspace(0, 1, 101)))
-    seconds = np.quantile(np.concatenate(rounds), [0.1, 0.25, 0.5, 0.75, 0.9, 0.99]).tolist()
+    seconds = np.quantile(_rounds(measured, most), [0.1, 0.25, 0.5, 0.75, 0.9, 0.99]).tolist()
     shares = np.array([1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0]) * workers
     counts = np.maximum(1, np.rint([*shares, *(shares * most)])).astype(int).tolist()
     return {
@@ -487,44 +470,12 @@ def of_smaller(advice: Advice) -> str:
     )  # fmt: skip
 
 
-def _changes(
-    order: Sequence[Candidate], measured: Measured, ratio: float, own: str
-) -> list[tuple[str, str]]:
-    """Return pairs (condition, advised rule then) for other clusters, links and tasks."""
-
-    def first(known: Mapping[str, float]) -> str:
-        if own not in known:
-            return "yours could not be played"
-        name = min(known, key=known.__getitem__)
-        return name if known[own] >= WORTH * known[name] else own
-
-    def again(arms: Sequence, measured: Measured) -> str:
-        found, _ = played(arms, measured)
-        batch = next((one.batch for one in found if one.name == own), 1.0)
-        equal = (one._replace(costs=_at(batch, one)) for one in found)
-        return first({one.name: one.predicted(ratio) for one in equal})
-
-    arms = [(one.arm, one.prepared) for one in order]
-    medians = [np.median(values) for values in measured.seconds]
-    even = measured._replace(seconds=tuple(
-        values * (np.median(medians) / median)
-        for values, median in zip(measured.seconds, medians, strict=True)))  # fmt: skip
-    found = [("all workers were as fast as the middle one", again(arms, even))]
-    if order[0].arm.communication != 0:
-        cheap = [(arm, prepared._replace(exchange=0.0)) for arm, prepared in arms]
-        found.append(("an exchange took no time", again(cheap, measured)))
-    for words, times in (("a tenth as", 0.1), ("ten times as", 10.0)):
-        known = {one.name: one.predicted(ratio * times) for one in order}
-        found.append((f"a gradient was {words} noisy", first(known)))
-    return found
-
-
 def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = None) -> Advice:
     """Return the advice after training the reference and others, by default the first ones.
 
     The first seed finds each one's rate, the others judge it; resampled durations belong to a seed.
-    Once the reference has arrived, each has PATIENCE times as long as is predicted of it, and a
-    smaller batch as long as the reference. Arms that are finished are not trained again.
+    Once the reference has arrived, all have PATIENCE times its time. Arms that are finished are not
+    trained again.
     """
     config, own = advice.config, advice.reference
     for repeat, name in enumerate(DURATIONS):
@@ -538,20 +489,16 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
         others = [*advice.order[: MOST_TRAINED - 2], *([advice.smaller] if advice.smaller else [])]
     every = [own, *(one for one in others if one.name != own.name)]
     rate = config.optimizer.learning_rate
-    budgets = {one.name: config.seconds for one in every}
-    first = _tuned([(own, rate)], config, budgets, workdir).get(own.name, {rate: np.inf})
+    first = _tuned([(own, rate)], config, workdir).get(own.name, {rate: np.inf})
     rate, least = min(first.items(), key=lambda pair: pair[::-1])
     if np.isfinite(least):
-        unit = PATIENCE * least / own.predicted(advice.ratio)
-        budgets = {one.name: unit * one.predicted(advice.ratio) for one in every}
-        if advice.smaller:  # which noise may slow down
-            budgets[advice.smaller.name] = PATIENCE * least
+        config = override(config, {"seconds": PATIENCE * least})
     centres = [(one, rate * per_update(own) / per_update(one)) for one in every]
-    found = _tuned(centres, config, budgets, workdir)
+    found = _tuned(centres, config, workdir)
     rates = {name: _best(tried) for name, tried in found.items()}
     judged = [(one, rates[one.name], repeat) for one in every if one.name in rates
               for repeat in range(1, len(DURATIONS))]  # fmt: skip
-    seconds, results = _seconds(judged, config, budgets, workdir), {}
+    seconds, results = _seconds(judged, config, workdir), {}
     for name, rate in rates.items():
         edge = rate in (min(found[name]), max(found[name]))
         if each := tuple(seconds[key] for key in seconds if key[0] == name):
@@ -561,16 +508,13 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
 
 
 def _tuned(
-    centres: Sequence[tuple[Candidate, float]],
-    config: ConfigDict,
-    budgets: Mapping[str, float],
-    workdir: Path,
+    centres: Sequence[tuple[Candidate, float]], config: ConfigDict, workdir: Path
 ) -> dict[str, dict[float, float]]:
     """Return seconds to target by name and rate, of rates around the best of which others lie."""
     found: dict[str, dict[float, float]] = {}
     wanted = [(one, centre * factor, 0) for one, centre in centres for factor in COARSE]
     for _ in range(1 + FURTHER):
-        for (name, rate, _), seconds in _seconds(wanted, config, budgets, workdir).items():
+        for (name, rate, _), seconds in _seconds(wanted, config, workdir).items():
             found.setdefault(name, {})[rate] = seconds
         wanted = []
         for one, tried in [(one, found[one.name]) for one, _ in centres if one.name in found]:
@@ -585,26 +529,20 @@ def _best(tried: Mapping[float, float]) -> float:
 
 
 def _seconds(
-    wanted: Sequence[tuple[Candidate, float, int]],
-    config: ConfigDict,
-    budgets: Mapping[str, float],
-    workdir: Path,
+    wanted: Sequence[tuple[Candidate, float, int]], config: ConfigDict, workdir: Path
 ) -> dict[tuple[str, float, int], float]:
-    """Train candidates at rates with seeds; return seconds to target, but for what fails.
-
-    budgets: seconds that each has, by its name.
-    """
+    """Train candidates at rates with seeds; return seconds to target, but for what fails."""
     arms, places = [], {}
     for one, rate, repeat in wanted:
-        rate, seed, seconds = float(f"{rate:.3g}"), config.seed + repeat, budgets[one.name]
+        rate, seed = float(f"{rate:.3g}"), config.seed + repeat
         changes = {
             "name": f"{one.name}/rate={rate:g}", "baseline": None, "seed": seed,
             "wait": one.arm.wait.to_dict(), "mini_batches": one.arm.mini_batches,
             "delay": registry.part("trace", path=f"{workdir / DURATIONS[repeat]}", scale=1.0),
             "optimizer.learning_rate": rate, "stop_at_target": True,
-            "seconds": seconds, "evaluate_every": seconds / EVALUATIONS,
+            "evaluate_every": config.seconds / EVALUATIONS,
         }  # fmt: skip
-        path = f"{ARMS}/{one.name}/{seconds:.4g}s/rate={rate:g}/seed_{seed}"
+        path = f"{ARMS}/{one.name}/{config.seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
         places[one.name, rate, repeat] = path
     failures = sweep.run(arms, f"{workdir}", False, together=True) if arms else {}

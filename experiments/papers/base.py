@@ -10,11 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from experiments import registry, stats
+from experiments import stats
 from experiments.figures import COLOURS, DASHES, literal, mark, plain
 
 Records = Callable[[str], Mapping[str, Any]]  # name of a record -> the record
-Points = Sequence[Mapping[str, Any]]  # rows of an analysis
 LABELS = {
     stats.SECONDS: "seconds to the target loss", stats.END: "training loss at the end",
     stats.BYTES: "sent by a worker", stats.ACCURACY: "test accuracy",
@@ -27,11 +26,6 @@ class Sweep(NamedTuple):
     name: str  # of the record and of its workdir
     arguments: str  # of launch.py, all but the workdir
     hours: float  # expected, on two slow cores of a CPU
-
-
-def is_positive(value) -> bool:
-    """Return whether an entry of an analysis is a finite number above 0."""
-    return registry.is_number(value) and 0 < value < np.inf
 
 
 def swept(name: str, config: str, hours: float, seeds: int = 3, last: str = " --together") -> Sweep:
@@ -55,13 +49,11 @@ class Lines(NamedTuple):
     """A panel with a line through the points of an analysis per value of a field."""
 
     title: str
-    points: Points
+    points: Sequence[Mapping[str, Any]]  # of an analysis
     x: str
     y: str
     by: str  # the field that tells lines apart
     labels: tuple[str, str]  # of the two axes
-    theory: tuple[str, str] | None = None  # fields with bounds of y, of which dots have no line
-    log: bool = False  # of the vertical axis
     share: bool = False  # the vertical axis is one from 0 to 100 %
 
 
@@ -92,8 +84,6 @@ def draw(panels: Sequence[Panel | Lines], records: Records | None = None, column
     if any(isinstance(panel, Panel) for panel in panels):
         words += ["A large dot is the mean of the seeds, a small one a seed, and a hollow one lies "
                   "at the end of its grid."]  # fmt: skip
-    if any(isinstance(panel, Lines) and panel.theory for panel in panels):
-        words += ["Lines are theory, shaded between its bounds, and hollow dots simulated."]
     if missing:
         left_out = ", ".join(dict.fromkeys(missing))
         words += [f"Left out, as not every seed comes there: {left_out}."]
@@ -143,23 +133,13 @@ def _lines(axes: Axes, panel: Lines) -> None:
         colour = COLOURS[number % len(COLOURS)]
         dashes = DASHES[(number // len(COLOURS) + number) % len(DASHES)]
         look = {"color": colour, "markersize": 4, "label": str(name).replace("_", " ")}
-        if panel.theory:
-            low, high = ([point[field] for point in points] for field in panel.theory)
-            high = np.minimum(high, 10 * np.array(values))  # where there is no bound
-            axes.plot(places, values, "o", markerfacecolor="none", **look)
-            axes.fill_between(places, low, high, facecolor=(colour, 0.15), edgecolor=colour,
-                              linestyle=dashes)  # fmt: skip
-        else:
-            axes.plot(places, values, "o", linestyle=dashes, linewidth=1.4, **look)
+        axes.plot(places, values, "o", linestyle=dashes, linewidth=1.4, **look)
     places = sorted({point[panel.x] for point in panel.points})
     if places[0] > 0 and places[-1] > 8 * places[0]:
         axes.set_xscale("log", base=2)
     shown = places[:: 1 + len(places) // 9]
     axes.set_xticks(shown, [f"{place:g}" for place in shown])
     axes.xaxis.set_minor_locator(NullLocator())
-    if panel.log:
-        axes.set_yscale("log")
-        mark(axes.yaxis)
     if panel.share:
         axes.set_ylim(0, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

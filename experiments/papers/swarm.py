@@ -5,16 +5,15 @@ Beside its claims stands the time that nodes communicate for, simulated; that tr
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
-from experiments import analysis, prepare, registry, stats, tables
-from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, swept
-from experiments.stats import ACCURACY, BYTES, Answer, Claim
+from experiments import analysis, prepare, registry, tables
+from experiments.papers.base import Panel, Sweep, drawn, swept
+from experiments.stats import ACCURACY, BYTES, SPENT, Claim
 from stragglers import serial_links
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
@@ -39,33 +38,6 @@ EXACT, COARSE, LARGE = "swarm/H=2", "swarm/H=2/8 bits", "all_reduce"
 SAMPLES = ("samples",)
 
 
-def does_not_grow(_, record: Mapping[str, Any]) -> Answer:
-    """Judge the mean time of Swarm's exchange with the most nodes over that with the fewest."""
-    points = [p for p in record["summary"]["points"] if p["method"].startswith("swarm")]
-    ends = {p["method"]: p["mean"] for p in points}
-    starts = {p["method"]: p["mean"] for p in reversed(points)}
-    grown = {method: ends[method] / starts[method] for method in ends}
-    good = [method for method, growth in grown.items() if growth < 1.1]
-    measured = "; ".join(f"{method} {growth:.2f}x" for method, growth in grown.items())
-    reason = f"for {', '.join(good)}" if 0 < len(good) < len(grown) else ""
-    return Answer(stats.of_all(len(good), len(grown)), measured, reason)
-
-
-def meeting(rate: str) -> stats.Judge:
-    """Return the judge of 10 % less time for a meeting of four hosts on links of this rate."""
-
-    def judged(_, record: Mapping[str, Any]) -> Answer:
-        forms = [
-            {"name": p["form"], "meeting": p["meeting"], "seeds": list(range(p["runs"])),
-             "meeting_std": p["meeting_deviation"]}
-            for p in record["summary"]["points"]
-            if (p["nodes"], p.get("rate")) == (4, rate)
-        ]  # fmt: skip
-        return stats.compare(*stats.named(forms, "8 bits", "float32"), "meeting", 0.9)
-
-    return judged
-
-
 CLAIMS = (
     Claim("SwarmSGD, one node 4x slower: at most 0.6x the time of D-PSGD", ABSTRACT,
           "swarm_slow4", COARSE, "dpsgd/ring", bound=0.6),
@@ -86,12 +58,14 @@ CLAIMS = (
     Claim("a control that has to fail: within 0.3 points of 600 mini-batches after 75", "",
           "swarm_epochs", f"{EXACT}/batches=75", f"{EXACT}/batches=600", ACCURACY, margin=0.003),
     Claim("an exchange among 256 nodes takes at most 1.1x that among 8", ABSTRACT, "swarm_scale",
-          judge=does_not_grow),
+          {"method": "swarm/H=1", "workers": 256}, {"method": "swarm/H=1", "workers": 8}, SPENT,
+          1.1),
     Claim("processes, one of them slow: sooner than D-PSGD", ABSTRACT, "swarm_real",
           "real/8 bits", "real/dpsgd"),
     *(
         Claim(f"links of {words}: a meeting in 8 bits takes 10 % less time than in 32", ABSTRACT,
-              "benchmarks/swarm_hosts", judge=meeting(rate))
+              "benchmarks/swarm_hosts", {"form": "8 bits", "nodes": 4, "rate": rate},
+              {"form": "float32", "nodes": 4, "rate": rate}, "meeting", 0.9)
         for words, rate in (("1 Gbit/s", "1gbit"), ("100 Mbit/s", "100mbit"))
     ),
 )  # fmt: skip
@@ -167,10 +141,6 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     Raise ValueError for a config that cannot be simulated.
     """
     registry.check(config, [("a positive whole number", registry.is_count, ("rounds", "size"))])
-    brief = ConfigDict(config)
-    brief.rounds = 1
-    for _, method in config.methods:
-        METHOD.build(method, config=brief, workers=config.workers[0])
     points = []
     for label, method in config.methods:
         for workers in config.workers:
@@ -184,7 +154,4 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
         lambda point: f"{point['workers']}",
         lambda point: f"{1e3 * point['mean']:,.1f} / {1e3 * point['quantile']:,.1f}",
     )
-    labels = "nodes", "communication per update [s]"
-    panels = [Lines(title, points, "workers", field, "method", labels, log=True)
-              for title, field in (("mean", "mean"), ("99 % quantile", "quantile"))]  # fmt: skip
-    return analysis.Analysis({"points": points}, [table], draw(panels), CLAIMS)
+    return analysis.Analysis({"points": points}, [table], claims=CLAIMS)

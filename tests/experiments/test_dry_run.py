@@ -73,7 +73,7 @@ def test_the_command_says_so_and_writes_nothing(tmp_path, monkeypatch, capsys):
         assert word in shown
     assert "local_sgd" not in shown
     assert call(path, "--dry_run", "--num_processes=2")[0] == 2
-    analysis = f"--config={ROOT}/configs/runtime_analysis.py"
+    analysis = f"--config={ROOT}/configs/goodput.py"
     code, _, error = call(analysis, "--dry_run", "--workdir=out")
     assert code == 2 and "leave out --dry_run" in error
 

@@ -92,6 +92,24 @@ def test_each_side_is_judged_at_its_best_which_lies_inside_of_its_grid():
     assert judge(both, lost + RIVAL).verdict == HOLDS
 
 
+def test_points_of_an_analysis_or_a_benchmark_are_arms_by_their_fields():
+    points = [{"form": form, "nodes": 4, "ms": ms, "ms_deviation": 0.1, "runs": 5, "goodput": share,
+               "turns": [ms, ms + 0.1, ms + 0.1]}
+              for form, ms, share in (("few", 1.0, 0.96), ("full", 2.0, 0.6))]  # fmt: skip
+    found = stats.arms({"summary": {"name": "x", "points": points}})
+    few, full = {"form": "few", "nodes": 4}, {"form": "full"}
+    for quantity, words in (
+        ("ms", "holds: 1 ± 0.1 ms against 2 ± 0.1 ms, 0.50x; p = "),
+        ("turns", "holds: 1.067 ± 0.058 s against 2.067 ± 0.058 s, 0.52x; p = "),
+        ("goodput", "holds: 96 % against 60 %"),
+    ):
+        assert str(judge(Claim("", "", "", few, full, quantity), found)).startswith(words)
+    more = Claim("", "", "", few, full, "goodput", 1.7)
+    assert judge(more, found).verdict == FAILS
+    none = judge(more._replace(theirs={"form": "some"}), found)
+    assert str(none) == "inconclusive: there is no point some"
+
+
 def test_seeds_that_choose_need_not_be_the_seeds_that_judge():
     lucky = [arm("ours/rate=0.1", (0.0, 3.0, 3.0)), arm("ours/rate=0.2", (2.1, 2.1, 2.1))]
     assert stats.best(lucky, "train_loss")["train_loss"] == 2.0

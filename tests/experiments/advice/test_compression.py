@@ -1,4 +1,4 @@
-"""Compression: break-even bandwidths and losses in records."""
+"""Compression: break-even bandwidths."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,6 @@ def test_methods_are_weighed_for_a_config_by_codecs_that_take_time(config, monke
     found = compression.explain(config)
     methods = {row["method"]: row for row in found.summary["methods"]}
     assert {"top_k", "powersgd", "qsgd", "one_bit_adam"} <= methods.keys()
-    assert methods["sketched_sgd"]["loss"][0] > 1.03  # in a published record
     dense = 4 * 4  # bytes that two workers send of four numbers, once each
     for row in methods.values():
         if row["bytes"] > dense:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs import nonblocking
-from experiments import train
+from experiments import publish, train
 from experiments.advice import observatory
 from experiments.advice.durations import Measured
 
@@ -41,8 +41,8 @@ def test_spells_are_counted_in_rounds_without_a_break():
     assert observatory.spells(np.ones((2, 4))) == (0.0, 0.0, 0)
 
 
-def page(records):
-    return observatory.markdown(observatory.as_numbers(records))
+def page(numbers):
+    return "\n".join(publish.table(numbers.columns, numbers.rows))
 
 
 def test_gains_are_those_of_known_durations():
@@ -62,14 +62,14 @@ def test_gains_are_those_of_known_durations():
     assert "first_finisher finishes 3.25 times as many" in observatory.advice(record)
     equal = observatory.observed(Measured(tuple(np.ones((4, 400))), "equal"), 8)
     assert observatory.advice(equal).endswith("no rule gains 10%, so keep the barrier.")
-    assert "| first_finisher | 3.25 | 1.00 |" in page([record, equal])
+    assert "| first_finisher | 3.25 | 1.00 |" in page(observatory.as_numbers([record, equal]))
 
 
 def test_the_page_shows_the_record():
     record = json.loads((ROOT / "docs/results/benchmarks/observatory.json").read_text())
     text = (ROOT / "docs/observatory.md").read_text()
-    assert page(record["sources"]) in text
-    assert observatory.markdown(observatory.of_workers(record["sources"])) in text
+    assert page(observatory.as_numbers(record["sources"])) in text
+    assert page(observatory.of_workers(record["sources"])) in text
 
 
 def test_a_run_is_looked_at(tmp_path):

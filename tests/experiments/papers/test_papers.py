@@ -3,7 +3,7 @@
 import numpy as np
 
 from experiments import publish, stats
-from experiments.papers import s2_reducer, swarm
+from experiments.papers import s2_reducer
 from experiments.stats import FAILS, HOLDS, INCONCLUSIVE, arms, judge
 
 ROWS = [(claim, claim.record) for paper in publish.papers() for claim in paper.CLAIMS]
@@ -71,14 +71,6 @@ def test_sketches_are_judged_by_bytes_losses_and_steps():
     assert s2_reducer.fewer_bytes(*sparse(loss=0.6)).verdict == FAILS
     assert s2_reducer.faster(*sparse()).verdict == HOLDS
     assert s2_reducer.faster(*sparse(ms="17.0")).verdict == FAILS
-
-
-def test_an_exchange_among_many_nodes_may_not_grow():
-    points = [{"method": name, "workers": n, "mean": mean} for name, row in (
-        ("swarm/H=1", (1.0, 1.25)), ("swarm/H=4", (1.0, 1.05)), ("sgp", (1.0, 9.0)))
-        for n, mean in zip((8, 64), row, strict=True)]  # fmt: skip
-    found = swarm.does_not_grow([], {"summary": {"points": points}})
-    assert str(found) == "holds where: for swarm/H=4; swarm/H=1 1.25x; swarm/H=4 1.05x"
 
 
 def test_every_panel_of_a_figure_shows_numbers():
