@@ -245,15 +245,14 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
     rows = [
         (
             claim.claim,
-            answer.measured or "–",
+            f"[{answer.measured or 'record'}](results/{claim.record}.json)",
             "–" if answer.p is None else f"{answer.p:.2g}",
             f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else ""),
-            ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "no paper"),
-            f"[{claim.record.rpartition('/')[2]}](results/{claim.record}.json)",
+            ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "–"),
         )
         for claim, answer in answers(paper)
     ]
-    yield from table(("claim", "measured", "p", "verdict", "source", "record"), rows)
+    yield from table(("claim", "measured", "p", "verdict", "source"), rows)
     path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
     yield ""
     yield f"Rows: [{path}](../{path})."
@@ -305,18 +304,18 @@ def of_verdicts() -> Iterator[str]:
 
 
 def of_sweeps() -> Iterator[str]:
-    """Give a row per sweep: its arms, seeds, date, command and record."""
-    rows = []
+    """Give a row per sweep, its record and its command; then remarks, each with its records."""
+    rows, remarks = [], {}
     for sweep in (sweep for paper in papers() for sweep in paper.SWEEPS):
-        found = record(sweep.name)
-        name = f"[{sweep.name}](results/{sweep.name}.json)" + "*" * ("remark" in found)
-        counts = str(found.get("count", "–")), str(found.get("seeds", "–"))
-        rows.append((name, *counts, found["date"][:10], f"`{sweep.arguments}`"))
-    yield from table(("record", "arms", "seeds", "date", "arguments of launch.py"), rows)
-    for name in sorted(path.stem for path in FOLDER.glob("*.json")):
-        if "remark" in (found := record(name)):
-            yield ""
-            yield f"\\* {name}: {found['remark']}"
+        remark = record(sweep.name).get("remark")
+        if remark:
+            remarks.setdefault(remark, []).append(sweep.name)
+        name = f"[{sweep.name}](results/{sweep.name}.json)" + "*" * bool(remark)
+        rows.append((name, f"`{sweep.arguments}`"))
+    yield from table(("record", "arguments of launch.py"), rows)
+    for remark, names in remarks.items():
+        yield ""
+        yield f"\\* {', '.join(names)}: {remark}"
 
 
 def of_points(name: str, *words: str) -> Iterator[str]:
