@@ -241,7 +241,7 @@ def evidence(names: Sequence[str], only_list: bool = False) -> list[str]:
 
 
 def of_paper(paper: ModuleType) -> Iterator[str]:
-    """Give the claims of a paper with their verdicts, as a table."""
+    """Give the claims of a paper with their verdicts, as a table; then its records and remarks."""
     rows = [
         (
             claim.claim,
@@ -254,8 +254,17 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
     ]
     yield from table(("claim", "measured", "p", "verdict", "source"), rows)
     path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
+    links, remarks = [], {}
+    for name in (sweep.name for sweep in paper.SWEEPS):
+        remark = record(name).get("remark")
+        links.append(f"[{name}](results/{name}.json)" + "*" * bool(remark))
+        if remark:
+            remarks.setdefault(remark, []).append(name)
     yield ""
-    yield f"Rows: [{path}](../{path})."
+    yield f"Claims: [{path}](../{path}). Records: {', '.join(links)}."
+    for remark, names in remarks.items():
+        yield ""
+        yield f"\\* {', '.join(names)}: {remark}"
 
 
 def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, stats.Answer]]:
@@ -301,21 +310,6 @@ def of_verdicts() -> Iterator[str]:
         f"procedure of Benjamini and Hochberg. Where each seed is judged at the settings that the "
         f"other seeds choose, {changed} of {len(usual)} verdicts change."
     )
-
-
-def of_sweeps() -> Iterator[str]:
-    """Give a row per sweep, its record and its command; then remarks, each with its records."""
-    rows, remarks = [], {}
-    for sweep in (sweep for paper in papers() for sweep in paper.SWEEPS):
-        remark = record(sweep.name).get("remark")
-        if remark:
-            remarks.setdefault(remark, []).append(sweep.name)
-        name = f"[{sweep.name}](results/{sweep.name}.json)" + "*" * bool(remark)
-        rows.append((name, f"`{sweep.arguments}`"))
-    yield from table(("record", "arguments of launch.py"), rows)
-    for remark, names in remarks.items():
-        yield ""
-        yield f"\\* {', '.join(names)}: {remark}"
 
 
 def of_points(name: str, *words: str) -> Iterator[str]:
@@ -394,7 +388,6 @@ def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
     "headlines": of_headlines,
     "verdicts": of_verdicts,
-    "sweeps": of_sweeps,
     "points": of_points,
     "best": of_arms,
     "ratios": of_ratios,
