@@ -51,6 +51,14 @@ class Panel(NamedTuple):
     log: bool = False
 
 
+class Curves(NamedTuple):
+    """A panel with a line per group of arms: seconds to the target by M, at the best rate each."""
+
+    title: str
+    record: str
+    groups: Mapping[str, str]  # group of arms -> its label
+
+
 class Lines(NamedTuple):
     """A panel with a line through the points of an analysis per value of a field."""
 
@@ -65,12 +73,14 @@ class Lines(NamedTuple):
     share: bool = False  # the vertical axis is one from 0 to 100 %
 
 
-def drawn(*panels: Panel) -> Callable[[Records], Figure]:
+def drawn(*panels: Panel | Curves, columns: int = 2) -> Callable[[Records], Figure]:
     """Return the function `figure(records)` of a paper."""
-    return functools.partial(draw, panels)
+    return functools.partial(draw, panels, columns=columns)
 
 
-def draw(panels: Sequence[Panel | Lines], records: Records | None = None, columns=2) -> Figure:
+def draw(
+    panels: Sequence[Panel | Curves | Lines], records: Records | None = None, columns: int = 2
+) -> Figure:
     """Draw panels in rows, 1500 pixels wide; a line below explains the dots.
 
     It names the groups that never come to the target. Lines have one legend, that of all panels.
@@ -85,6 +95,8 @@ def draw(panels: Sequence[Panel | Lines], records: Records | None = None, column
         if isinstance(panel, Panel):
             missing += _dots(axes, panel, stats.arms(records(panel.record)))
         else:
+            if isinstance(panel, Curves):
+                panel = _by_length(panel, stats.arms(records(panel.record)))
             _lines(axes, panel)
             names |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     for axes in places[len(panels) :]:
@@ -102,6 +114,19 @@ def draw(panels: Sequence[Panel | Lines], records: Records | None = None, column
         canvas.legend(names.values(), names.keys(), loc="outside upper center", ncols=4, fontsize=8,
                       frameon=False)  # fmt: skip
     return canvas
+
+
+def _by_length(panel: Curves, found: Sequence[stats.Arm]) -> Lines:
+    """Return the lines of the groups' best arms in rounds of every length, in mini-batches."""
+    points = []
+    for name, label in panel.groups.items():
+        members = stats.group(found, name)
+        for length in sorted({stats.settings(arm["name"])["M"] for arm in members}):
+            of_length = [arm for arm in members if stats.settings(arm["name"])["M"] == length]
+            seconds = stats.best(of_length, stats.SECONDS)[stats.SECONDS]
+            points.append({"M": length, "seconds": seconds, "side": label})
+    labels = "mini-batches in a round", LABELS[stats.SECONDS]
+    return Lines(panel.title, points, "M", "seconds", "side", labels, log=True)
 
 
 def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import analysis, prepare, registry, stats, tables
-from experiments.papers.base import Lines, Panel, Sweep, draw, drawn, is_positive, swept
+from experiments.papers.base import Curves, Lines, Sweep, draw, drawn, is_positive, swept
 from experiments.stats import END, Answer, Claim
 from stragglers import delays, processes, theory
 
@@ -18,6 +18,7 @@ ABSTRACT = "arXiv 2211.00889, abstract"
 MIXERS = ("all_reduce", "dpsgd", "matcha")
 SWEEPS = (
     Sweep("demo", "--config=configs/demo.py --sweep", 0.02),
+    swept("demo_rounds", "demo.py:rounds", 0.2),
     *(
         swept(f"nonblocking_{delay}", f"nonblocking.py:delay={delay}", 0.07)
         for delay in
@@ -71,16 +72,15 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def _groups(**variants: str) -> dict[str, str]:
-    return {f"{mixer}/{variant}": f"{mixer}, {words}"
-            for mixer in MIXERS for variant, words in variants.items()}  # fmt: skip
-
-
-TWO = {"blocking": "blocking", "nonblocking": "non-blocking"}
 figure = drawn(
-    Panel("one worker 4x slower, one rate for all", "nonblocking_slow4",
-          _groups(**TWO, small_batch="blocking, one mini-batch", deadline="deadline")),
-    Panel("each side at its best rounds and rate", "nonblocking_tuned", _groups(**TWO)),
+    *(
+        Curves(f"{samples} samples, an exchange of {exchange}", "demo_rounds", {
+            f"{side}/samples={samples}/exchange={exchange}": words
+            for side, words in (("blocking", "blocking"), ("nonblocking", "non-blocking"))
+        })
+        for samples, exchange in ((16, 4), (4, 4), (4, 16))
+    ),
+    columns=3,
 )  # fmt: skip
 
 
