@@ -4,7 +4,7 @@ Eight workers on a ring; the arms use Ring All-Reduce and D-PSGD. See
 `configs/nonblocking.py` for all values and for more mixers, delays and rivals. VARIANTS ask when
 small rounds are enough:
 
-    --config=configs/demo.py:rounds --sweep --seeds=3 --together
+    --config=configs/demo.py:lengths --sweep --seeds=3 --together
 """
 
 from collections.abc import Iterator
@@ -59,12 +59,13 @@ def _rounds_sweep() -> Iterator[tuple[str, dict]]:
 
 
 VARIANTS = {
-    "rounds": base.Variant(
+    "lengths": base.Variant(
         "Rounds of 1 to 16 mini-batches, blocking and not: when are small rounds enough?\n\n"
         "Mini-batches have 16 samples, as in the demo, or 4. An exchange lasts as long as 4 or 16 "
         "of them. Every length of a round has its best learning rate.",
         _rounds,
         sweep=_rounds_sweep,
+        claims=papers.claims("nonblocking", "demo_rounds"),
         numbers=papers.at_best("seconds_to_target", "updates_to_target"),
     ),
 }

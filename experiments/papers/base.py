@@ -96,14 +96,17 @@ def draw(
             missing += _dots(axes, panel, stats.arms(records(panel.record)))
         else:
             if isinstance(panel, Curves):
-                panel = _by_length(panel, stats.arms(records(panel.record)))
-            _lines(axes, panel)
+                _curves(axes, panel, stats.arms(records(panel.record)))
+            else:
+                _lines(axes, panel)
             names |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     if any(isinstance(panel, Panel) for panel in panels):
         words += ["A large dot is the mean of the seeds, a small one a seed, and a hollow one lies "
                   "at the end of its grid."]  # fmt: skip
+    if any(isinstance(panel, Curves) for panel in panels):
+        words += ["Lines are means of the seeds, which are small dots."]
     if any(isinstance(panel, Lines) and panel.theory for panel in panels):
         words += ["Lines are theory, shaded between its bounds, and hollow dots simulated."]
     if missing:
@@ -116,17 +119,21 @@ def draw(
     return canvas
 
 
-def _by_length(panel: Curves, found: Sequence[stats.Arm]) -> Lines:
-    """Return the lines of the groups' best arms in rounds of every length, in mini-batches."""
+def _curves(axes: Axes, panel: Curves, found: Sequence[stats.Arm]) -> None:
+    """Draw the means of the groups' best arms in rounds of every length, and their seeds."""
     points = []
-    for name, label in panel.groups.items():
+    for number, (name, label) in enumerate(panel.groups.items()):
         members = stats.group(found, name)
+        places, seeds = [], []
         for length in sorted({stats.settings(arm["name"])["M"] for arm in members}):
             of_length = [arm for arm in members if stats.settings(arm["name"])["M"] == length]
-            seconds = stats.best(of_length, stats.SECONDS)[stats.SECONDS]
-            points.append({"M": length, "seconds": seconds, "side": label})
+            best = stats.best(of_length, stats.SECONDS)
+            points.append({"M": length, "seconds": best[stats.SECONDS], "side": label})
+            seeds += best[f"{stats.SECONDS}_by_seed"]
+            places += [length] * len(best[f"{stats.SECONDS}_by_seed"])
+        axes.plot(places, seeds, ".", color=COLOURS[number], markersize=4)
     labels = "mini-batches in a round", LABELS[stats.SECONDS]
-    return Lines(panel.title, points, "M", "seconds", "side", labels, log=True)
+    _lines(axes, Lines(panel.title, points, "M", "seconds", "side", labels, log=True))
 
 
 def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:

@@ -18,7 +18,7 @@ ABSTRACT = "arXiv 2211.00889, abstract"
 MIXERS = ("all_reduce", "dpsgd", "matcha")
 SWEEPS = (
     Sweep("demo", "--config=configs/demo.py --sweep", 0.02),
-    swept("demo_rounds", "demo.py:rounds", 0.2),
+    swept("demo_rounds", "demo.py:lengths", 0.2),
     *(
         swept(f"nonblocking_{delay}", f"nonblocking.py:delay={delay}", 0.07)
         for delay in
@@ -57,6 +57,13 @@ CLAIMS = (
           condition="at equal samples per round, one rate for all"),
     Claim("dpsgd, the same: less time than blocking rounds of one mini-batch", "",
           "nonblocking_slow4", "dpsgd/nonblocking", "dpsgd/small_batch"),
+    *(
+        Claim(f"all_reduce, mini-batches of {samples}, each side at its best: less time", "",
+              "demo_rounds", *(f"{side}/samples={samples}/exchange=4"
+                               for side in ("nonblocking", "blocking")),
+              tuned=True, edges={"M": 1.0})
+        for samples in (16, 4)
+    ),
     *(
         Claim(f"dpsgd, {words}, each side at its best: less time", ABSTRACT,
               f"nonblocking_tuned_{task}", "dpsgd/nonblocking", "dpsgd/blocking", tuned=True,
