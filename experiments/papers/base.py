@@ -133,7 +133,9 @@ def _curves(axes: Axes, panel: Curves, found: Sequence[stats.Arm]) -> None:
             places += [length] * len(best[f"{stats.SECONDS}_by_seed"])
         axes.plot(places, seeds, ".", color=COLOURS[number], markersize=4)
     labels = "mini-batches in a round", LABELS[stats.SECONDS]
-    _lines(axes, Lines(panel.title, points, "M", "seconds", "side", labels, log=True))
+    _lines(axes, Lines(panel.title, points, "M", "seconds", "side", labels))
+    axes.set_yscale("log")
+    mark(axes.yaxis)
 
 
 def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
