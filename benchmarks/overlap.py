@@ -64,7 +64,7 @@ def one_large_layer(classes: int) -> Any:
 def foreseen(profile, sizes: list[int], plan: str, decoupled: bool) -> tuple[float, list]:
     """Return seconds of a step without its update, and spans of the plan.
 
-    The spans begin with the forward pass, those of a decoupled all-reduce with its first message.
+    They begin with the forward pass, or with the first message of a decoupled all-reduce.
     """
     import numpy as np
 
@@ -144,8 +144,8 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
         for layer in profile.layers
     ]
     planned = {}
-    for name, (_, plan, all_reduce) in SCHEDULES.items():
-        decoupled = all_reduce == "decoupled"
+    for name, (_, plan, _) in SCHEDULES.items():
+        decoupled = arms[name][2].buckets.all_reduce.gather is not None
         planned[name], spans[name]["planned"] = foreseen(profile, sizes, plan, decoupled)
     serial, best = float(np.median(seconds["single"])), planned["optimal"] + update
     points = []

@@ -241,22 +241,30 @@ def evidence(names: Sequence[str], only_list: bool = False) -> list[str]:
 
 
 def of_paper(paper: ModuleType) -> Iterator[str]:
-    """Give the claims of a paper with their verdicts, as a table."""
+    """Give the claims of a paper with their verdicts, as a table; then its records and remarks."""
     rows = [
         (
             claim.claim,
-            answer.measured or "–",
+            f"[{answer.measured or 'record'}](results/{claim.record}.json)",
             "–" if answer.p is None else f"{answer.p:.2g}",
             f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else ""),
-            ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "no paper"),
-            f"[{claim.record.rpartition('/')[2]}](results/{claim.record}.json)",
+            ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "–"),
         )
         for claim, answer in answers(paper)
     ]
-    yield from table(("claim", "measured", "p", "verdict", "source", "record"), rows)
+    yield from table(("claim", "measured", "p", "verdict", "source"), rows)
     path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
+    links, remarks = [], {}
+    for name in (sweep.name for sweep in paper.SWEEPS):
+        remark = record(name).get("remark")
+        links.append(f"[{name}](results/{name}.json)" + "*" * bool(remark))
+        if remark:
+            remarks.setdefault(remark, []).append(name)
     yield ""
-    yield f"Rows: [{path}](../{path})."
+    yield f"Claims: [{path}](../{path}). Records: {', '.join(links)}."
+    for remark, names in remarks.items():
+        yield ""
+        yield f"\\* {', '.join(names)}: {remark}"
 
 
 def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, stats.Answer]]:
@@ -302,21 +310,6 @@ def of_verdicts() -> Iterator[str]:
         f"procedure of Benjamini and Hochberg. Where each seed is judged at the settings that the "
         f"other seeds choose, {changed} of {len(usual)} verdicts change."
     )
-
-
-def of_sweeps() -> Iterator[str]:
-    """Give a row per sweep: its arms, seeds, date, command and record."""
-    rows = []
-    for sweep in (sweep for paper in papers() for sweep in paper.SWEEPS):
-        found = record(sweep.name)
-        name = f"[{sweep.name}](results/{sweep.name}.json)" + "*" * ("remark" in found)
-        counts = str(found.get("count", "–")), str(found.get("seeds", "–"))
-        rows.append((name, *counts, found["date"][:10], f"`{sweep.arguments}`"))
-    yield from table(("record", "arms", "seeds", "date", "arguments of launch.py"), rows)
-    for name in sorted(path.stem for path in FOLDER.glob("*.json")):
-        if "remark" in (found := record(name)):
-            yield ""
-            yield f"\\* {name}: {found['remark']}"
 
 
 def of_points(name: str, *words: str) -> Iterator[str]:
@@ -395,7 +388,6 @@ def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
     "headlines": of_headlines,
     "verdicts": of_verdicts,
-    "sweeps": of_sweeps,
     "points": of_points,
     "best": of_arms,
     "ratios": of_ratios,

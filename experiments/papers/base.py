@@ -45,6 +45,14 @@ class Panel(NamedTuple):
     log: bool = False
 
 
+class Curves(NamedTuple):
+    """A panel with a line per group of arms: seconds to the target by M, at the best rate each."""
+
+    title: str
+    record: str
+    groups: Mapping[str, str]  # group of arms -> its label
+
+
 class Lines(NamedTuple):
     """A panel with a line through the points of an analysis per value of a field."""
 
@@ -57,12 +65,14 @@ class Lines(NamedTuple):
     share: bool = False  # the vertical axis is one from 0 to 100 %
 
 
-def drawn(*panels: Panel) -> Callable[[Records], Figure]:
+def drawn(*panels: Panel | Curves, columns: int = 2) -> Callable[[Records], Figure]:
     """Return the function `figure(records)` of a paper."""
-    return functools.partial(draw, panels)
+    return functools.partial(draw, panels, columns=columns)
 
 
-def draw(panels: Sequence[Panel | Lines], records: Records | None = None, columns=2) -> Figure:
+def draw(
+    panels: Sequence[Panel | Curves | Lines], records: Records | None = None, columns: int = 2
+) -> Figure:
     """Draw panels in rows, 1500 pixels wide; a line below explains the dots.
 
     It names the groups that never come to the target. Lines have one legend, that of all panels.
@@ -77,13 +87,18 @@ def draw(panels: Sequence[Panel | Lines], records: Records | None = None, column
         if isinstance(panel, Panel):
             missing += _dots(axes, panel, stats.arms(records(panel.record)))
         else:
-            _lines(axes, panel)
+            if isinstance(panel, Curves):
+                _curves(axes, panel, stats.arms(records(panel.record)))
+            else:
+                _lines(axes, panel)
             names |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     if any(isinstance(panel, Panel) for panel in panels):
         words += ["A large dot is the mean of the seeds, a small one a seed, and a hollow one lies "
                   "at the end of its grid."]  # fmt: skip
+    if any(isinstance(panel, Curves) for panel in panels):
+        words += ["Lines are means of the seeds, which are small dots."]
     if missing:
         left_out = ", ".join(dict.fromkeys(missing))
         words += [f"Left out, as not every seed comes there: {left_out}."]
@@ -92,6 +107,25 @@ def draw(panels: Sequence[Panel | Lines], records: Records | None = None, column
         canvas.legend(names.values(), names.keys(), loc="outside upper center", ncols=4, fontsize=8,
                       frameon=False)  # fmt: skip
     return canvas
+
+
+def _curves(axes: Axes, panel: Curves, found: Sequence[stats.Arm]) -> None:
+    """Draw the means of the groups' best arms in rounds of every length, and their seeds."""
+    points = []
+    for number, (name, label) in enumerate(panel.groups.items()):
+        members = stats.group(found, name)
+        places, seeds = [], []
+        for length in sorted({stats.settings(arm["name"])["M"] for arm in members}):
+            of_length = [arm for arm in members if stats.settings(arm["name"])["M"] == length]
+            best = stats.best(of_length, stats.SECONDS)
+            points.append({"M": length, "seconds": best[stats.SECONDS], "side": label})
+            seeds += best[f"{stats.SECONDS}_by_seed"]
+            places += [length] * len(best[f"{stats.SECONDS}_by_seed"])
+        axes.plot(places, seeds, ".", color=COLOURS[number], markersize=4)
+    labels = "mini-batches in a round", LABELS[stats.SECONDS]
+    _lines(axes, Lines(panel.title, points, "M", "seconds", "side", labels))
+    axes.set_yscale("log")
+    mark(axes.yaxis)
 
 
 def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:

@@ -1,6 +1,6 @@
 """Non-blocking SGD (He & Dube, arXiv 2211.00889): rounds end when the first worker is done."""
 
-from experiments.papers.base import Panel, Sweep, drawn, swept
+from experiments.papers.base import Curves, Sweep, drawn, swept
 from experiments.stats import END, Claim
 
 TITLE = "Non-blocking SGD"
@@ -8,6 +8,7 @@ ABSTRACT = "arXiv 2211.00889, abstract"
 MIXERS = ("all_reduce", "dpsgd", "matcha")
 SWEEPS = (
     Sweep("demo", "--config=configs/demo.py --sweep", 0.02),
+    swept("demo_rounds", "demo.py:lengths", 0.2),
     *(
         swept(f"nonblocking_{delay}", f"nonblocking.py:delay={delay}", 0.07)
         for delay in
@@ -32,6 +33,13 @@ CLAIMS = (
     Claim("dpsgd, the same: less time than blocking rounds of one mini-batch", "",
           "nonblocking_slow4", "dpsgd/nonblocking", "dpsgd/small_batch"),
     *(
+        Claim(f"all_reduce, mini-batches of {samples}, each side at its best: less time", "",
+              "demo_rounds", *(f"{side}/samples={samples}/exchange=4"
+                               for side in ("nonblocking", "blocking")),
+              tuned=True, edges={"M": 1.0})
+        for samples in (16, 4)
+    ),
+    *(
         Claim(f"dpsgd, {words}, each side at its best: less time", ABSTRACT,
               f"nonblocking_tuned_{task}", "dpsgd/nonblocking", "dpsgd/blocking", tuned=True,
               edges={"M": 1.0})
@@ -43,14 +51,13 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def _groups(**variants: str) -> dict[str, str]:
-    return {f"{mixer}/{variant}": f"{mixer}, {words}"
-            for mixer in MIXERS for variant, words in variants.items()}  # fmt: skip
-
-
-TWO = {"blocking": "blocking", "nonblocking": "non-blocking"}
 figure = drawn(
-    Panel("one worker 4x slower, one rate for all", "nonblocking_slow4",
-          _groups(**TWO, small_batch="blocking, one mini-batch", deadline="deadline")),
-    Panel("each side at its best rounds and rate", "nonblocking_tuned", _groups(**TWO)),
+    *(
+        Curves(f"{samples} samples, an exchange of {exchange}", "demo_rounds", {
+            f"{side}/samples={samples}/exchange={exchange}": words
+            for side, words in (("blocking", "blocking"), ("nonblocking", "non-blocking"))
+        })
+        for samples, exchange in ((16, 4), (4, 4), (4, 16))
+    ),
+    columns=3,
 )  # fmt: skip
