@@ -18,11 +18,11 @@ test: $(VENV)/installed
 	$(RUN) -m pytest -n 2
 
 test-slow: $(VENV)/installed
-	$(RUN) -m pytest -n 2 -m slow -rs
+	$(RUN) -m pytest -n 3 -m slow -rs
 
 # Of a Python beside the newest: make smoke VENV=.venv-oldest PYTHON=python3.11
 smoke: $(VENV)/installed
-	$(RUN) -m pytest -n 2 tests/test_architecture.py tests/test_package.py tests/test_launch.py \
+	$(RUN) -m pytest -n 2 tests/test_launch.py \
 		tests/comms/test_collectives.py tests/algorithms/test_contract.py \
 		tests/stragglers/test_contract.py tests/runtimes/test_contract.py \
 		tests/runtimes/test_mesh.py tests/experiments/test_checkpoints.py

@@ -303,7 +303,7 @@ def to_play(
     """
     given = [registry.spec(wait) for wait in named]
     known = {spec["name"] for spec in given}
-    arms, refused = [], []
+    arms, refused, task = [], [], None
     for spec in [*given, *({"name": name} for name in prepare.RULE.factories if name not in known)]:
         found, reasons, waits = [], [], []
         try:
@@ -313,7 +313,8 @@ def to_play(
         for wait in waits:
             try:
                 arm = override(config, {"wait": wait})
-                prepared = found[0][1] if found else prepare.prepare(arm, settled=True)
+                prepared = found[0][1] if found else prepare.prepare(arm, task, settled=True)
+                task = prepared.task
                 if prepare.rule(arm, prepared).observe is not None:
                     raise ValueError("it follows the training loss; train it to compare it")
                 found.append((arm, prepared))
