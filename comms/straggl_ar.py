@@ -1,7 +1,7 @@
 """StragglAR: an all-reduce whose first half is over before the slowest worker is ready.
 
-A. Devraj, E. Ding, A. V. Kumar, R. Kleinberg, R. Singh, *Efficient AllReduce with Stragglers*, arXiv
-2505.23523, after the authors' synthesizer of schedules. Of n = 2^q workers the last one is late.
+A. Devraj, E. Ding, A. V. Kumar, R. Kleinberg, R. Singh, *Efficient AllReduce with Stragglers*,
+arXiv 2505.23523, after the schedules of the authors' code. Of n = 2^q workers the last one is late.
 
     before    the others reduce-scatter n - 1 chunks by a ring: worker u holds the sum u
     round r   worker r and the late one swap chunk r, and both add; the chunks of earlier rounds

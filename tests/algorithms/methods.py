@@ -41,6 +41,7 @@ BATTERY = {
 METHODS = BATTERY | {
     "all_reduce/adam": lambda: use.all_reduce(optax.adam(0.05)),
     "all_reduce/ring": lambda: use.all_reduce(momentum(), collective="ring"),
+    "all_reduce/straggl_ar": lambda: use.all_reduce(momentum(), collective="straggl_ar"),
     "dpsgd": lambda: use.dpsgd(momentum(), topology.ring(N)),
     "dpsgd/confidence": lambda: use.dpsgd(momentum(), topology.ring(N), weighting="confidence"),
     "dpsgd/local_sum": lambda: use.dpsgd(
