@@ -24,6 +24,7 @@ from comms.collectives import HEADROOM, divide, scaled_weights, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
 
+
 class Collective(NamedTuple):
     """A mean over the workers, and what it sends."""
 

@@ -123,9 +123,8 @@ def payloads(size: int, workers: int, itemsize: int = 4) -> tuple[Payload, Paylo
     """Return the messages of a sum of `size` bytes, before and after the late worker is ready."""
     chunk = itemsize * -(-size // (itemsize * (workers - 1)))
     after = np.array([one.senders for one in rounds(workers)])
-    return Payload(exchanged=chunk, matchings=scatter_rounds(workers)), Payload(
-        exchanged=chunk, matchings=after
-    )
+    before = Payload(exchanged=chunk, matchings=scatter_rounds(workers), others=True)
+    return before, Payload(exchanged=chunk, matchings=after)
 
 
 def seconds(workers: int, size: float, network: cost.Network, delay: float = 0.0) -> float:

@@ -1,11 +1,15 @@
 """StragglAR: its schedule step by step on sets of addends, its sum, its bytes and its seconds."""
 
-import jax
 import numpy as np
+import optax
 import pytest
 
+from algorithms import all_reduce
 from comms import cost, straggl_ar
-from comms.messages import collective_bytes
+from comms.messages import collective_bytes, exchange_transfers
+from stragglers import delays
+from stragglers.processes import persistent
+from tests import planned
 
 SIZES = [2, 4, 8, 16, 64]
 
@@ -61,4 +65,20 @@ def test_seconds_are_the_papers_closed_form_once_the_others_have_waited(workers)
     chunk = 4 * -(-1000 // (workers - 1))
     mean = (workers - 1) / workers * (workers - 2), workers - 2 + np.log2(workers)
     np.testing.assert_allclose(sent, np.multiply(mean, chunk))
-    assert jax.tree.leaves(straggl_ar.payloads(4000, workers)[0].reduced) == []
+
+
+def test_in_the_clock_the_others_reduce_while_they_wait():
+    """With a ring a round ends 2 (n - 1) / n s after the last worker's begin, here sooner."""
+    slow = persistent(delays.deterministic(1.0), [1.0] * 7 + [1.5])
+    links = cost.uniform_network(0.0, 1.0, workers=8)
+    rounds = {}
+    for collective in ("ring", "straggl_ar"):
+        method = all_reduce(optax.sgd(0.1), collective=collective)
+        each = exchange_transfers(method, np.zeros(4200, np.float32), 8, links)
+        each = tuple(one._replace(seconds=one.seconds / 16800) for one in each(0))
+        plan = planned.plan("barrier", slow, 8, 10, communication=each)
+        rounds[collective] = plan.time[-1] / 10
+    late = straggl_ar.seconds(8, 1.0, links, delay=0.5)
+    assert rounds["ring"] == pytest.approx(1.5 + 14 / 8)
+    assert rounds["straggl_ar"] == pytest.approx(1.5 + late)
+    assert late == pytest.approx(9 / 7 + 6 / 7 - 0.5)

@@ -13,7 +13,7 @@ from tests import planned
 
 
 def test_bounds_by_hand():
-    """mu - 4 e alpha (sqrt(c) + c), c = ln(2 k^2) / K, and 2 mu for alpha as in ATA-Empirical."""
+    """Mu - 4 e alpha (sqrt(c) + c), c = ln(2 k^2) / K, and 2 mu for alpha as in ATA-Empirical."""
     seconds, tasks, k = np.array([10.0, 0.0, 400.0]), np.array([5, 0, 100]), 7
     c = math.log(2 * 49) / 100
     spread = 4 * math.e * (math.sqrt(c) + c)
