@@ -56,9 +56,7 @@ def watched(
     ratio = _ratio(length, *state[:3], warmup)
     outlier = (state.count >= warmup) & (ratio > threshold * spread)
     mean = state.mean + decay * (length - state.mean)
-    variance = (1 - decay) * (
-        state.variance + decay * (length - state.mean) * (length - mean)
-    )
+    variance = (1 - decay) * (state.variance + decay * (length - state.mean) * (length - mean))
     count = state.count + 1
     newest = _ratio(length, mean, variance, count, warmup)
     ratios = jnp.concatenate([state.ratios[:, 1:], newest[:, None]], axis=1)

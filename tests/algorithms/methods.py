@@ -77,6 +77,11 @@ METHODS = BATTERY | {
     "local_sgd/lists": lambda: use.local_sgd(
         momentum(0.01), exchange=by.error_feedback(by.top_k(0.6), by.natural())
     ),
+    "edit": lambda: use.edit(momentum(0.01), warmup=3, clip=0.5),
+    "dsgd_ac": lambda: use.dsgd_ac(momentum(), topology.ring(N), samples=600),
+    "periodic/dense": lambda: use.periodic(
+        momentum(), topology.ring(N), budget=0.1, dense=(20, 30)
+    ),
     "streaming_diloco": lambda: use.streaming_diloco(momentum(0.01), fragments=3, overlap=2),
     "decoupled_diloco": lambda: use.decoupled_diloco(momentum(0.01), fragments=3),
     "sparse_loco": lambda: use.sparse_loco(momentum(0.01), chunk=4, k=2, bits=4),
