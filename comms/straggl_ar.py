@@ -98,8 +98,10 @@ def rounds(workers: int) -> tuple[Round, ...]:
 
 
 def all_reduce(x, axis: str) -> jax.Array:
-    """Sum an array of any shape over 2^q workers, of whom the last one is late."""
+    """Sum an array of any shape over 2^q workers, of whom the last one is late, or one alone."""
     workers = jax.lax.axis_size(axis)
+    if workers == 1:
+        return x
     late, me = workers - 1, jax.lax.axis_index(axis)
     chunks = jnp.pad(x.ravel(), (0, -x.size % late)).reshape(late, -1)
 
@@ -119,8 +121,10 @@ def all_reduce(x, axis: str) -> jax.Array:
     return chunks.ravel()[: x.size].reshape(x.shape)
 
 
-def payloads(size: int, workers: int, itemsize: int = 4) -> tuple[Payload, Payload]:
+def payloads(size: int, workers: int, itemsize: int = 4) -> tuple[Payload, ...]:
     """Return the messages of a sum of `size` bytes, before and after the late worker is ready."""
+    if workers == 1:
+        return (Payload(),)
     chunk = itemsize * -(-size // (itemsize * (workers - 1)))
     after = np.array([one.senders for one in rounds(workers)])
     before = Payload(exchanged=chunk, matchings=scatter_rounds(workers), others=True)

@@ -127,7 +127,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         optimizer=part("sgd", learning_rate=12.8),
         communication=part("link", seconds=LINK),
         seconds=900.0,
-        evaluate_every=2.0,
+        evaluate_every=0.5,
         target_loss=0.15,
         stop_at_target=True,
         **own,
