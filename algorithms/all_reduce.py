@@ -24,8 +24,9 @@ def all_reduce(
     """Average the workers' gradients, then let `optimizer` take one step on the one model.
 
     collective: "psum", the default, leaves the all-reduce to the compiler, "ring" is our
-        reduce-scatter and all-gather from `ppermute`; "straggl_ar" does half of its work before the
-        last worker is ready, who is the slowest of 2^q (see `comms.straggl_ar`).
+        reduce-scatter and all-gather from `ppermute`. Of 2^q workers "halving_doubling" takes fewer
+        steps, see `comms.halving`, and "straggl_ar" reduces before the last worker is ready, who is
+        to be the slowest, see `comms.straggl_ar`.
     weighting: "proportional" to finished mini-batches (unbiased over the finished samples) or
         "equal" for all workers that finished any.
     exchange: reducer of every parameter in place of the mean, see `algorithms.reducers`.

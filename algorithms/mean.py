@@ -19,7 +19,7 @@ from algorithms.base import (
     proportional,
 )
 from algorithms.compression import Draw, Reducer, counters, times_fallen
-from comms import collectives, hashing, straggl_ar
+from comms import collectives, halving, hashing, straggl_ar
 from comms.collectives import HEADROOM, divide, scaled_weights, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
@@ -40,6 +40,10 @@ def _all_reduced(size: int, workers: int, itemsize: int) -> tuple[Payload, ...]:
 COLLECTIVES = {
     "psum": Collective(collectives.weighted_mean, _all_reduced),
     "ring": Collective(collectives.ring_weighted_mean, _all_reduced),
+    "halving_doubling": Collective(
+        functools.partial(collectives.ring_weighted_mean, all_reduce=halving.all_reduce),
+        halving.payloads,
+    ),
     "straggl_ar": Collective(
         functools.partial(collectives.ring_weighted_mean, all_reduce=straggl_ar.all_reduce),
         straggl_ar.payloads,

@@ -42,6 +42,7 @@ METHODS = BATTERY | {
     "all_reduce/adam": lambda: use.all_reduce(optax.adam(0.05)),
     "all_reduce/ring": lambda: use.all_reduce(momentum(), collective="ring"),
     "all_reduce/straggl_ar": lambda: use.all_reduce(momentum(), collective="straggl_ar"),
+    "all_reduce/halving": lambda: use.all_reduce(momentum(), collective="halving_doubling"),
     "dpsgd": lambda: use.dpsgd(momentum(), topology.ring(N)),
     "dpsgd/confidence": lambda: use.dpsgd(momentum(), topology.ring(N), weighting="confidence"),
     "dpsgd/local_sum": lambda: use.dpsgd(

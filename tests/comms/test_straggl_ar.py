@@ -1,12 +1,15 @@
-"""StragglAR: its schedule step by step on sets of addends, its sum, its bytes and its seconds."""
+"""StragglAR: its schedule step by step on sets of addends, its sum, its bytes and its seconds.
+
+And all-reduces by halving and doubling, for powers of two as well.
+"""
 
 import numpy as np
 import optax
 import pytest
 
 from algorithms import all_reduce
-from comms import cost, straggl_ar
-from comms.messages import collective_bytes, exchange_transfers
+from comms import cost, halving, straggl_ar
+from comms.messages import collective_bytes, exchange_transfers, seconds
 from stragglers import delays
 from stragglers.processes import persistent
 from tests import planned
@@ -37,11 +40,12 @@ def test_the_schedule_adds_everybody_once_in_the_papers_rounds(workers):
     assert len(scatter) == workers - 2 and (scatter[:, late] == late).all()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(4)
+@pytest.mark.parametrize("collective", [straggl_ar, halving])
 @pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 5), (8, 23)])
-def test_the_sum_is_that_of_numpy_with_the_same_bits_everywhere(spmd, workers, size):
+def test_the_sum_is_that_of_numpy_with_the_same_bits_everywhere(spmd, workers, size, collective):
     x = np.random.default_rng(0).normal(size=(workers, size)).astype(np.float32)
-    found = np.asarray(spmd(lambda x: straggl_ar.all_reduce(x, "workers"), x))
+    found = np.asarray(spmd(lambda x: collective.all_reduce(x, "workers"), x))
     np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
     np.testing.assert_allclose(found[0], x.astype(np.float64).sum(0), rtol=1e-5, atol=1e-5)
 
@@ -49,6 +53,19 @@ def test_the_sum_is_that_of_numpy_with_the_same_bits_everywhere(spmd, workers, s
 def test_other_numbers_of_workers_are_refused():
     with pytest.raises(ValueError, match="6 workers are no power of two; use 2, 4, 8"):
         straggl_ar.rounds(6)
+    with pytest.raises(ValueError, match="halving_doubling: 6 workers are no power of two"):
+        halving.payloads(4000, 6)
+
+
+@pytest.mark.parametrize("workers", SIZES)
+def test_halving_and_doubling_take_the_seconds_of_their_cost(workers):
+    links = cost.uniform_network(3.0, 0.5, workers=workers)
+    sent = halving.payloads(6400, workers)
+    found = sum(seconds(payload, workers, links) for payload in sent)
+    expected = cost.halving_doubling(workers, 3.0, 2.0).seconds(6400)
+    assert found == pytest.approx(expected) and len(sent) == 2 * np.log2(workers)
+    total = sum(collective_bytes(payload, workers) for payload in sent)
+    assert total == cost.ring_all_reduce_bytes(6400, workers)
 
 
 @pytest.mark.parametrize("workers", SIZES[1:])
