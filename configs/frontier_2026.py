@@ -1,7 +1,7 @@
-"""Methods of 2024 to 2026 beside those that they replace, each at its best rate.
+"""Methods of 2024 to 2026 beside older ones, each at its best rate.
 
 Eight workers train on scikit-learn's digits, most arms until the mean model has a loss of .15. A
-model over a link takes a third of a mini-batch's time. The first three conditions are those of
+model over a link takes a third of a mini-batch's time. The first three conditions are as in
 `configs.slow_links`, with local steps and few classes a worker; then come
 
     late     all-reduces beside a last worker that takes twice as long for a mini-batch
