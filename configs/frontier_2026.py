@@ -73,7 +73,7 @@ CONDITIONS = {  # condition -> (its own changes, methods with their changes, rat
         RATES,
     ),
     "heavy": (
-        {"delay": part("pareto", minimum=0.1, shape=1.2)},
+        {"delay": part("pareto", minimum=0.1, shape=1.2), "seconds": 1500.0},
         {
             "barrier": _reduced(BARRIER, 4),
             "mindflayer": _reduced(part("mindflayer", seconds=0.325), 4),
