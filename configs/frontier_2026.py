@@ -77,7 +77,7 @@ CONDITIONS = {  # condition -> (its own changes, methods with their changes, rat
         {
             "barrier": _reduced(BARRIER, 4),
             "mindflayer": _reduced(part("mindflayer", seconds=0.325), 4),
-            "drop_compute": _reduced(part("drop_compute"), 4),
+            "drop_compute": _reduced(part("drop_compute", calibration=5), 4),
             "k_batch_sync": _reduced(part("k_batch_sync", k=4 * WORKERS)),
         },
         RATES,
