@@ -109,7 +109,7 @@ CONDITIONS = {  # condition -> (its own changes, methods with their changes, rat
                 ("once", {"budget": 0.0, "dense": (UPDATES - 1, UPDATES)}),
             )
         },
-        (0.05, 0.1, 0.2, 0.4, 0.8),
+        (0.2, 0.4, 0.8, 1.6, 3.2),
     ),
 }
 
