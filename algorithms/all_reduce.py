@@ -5,6 +5,8 @@ over Ring All-Reduce: H. He, P. Dube, *Accelerating Parallel Stochastic Gradient
 Non-blocking Mini-batches*, arXiv 2211.00889.
 """
 
+import functools
+
 import optax
 
 from algorithms.base import WEIGHTINGS, Algorithm, Details, choose, freeze_when_idle
@@ -22,7 +24,9 @@ def all_reduce(
     """Average the workers' gradients, then let `optimizer` take one step on the one model.
 
     collective: "psum", the default, leaves the all-reduce to the compiler, "ring" is our
-        reduce-scatter and all-gather from `ppermute`.
+        reduce-scatter and all-gather from `ppermute`. Of 2^q workers "halving_doubling" takes fewer
+        steps, see `comms.halving`, and "straggl_ar" reduces before the last worker is ready, who is
+        to be the slowest, see `comms.straggl_ar`.
     weighting: "proportional" to finished mini-batches (unbiased over the finished samples) or
         "equal" for all workers that finished any.
     exchange: reducer of every parameter in place of the mean, see `algorithms.reducers`.
@@ -32,7 +36,7 @@ def all_reduce(
         return compressed("all_reduce", optimizer, reducer_of, weighting=weighting)
     return Algorithm(
         exchange=mean_over_workers(collective),
-        messages=mean_messages,
+        messages=functools.partial(mean_messages, collective=collective),
         server=freeze_when_idle(optimizer),
         weight=choose("weighting", WEIGHTINGS, weighting),
         details=Details(mean_only=True),

@@ -10,6 +10,8 @@ is a gradient to a server, whose optimizer makes other methods of it:
 Progress can be compressed as gradients can: Qsparse-local-SGD, D. Basu et al., arXiv 1906.02367.
 """
 
+import functools
+
 import optax
 
 from algorithms.base import WEIGHTINGS, Algorithm, choose, freeze_when_idle
@@ -51,7 +53,7 @@ def local_sgd(
     return Algorithm(
         work=optimizer,
         exchange=mean_over_workers(collective),
-        messages=mean_messages,
+        messages=functools.partial(mean_messages, collective=collective),
         server=freeze_when_idle(server),
         weight=choose("weighting", WEIGHTINGS, weighting),
     )

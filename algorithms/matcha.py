@@ -8,8 +8,13 @@ Non-blocking SGD over MATCHA (H. He, P. Dube, arXiv 2211.00889).
 
 Matching j is active with probability p_j, drawn from a seed that all workers share, so that the
 expected communication is `budget` of that of D-PSGD on the whole graph. Periodic decentralised SGD
-activates the whole graph at once, with probability `budget`.
+activates the whole graph at once, with probability `budget`; or it saves the budget for a stretch
+of updates in which all links talk in each, or for a single average at the end: T. Zhu, T. Zhang, M.
+Wang, Z. Zhou, C. Wang, *On the Surprising Effectiveness of a Single Global Merging in Decentralized
+Learning*, arXiv 2507.06542, after the authors' code.
 """
+
+from collections.abc import Sequence
 
 import networkx as nx
 import numpy as np
@@ -74,16 +79,39 @@ def periodic(
     budget: float = 0.5,
     order: str = "adapt_then_combine",
     weighting: str = "equal",
+    dense: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Algorithm:
-    """Average over all links at once with probability `budget`, else none (periodic D-PSGD)."""
-    sampling.check_budget("periodic", budget)
+    """Average over all links at once with probability `budget`, else none (periodic D-PSGD).
+
+    dense: (first, last), updates from the first up to the one before the last in which all links
+    talk, whatever the budget, which may then be 0. On a complete graph such an update leaves all
+    workers with their mean: the last one of a run is a global merging.
+    """
+    first, last = (0, 0) if dense is None else _stretch(dense)
+    if dense is None or budget:
+        sampling.check_budget("periodic", budget)
     matchings, partners = graph_matchings(graph)
     whole = np.array([budget])
-    active = drawn_in_blocks(
+    drawn = drawn_in_blocks(
         lambda block, rows: np.repeat(
             sampling.activations(whole, rows, (seed, block)), len(matchings), axis=1
         )
     )
+
+    def active(start: int, count: int) -> np.ndarray:
+        update = np.arange(start, start + count)[:, None]
+        return drawn(start, count) | ((first <= update) & (update < last))
+
     alpha = mixing.best_step(graph)
     return _gossip_over(optimizer, graph, Links(partners, active), alpha, order, weighting)
+
+
+def _stretch(dense: Sequence[int]) -> tuple[int, int]:
+    """Return the first and last of a stretch of updates; ValueError if it is none."""
+    if np.shape(dense) != (2,) or not 0 <= dense[0] < dense[1]:
+        raise ValueError(
+            f"periodic: needs dense=(first, last) with 0 <= first < last, got {dense}; the last "
+            "update is not in it"
+        )
+    return int(dense[0]), int(dense[1])

@@ -19,14 +19,35 @@ from algorithms.base import (
     proportional,
 )
 from algorithms.compression import Draw, Reducer, counters, times_fallen
-from comms import collectives, hashing
+from comms import collectives, halving, hashing, straggl_ar
 from comms.collectives import HEADROOM, divide, scaled_weights, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
 from comms.trees import named_leaves
 
+
+class Collective(NamedTuple):
+    """A mean over the workers, and what it sends."""
+
+    mean: Callable  # (tree, weight, axis) -> the mean
+    payloads: Callable  # (bytes of a buffer, workers, bytes of an element) -> messages
+
+
+def _all_reduced(size: int, workers: int, itemsize: int) -> tuple[Payload, ...]:
+    del workers
+    return (Payload((size,), itemsize=itemsize),)
+
+
 COLLECTIVES = {
-    "psum": collectives.weighted_mean,
-    "ring": collectives.ring_weighted_mean,
+    "psum": Collective(collectives.weighted_mean, _all_reduced),
+    "ring": Collective(collectives.ring_weighted_mean, _all_reduced),
+    "halving_doubling": Collective(
+        functools.partial(collectives.ring_weighted_mean, all_reduce=halving.all_reduce),
+        halving.payloads,
+    ),
+    "straggl_ar": Collective(
+        functools.partial(collectives.ring_weighted_mean, all_reduce=straggl_ar.all_reduce),
+        straggl_ar.payloads,
+    ),
 }
 
 
@@ -36,7 +57,7 @@ def mean_over_workers(collective: str | None = None) -> optax.GradientTransforma
     A worker of weight 0 adds nothing; if all weigh 0 the mean is 0. collective: in COLLECTIVES,
     by default "psum".
     """
-    mean = choose("collective", COLLECTIVES, collective or "psum")
+    mean = choose("collective", COLLECTIVES, collective or "psum").mean
 
     def update_fn(updates, state, params=None, *, weight=None, **extra):
         del params, extra
@@ -45,15 +66,18 @@ def mean_over_workers(collective: str | None = None) -> optax.GradientTransforma
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
 
-def mean_messages(params, workers: int, row: Row) -> tuple[Payload, ...]:
+def mean_messages(
+    params, workers: int, row: Row, collective: str | None = None
+) -> tuple[Payload, ...]:
     """Return an all-reduce of everything, a buffer per dtype; integers travel as floats."""
-    del workers, row
     elements = Counter()
     for leaf in jax.tree.leaves(params):
         elements[jnp.result_type(leaf.dtype, float)] += leaf.size
+    sent = COLLECTIVES["psum" if row.pushed else collective or "psum"].payloads
     return tuple(
-        Payload((size * dtype.itemsize,), itemsize=dtype.itemsize)
+        payload
         for dtype, size in elements.items()
+        for payload in sent(size * dtype.itemsize, workers, dtype.itemsize)
     )
 
 

@@ -114,10 +114,13 @@ def ring_all_reduce(x, axis: str = AXIS) -> jax.Array:
     return jnp.stack(arrived)[(order + 1) % workers].ravel()[: x.size].reshape(x.shape)
 
 
-def ring_weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
+def ring_weighted_mean(
+    tree: Tree, weight=None, axis: str = AXIS, all_reduce: Callable = ring_all_reduce
+) -> Tree:
     """Return `weighted_mean` through `ring_all_reduce`: one flat buffer per dtype.
 
     The weights are added up apart, in float32: in the buffer's dtype their sum could be rounded.
+    all_reduce: another sum of a buffer, (vector, axis) -> the sum.
     """
     leaves, structure = jax.tree.flatten(tree)
     means = list(leaves)
@@ -126,7 +129,7 @@ def ring_weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
     for dtype in dict.fromkeys(floats):
         members = [i for i, other in enumerate(floats) if other == dtype]
         held = [term(leaves[i].astype(dtype), own, total) for i in members]
-        sums = ring_all_reduce(jnp.concatenate([x.ravel() for x in held]), axis)
+        sums = all_reduce(jnp.concatenate([x.ravel() for x in held]), axis)
         start = 0
         for i, x in zip(members, held, strict=True):
             means[i] = mean_of(sums[start : start + x.size].reshape(x.shape), total)

@@ -39,6 +39,7 @@ class Payload(NamedTuple):
     beside_gradient: bool = False  # known before the gradients: leaves when the round begins
     share: float = 1.0  # of the last mini-batch, after which other payloads leave, in (0, 1]
     late: int = 0  # updates that are made before workers wait for it
+    others: bool = False  # without the last worker, for whom it does not wait
     encoded: bool = False  # needs time for encoding and decoding
 
     @property
@@ -58,6 +59,7 @@ class Transfer(NamedTuple):
     seconds: float
     leaves: float = 1.0
     late: int = 0
+    others: bool = False
 
 
 Messages = Callable[[Any, int, Row], tuple[Payload, ...]]  # (parameters, workers, row)
@@ -223,11 +225,12 @@ def transfers(payloads: Sequence[Payload], each: Sequence[float]) -> tuple[Trans
     """
     joined = [Transfer(0.0)] if not payloads else []
     for payload, taken in zip(payloads, each, strict=True):
-        if joined and payload.leaves <= joined[-1].leaves and payload.late == joined[-1].late:
+        alike = joined and (payload.late, payload.others) == (joined[-1].late, joined[-1].others)
+        if alike and payload.leaves <= joined[-1].leaves:
             joined[-1] = joined[-1]._replace(seconds=joined[-1].seconds + taken)
         else:
             leaves = max(payload.leaves, joined[-1].leaves if joined else 0.0)
-            joined.append(Transfer(taken, leaves, payload.late))
+            joined.append(Transfer(taken, leaves, payload.late, payload.others))
     return tuple(joined)
 
 

@@ -320,7 +320,8 @@ class RoundClock:
         landed, at, each = ready, UNSENT, []
         for transfer in transfers:
             known = _known(transfer.leaves, *work)
-            begin = np.maximum(self._land(known, active), at)
+            begin = known[:-1].max() if transfer.others else self._land(known, active)
+            begin = np.maximum(begin, at)
             each.append(lasting(transfer, begin))
             at = begin + each[-1]
             if transfer.late:
@@ -330,7 +331,7 @@ class RoundClock:
                 arrived = np.maximum(arrived, at)
                 landed = ready.max() if self._everywhere else ready
         seconds = sum(each)
-        if any(map(hides, transfers)):
+        if any(hides(transfer) or transfer.others for transfer in transfers):
             seconds = np.clip(arrived - ready, 0.0, seconds)  # the rest hides behind the work
         return seconds, np.maximum(landed, arrived), tuple(later)
 

@@ -29,11 +29,13 @@ class Transfer(NamedTuple):
     leaves: share of the last mini-batch after which it is known. 0: as the round begins, so that it
         travels beside all mini-batches; 1: once the worker is ready.
     late: rounds that end without it before workers wait for it.
+    others: it is among all workers but the last one, and does not wait for that.
     """
 
     seconds: float | np.ndarray | Callable[[float | np.ndarray], float | np.ndarray]
     leaves: float = 1.0
     late: int = 0
+    others: bool = False
 
 
 # Seconds of an exchange that leaves once a worker is ready, scalar or [P], or its transfers.

@@ -59,11 +59,16 @@ class Protocol(NamedTuple):
     interrupt: bool = False  # its worker begins anew at that staleness, not after its push
     grace: float = 0.0  # s, maximum
     share: float = 0.0  # of the remaining time, for workers that go on
+    grows: bool = False  # the limit of update t is sqrt(t - 1), rounded down, if that is more
 
     @property
     def cancels(self) -> bool:
         """True if an update restarts all workers."""
-        return self.interrupt and self.limit == 1
+        return self.interrupt and self.limit == 1 and not self.grows
+
+    def limit_at(self, update: int) -> int:
+        """Return the staleness from which on a gradient does not count in this update."""
+        return max(self.limit, math.isqrt(max(update - 1, 0))) if self.grows else self.limit
 
     @property
     def waits_on(self) -> bool:
@@ -116,7 +121,7 @@ class EventClock:
     @property
     def asynchronous(self) -> bool:
         """True if contributions may be taken at older versions."""
-        return self.protocol.limit > 1
+        return self.protocol.limit > 1 or self.protocol.grows
 
     def turnout(self, fewest: int, most: int) -> Turnout:
         """Return the turnout of an update of `fewest` to `most` contributions."""
@@ -211,14 +216,14 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
     This function is compiled, except where durations are drawn when they are looked up.
     """
     table, counter, columns, constant, path, slowest = ahead
-    steps, k, renews, idle, limit, interrupt, grace, share = protocol
+    steps, k, renews, idle, limit, interrupt, grace, share, grows = protocol
     begin, end, version, attempts, consumed = state
     workers, start, finish, first, taken, busy, spent = rows
     updates, width = workers.shape
     late = grace > 0  # pushes within the grace count
     each, slow_paths, links, known = cost
     costs, own = each.shape  # a row per update, or one for all; columns likewise for the workers
-    cancel = interrupt and limit == 1  # an update restarts all workers
+    cancel = interrupt and limit == 1 and not grows  # an update restarts all workers
     in_time = path.shape[1] > 0
     held = np.zeros(end.size, np.bool_)  # workers that are in the row already, and have gone on
     tree, levels = due
@@ -278,7 +283,10 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
                     times[0] = times[2]
                 size[row] = c
                 continue
-            if update + row - version[i] >= limit:  # too large a staleness: ignored
+            oldest = limit
+            if grows:
+                oldest = max(limit, int(np.sqrt(max(update + row - 1, 0))))
+            if update + row - version[i] >= oldest:  # too large a staleness: ignored
                 if not restart(i, now + seconds(row, i, now)):
                     place[0], place[1], place[2] = row, c, after
                     return
@@ -332,8 +340,11 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
                     busy[row, c - n] = now - start[row, c - n]  # it went on until it was cut
             c += 1
         if interrupt:
+            oldest = limit
+            if grows:
+                oldest = max(limit, int(np.sqrt(update + row)))
             while after < end.size:
-                if update + row + 1 - version[after] >= limit:
+                if update + row + 1 - version[after] >= oldest:
                     if not restart(after, now + seconds(row, after, now)):
                         place[0], place[1], place[2] = row, c, after
                         return
@@ -407,7 +418,7 @@ class Server:
         if version != state.version[worker]:
             return Decision(state, counts=False)  # its worker has begun anew in the meantime
         protocol, newest = self.protocol, state.update
-        if newest - version >= protocol.limit:
+        if newest - version >= protocol.limit_at(newest):
             return self._restarted(state, Decision(state, counts=False), (worker,))
         held = (*state.held, worker)
         if len(held) < (self.k if k is None else k):
@@ -420,7 +431,8 @@ class Server:
         state = state._replace(update=newest + 1, held=())
         free = held if protocol.idle else (worker,)
         if protocol.interrupt:
-            old = np.flatnonzero(state.update - state.version >= protocol.limit)
+            limit = protocol.limit_at(state.update)
+            old = np.flatnonzero(state.update - state.version >= limit)
             free = (*free, *old.tolist())
         made = Decision(state, counts=True, update=held)
         return self._restarted(state, made, tuple(dict.fromkeys(free)))

@@ -158,6 +158,44 @@ def _fewer(counts: np.ndarray, k: int, workers: int) -> np.ndarray:
     return np.clip(total.sum(axis=1), 0, 1)
 
 
+# --- trials with a time limit (MindFlayer SGD, arXiv 2410.04285)
+
+_LEVELS = np.concatenate([np.linspace(1e-4, 0.99, 4000), 1 - np.geomspace(0.01, 1e-6, 2000)[1:]])
+
+
+def _rates(law: Law) -> tuple[np.ndarray, np.ndarray]:
+    """Return limits t in seconds, and F(t) / E[min(X, t)] of each."""
+    levels = np.concatenate([[0.0], _LEVELS])
+    limits = law.quantile(levels)
+    below = np.concatenate([[0.0], np.cumsum((limits[1:] + limits[:-1]) / 2 * np.diff(levels))])
+    seconds = below + (1 - levels) * limits  # E[min(X, t)]
+    return limits, np.divide(levels, seconds, out=np.zeros_like(levels), where=levels > 0)
+
+
+def trial_rate(law: Law, limit: float) -> float:
+    """Return the gradients a second of a worker that gives up whatever takes longer than `limit` s.
+
+    F(t) / E[min(X, t)], to about .1 %: 1 / E[X] without a limit, and for exponential durations with
+    any. Source: 2410.04285, where a trial has probability p_i = F(t_i).
+
+        >>> from stragglers.delays import exponential
+        >>> round(trial_rate(exponential(0.5), limit=0.1), 2)
+        2.0
+    """
+    limits, rates = _rates(law)
+    if not limit >= limits[0]:
+        raise ValueError(
+            f"theory: no mini-batch of {law} ends within {limit} s; set at least {limits[0]:g}"
+        )
+    return float(rates[np.searchsorted(limits, limit, side="right") - 1])
+
+
+def best_limit(law: Law) -> float:
+    """Return the limit in seconds at which a worker has the most gradients a second."""
+    limits, rates = _rates(law)
+    return float(limits[np.argmax(rates)])
+
+
 # --- non-blocking rounds
 
 

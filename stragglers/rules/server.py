@@ -42,7 +42,7 @@ from stragglers.schedule import Schedule
 from stragglers.server_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 
 # A compiled program has nothing of a server's rule as a constant, not even its name.
-ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace")
+ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace", "grows")
 K_SYNC, K_BATCH_SYNC = Protocol(True, 1, True), Protocol(False, 1, True)
 K_ASYNC, K_BATCH_ASYNC = Protocol(True), Protocol(False)
 
@@ -143,15 +143,20 @@ def rennala(setting: Setting, *, k: int, interrupt: bool = False) -> Rule:
     return server_rule("rennala", setting, k, Protocol(False, 1, interrupt))
 
 
-def ringmaster(setting: Setting, *, limit: int, interrupt: bool = False, k: int = 1) -> Rule:
+def ringmaster(
+    setting: Setting, *, limit: int, interrupt: bool = False, k: int = 1, grows: bool = False
+) -> Rule:
     """Run Async-SGD without gradients of a staleness of `limit` or more (arXiv 2501.16168).
 
     interrupt: their workers begin anew as soon as they have this staleness. A large limit is
-    `k_batch_async`, limit 1 is `rennala`.
+    `k_batch_async`, limit 1 is `rennala`. grows: with limit=1 nothing is left to choose, as the
+    limit after t updates is sqrt(t - 1), rounded down (Ringmaster LMO, arXiv 2605.18174, as in the
+    authors' code, where the rate falls with t^(-3/4) and the momentum is 1 - t^(-1/2)).
     """
     if limit < 1:
         raise ValueError(f"ringmaster: needs limit >= 1 updates, got {limit}; 1 allows no delay")
-    return server_rule("ringmaster", setting, k, Protocol(False, min(limit, ANY_AGE), interrupt))
+    protocol = Protocol(False, min(limit, ANY_AGE), interrupt, grows=grows)
+    return server_rule("ringmaster", setting, k, protocol)
 
 
 PROTOCOLS = {

@@ -41,6 +41,8 @@ BATTERY = {
 METHODS = BATTERY | {
     "all_reduce/adam": lambda: use.all_reduce(optax.adam(0.05)),
     "all_reduce/ring": lambda: use.all_reduce(momentum(), collective="ring"),
+    "all_reduce/straggl_ar": lambda: use.all_reduce(momentum(), collective="straggl_ar"),
+    "all_reduce/halving": lambda: use.all_reduce(momentum(), collective="halving_doubling"),
     "dpsgd": lambda: use.dpsgd(momentum(), topology.ring(N)),
     "dpsgd/confidence": lambda: use.dpsgd(momentum(), topology.ring(N), weighting="confidence"),
     "dpsgd/local_sum": lambda: use.dpsgd(
@@ -75,6 +77,11 @@ METHODS = BATTERY | {
     "local_sgd/top_k": lambda: use.local_sgd(momentum(), exchange=by.error_feedback(by.top_k(0.4))),
     "local_sgd/lists": lambda: use.local_sgd(
         momentum(0.01), exchange=by.error_feedback(by.top_k(0.6), by.natural())
+    ),
+    "edit": lambda: use.edit(momentum(0.01), warmup=3, clip=0.5),
+    "dsgd_ac": lambda: use.dsgd_ac(momentum(), topology.ring(N), samples=600),
+    "periodic/dense": lambda: use.periodic(
+        momentum(), topology.ring(N), budget=0.1, dense=(20, 30)
     ),
     "streaming_diloco": lambda: use.streaming_diloco(momentum(0.01), fragments=3, overlap=2),
     "decoupled_diloco": lambda: use.decoupled_diloco(momentum(0.01), fragments=3),

@@ -11,6 +11,7 @@ import pytest
 from algorithms import (
     all_reduce,
     coordinate_median,
+    dsgd_ac,
     ef_sign,
     int8_all_reduce,
     matcha,
@@ -149,3 +150,35 @@ def test_graphs_whose_links_are_drawn(build):
         expected = gossip(method, mixing.best_step(GRAPH), order, np.ones_like)
     found = in_step(method, UPDATES, FINISHED)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_a_stretch_of_updates_has_all_links_and_merges_a_complete_graph():
+    """Before it none with a budget of 0; its first update leaves everybody with the mean."""
+    graph = topology.complete(N)
+    method = periodic(optax.sgd(RATE), graph, budget=0.0, dense=(4, 6))
+    active = method.links.active(2, 6)
+    assert (active == (np.arange(2, 8)[:, None] // 2 == 2)).all() and active.any()
+    x = np.zeros((N, D))
+    for t in range(6):
+        x = x - RATE * gradients(x)
+        x = np.tile(x.mean(0), (N, 1)) if t >= 4 else x
+    np.testing.assert_allclose(in_step(method, 6), x, rtol=1e-5, atol=2e-6)
+    with pytest.raises(ValueError, match="periodic: needs dense=\\(first, last\\)"):
+        periodic(sgd(), graph, dense=(5, 5))
+    with pytest.raises(ValueError, match="budget"):
+        periodic(sgd(), graph, budget=0.0)
+
+
+def test_mixing_that_falls_with_the_cube_of_the_rate():
+    """By x <- (1 - gamma) x + gamma W x - lr g, gamma = .1 + .9 ((1 + cos(pi s / S)) / 2)^3."""
+    total = N * UPDATES
+    method = dsgd_ac(sgd(), topology.ring(N), samples=total, floor=0.1)
+    W = mixing.metropolis(topology.ring(N))
+    x, velocity = np.zeros((2, N, D))
+    for t in range(UPDATES):
+        gamma = 0.1 + 0.9 * ((1 + np.cos(np.pi * t / UPDATES)) / 2) ** 3
+        velocity = DECAY * velocity + gradients(x)
+        x = x + gamma * (W @ x - x) - RATE * velocity
+    np.testing.assert_allclose(in_step(method, UPDATES), x, rtol=1e-5, atol=2e-6)
+    with pytest.raises(ValueError, match="dsgd_ac: needs samples and power above 0"):
+        dsgd_ac(sgd(), topology.ring(N), samples=0.0)

@@ -1,0 +1,111 @@
+"""ATA: tasks of a round are allocated to workers whose speeds are learnt, as arms of a bandit.
+
+A. Maranjyan, E. M. Saad, P. Richtarik, F. Orabona, *ATA: Adaptive Task Allocation for Efficient
+Resource Management in Distributed Machine Learning*, arXiv 2502.00775, after the authors' code. In
+round k = 1, 2, ... B mini-batches are computed by n workers, and the round ends with the last of
+them. With the mean mu_i of the K_i durations of worker i so far, worker i gets a_i tasks of
+
+    s_i   <- max(0, mu_i - 4 e alpha (sqrt(c_i) + c_i)),    c_i = ln(2 k^2) / K_i
+    a     <- the whole numbers of sum B that minimise max_i a_i s_i
+
+alpha bounds the spread of a duration. Without one it is 2 mu_i, as in ATA-Empirical, whose bounds
+are wide: a worker needs 515 ln(2 k^2) tasks, some thousands, before its s_i is above 0. As long as
+any is 0, those workers share all tasks evenly. Workers without a task so far get one first.
+
+Ties go to the worker with the fewest tasks so far, then to the first, where the authors draw. A
+worker takes at most the M mini-batches of a full round. The greedy choice of the next task's worker
+is optimal, as the authors' recursion is.
+"""
+
+import heapq
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from stragglers import round_clock
+from stragglers.round_clock import ClockState, RoundClock
+from stragglers.rule import Rule, Setting
+from stragglers.rules.rounds import DATA
+from stragglers.schedule import Schedule, concatenate
+
+
+class Learnt(NamedTuple):
+    """State of the rounds, and what is known of each worker."""
+
+    clock: ClockState
+    seconds: np.ndarray  # [P] s of all its tasks so far
+    tasks: np.ndarray  # [P] int64, number of them
+
+    @property
+    def update(self) -> int:
+        """Index of the next row."""
+        return self.clock.update
+
+
+def scores(seconds: np.ndarray, tasks: np.ndarray, k: int, alpha: float | None) -> np.ndarray:
+    """Return lower bounds [P] of the workers' mean durations after k rounds; -inf without a task.
+
+    seconds, tasks: [P] of all rounds so far. alpha: s, spread of a duration; None: twice the mean.
+    """
+    known = np.maximum(tasks, 1)
+    mean, c = seconds / known, math.log(2 * max(k, 1) ** 2) / known
+    spread = 2 * mean if alpha is None else alpha
+    bound = mean - 4 * math.e * spread * (np.sqrt(c) + c)
+    return np.where(tasks > 0, np.maximum(bound, 0.0), -np.inf)
+
+
+def allocated(score: np.ndarray, tasks: np.ndarray, total: int, most: int) -> np.ndarray:
+    """Return whole numbers [P] up to `most`, of sum `total`, that minimise max_i a_i score_i.
+
+    A score of -inf comes first, once; ties go to the worker with the fewest `tasks` [P].
+    """
+    given = np.zeros(score.size, np.int64)
+    waiting = [(s, 0, n, i) for i, (s, n) in enumerate(zip(score, tasks, strict=True))]
+    heapq.heapify(waiting)  # (max if it gets the next one, tasks of this round, of all, worker)
+    for _ in range(total):
+        _, _, before, i = heapq.heappop(waiting)
+        given[i] += 1
+        if given[i] < most:
+            # After its first task a worker of unknown speed is taken for the slowest.
+            after = np.inf if score[i] == -np.inf else (given[i] + 1) * score[i]
+            heapq.heappush(waiting, (after, given[i], before + 1, i))
+    return given
+
+
+def ata(setting: Setting, *, tasks: int, alpha: float | None = None) -> Rule:
+    """Share out `tasks` mini-batches a round by the durations so far, and wait for all of them.
+
+    alpha: spread of a duration in seconds, smaller to learn faster; None: twice the mean so far.
+    Source: 2502.00775.
+    """
+    clock = RoundClock(setting, round_clock.never, "all", "carry", "finish")
+    workers, most = clock.workers, clock.mini_batches
+    if not 1 <= tasks <= workers * most:
+        raise ValueError(
+            f"ata: needs 1 <= tasks <= {workers * most} (workers x mini-batches), got {tasks}; "
+            "set tasks in this range"
+        )
+    if alpha is not None and not 0 <= alpha < math.inf:
+        raise ValueError(f"ata: needs alpha >= 0 in finite seconds, got {alpha}; leave it out")
+
+    def init() -> Learnt:
+        return Learnt(clock.init(), np.zeros(workers), np.zeros(workers, np.int64))
+
+    def extend(state: Learnt, updates: int) -> tuple[Learnt, Schedule]:
+        now, seconds, done = state
+        rows = []
+        for _ in range(updates):
+            score = scores(seconds, done, now.update, alpha)
+            share = allocated(score, done, tasks, most)
+
+            def signal(begin: np.ndarray, ends: np.ndarray, share=share) -> np.ndarray:
+                return np.column_stack([begin, ends])[np.arange(workers), share]
+
+            now, row = clock.extend(now, 1, signal=signal)
+            seconds, done = seconds + row.busy[0], done + row.batches[0]
+            rows.append(row)
+        after = Learnt(now, seconds, done)
+        return after, concatenate(rows) if rows else clock.extend(now, 0)[1]
+
+    return Rule(workers, init, extend, data=(*DATA, "tasks", "alpha"))
