@@ -43,6 +43,7 @@ SENDERS = (
     *("sketched_sgd", "streaming_diloco", "sparse_loco", "demo", "local_sgd/lists"),
     *("s2_reducer/exact", "s2_reducer/too small", "sparcml/too small", "omnireduce/too small"),
     *("parallax", "parallax/too small", "all_reduce/fp16", "mg_wfbp/ring", "async_diloco"),
+    *("all_reduce/fp8", "all_reduce/int4", "all_reduce/mxfp4"),
 )
 
 
