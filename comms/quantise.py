@@ -176,6 +176,7 @@ FLOAT16 = Codec(float16_encode, float16_decode, lambda entries: 2 * (entries + 1
 
 
 _PART = 1 << 18  # entries that QSGD rounds at a time, such that they fit into a cache
+_BLOCKS = 1 << 14  # entries of blocks that are coded at a time, for the cache of a core
 
 
 class Quantised(NamedTuple):
@@ -303,11 +304,14 @@ def sign_payload_bytes(size: int) -> int:
     return bitmap.payload_bytes(size) + 4
 
 
-def block_codec(code: Callable, read: Callable, bytes_of: Callable, bucket: int) -> Codec:
+def block_codec(
+    scale_of: Callable, code: Callable, read: Callable, code_bytes: Callable, bucket: int
+) -> Codec:
     """Return a codec of rows that are cut into blocks of `bucket` entries, each with a scale.
 
-    code: (float32 [..., width], draws in [0, 1) of that shape or None) -> message, arrays [..., k];
-    read: (message, width) -> float32 [..., width]; bytes_of: width -> bytes of a block's message.
+    scale_of: (float32 [..., width], True for random rounding) -> scales [...]; code: (the same,
+    scales, draws in [0, 1) or None) -> codes [..., k]; read: (Quantised, width) -> float32
+    [..., width]; code_bytes: width -> bytes of a block's codes and scale.
     """
 
     def cut(entries):
@@ -318,43 +322,49 @@ def block_codec(code: Callable, read: Callable, bytes_of: Callable, bucket: int)
     def encode(x, key):
         rows, entries = x.shape
         width, count = cut(entries)
-        each = max(1, _PART // max(1, rows * width))  # blocks of a part
+        each = max(1, _BLOCKS // max(1, rows * width))  # blocks of a part
         parts = (count - 1) // each
         parts = parts if parts > 1 else 0  # because XLA does not keep a loop of one turn
 
-        def coded(first, part):
-            blocks = part.reshape(rows, -1, width)
-            if key is None:
-                return code(blocks, None)
-            skipped = jnp.arange(rows)[:, None, None] * (count - blocks.shape[1])
-            return code(blocks, hashing.uniform(key, blocks.shape, (skipped + first) * width))
+        def by_parts(make):
+            """Join what `make` gives, [rows, blocks, ...], of the number of a block and blocks.
 
-        def put(message, part, first):
-            return jax.tree.map(
-                lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, first, 1), message, part
-            )
+            XLA on CPU would draw a maximum, what is before it and what is behind it into one loop
+            that works out the place of every entry, and the maximum once for each of them.
+            """
 
-        def code_part(i, message):
-            part = jax.lax.dynamic_slice_in_dim(x, i * each * width, each * width, 1)
-            return put(message, coded(i * each, part), i * each)
+            def put_part(i, whole):
+                part = jax.lax.dynamic_slice_in_dim(x, i * each * width, each * width, 1)
+                part = make(i * each, part.reshape(rows, each, width))
+                return jax.lax.dynamic_update_slice_in_dim(whole, part, i * each, 1)
 
-        # XLA on CPU would draw what is before and behind a padded array into one loop that works
-        # out the place of every entry. Parts in a loop stay apart from that, and in the cache.
-        rest = jnp.pad(x[:, parts * each * width :], ((0, 0), (0, count * width - entries)))
-        last = coded(parts * each, rest)
-        if not parts:
-            return last
-        empty = jax.tree.map(lambda a: jnp.zeros((rows, count, *a.shape[2:]), a.dtype), last)
-        return jax.lax.fori_loop(0, parts, code_part, put(empty, last, parts * each))
+            rest = jnp.pad(x[:, parts * each * width :], ((0, 0), (0, count * width - entries)))
+            last = make(parts * each, rest.reshape(rows, -1, width))
+            if not parts:
+                return last
+            whole = jnp.zeros((rows, count, *last.shape[2:]), last.dtype)
+            whole = jax.lax.dynamic_update_slice_in_dim(whole, last, parts * each, 1)
+            return jax.lax.fori_loop(0, parts, put_part, whole)
+
+        scale = by_parts(lambda first, blocks: scale_of(blocks, key is not None))
+
+        def coded(first, blocks):
+            number = blocks.shape[1]
+            draws = None
+            if key is not None:
+                skipped = jnp.arange(rows)[:, None, None] * (count - number) + first
+                draws = hashing.uniform(key, blocks.shape, skipped * width)
+            return code(blocks, jax.lax.dynamic_slice_in_dim(scale, first, number, 1), draws)
+
+        return Quantised(by_parts(coded), scale)
 
     def decode(message, entries):
-        width, _ = cut(entries)
-        values = read(message, width)
+        values = read(message, cut(entries)[0])
         return values.reshape(len(values), -1)[:, :entries]
 
     def payload_bytes(entries):
         width, count = cut(entries)
-        return count * bytes_of(width)
+        return count * code_bytes(width)
 
     return Codec(encode, decode, payload_bytes)
 
@@ -365,15 +375,14 @@ def int8_codec(bucket: int = 1024) -> Codec:
     With a key rounding is random and without bias; without one it is to the nearest.
     """
 
-    def code(x, draws):
-        steps, scale = _steps(x, 127, draws)
-        return Quantised(steps.astype(jnp.int8), scale)
+    def code(x, scale, draws):
+        return _steps(x, scale, 127, draws).astype(jnp.int8)
 
     def read(message, width):
         # Infinity times a code of 0 is NaN too: the values of such a stretch are unknown.
         return message.codes.astype(jnp.float32) * message.scale[..., None]
 
-    return block_codec(code, read, lambda width: width + 4, bucket)
+    return block_codec(_largest_over(127), code, read, lambda width: width + 4, bucket)
 
 
 def int4_codec(bucket: int = 128) -> Codec:
@@ -382,15 +391,15 @@ def int4_codec(bucket: int = 128) -> Codec:
     Rounding as in `int8_codec`. The codes are -7 ... 7, in two's complement.
     """
 
-    def code(x, draws):
-        steps, scale = _steps(x, 7, draws)
-        return Quantised(_paired(steps.astype(jnp.int8).astype(jnp.uint8) & np.uint8(15)), scale)
+    def code(x, scale, draws):
+        steps = _steps(x, scale, 7, draws).astype(jnp.int8)
+        return _paired(steps.astype(jnp.uint8) & np.uint8(15))
 
     def read(message, width):
         nibbles = _unpaired(message.codes, width).astype(jnp.int8)
         return ((nibbles ^ 8) - 8).astype(jnp.float32) * message.scale[..., None]
 
-    return block_codec(code, read, lambda width: -(-width // 2) + 4, bucket)
+    return block_codec(_largest_over(7), code, read, lambda width: -(-width // 2) + 4, bucket)
 
 
 class Minifloat(NamedTuple):
@@ -415,15 +424,13 @@ def fp8_codec(form: Minifloat = E4M3, bucket: int = 1024) -> Codec:
     A bucket as long as the array is a scale for all of it. Rounding as in `int8_codec`.
     """
 
-    def code(x, draws):
-        scale = jnp.abs(x).max(axis=-1) / form.most
-        unit = x / jnp.where(scale > 0, scale, 1)[..., None]
-        return Quantised(minifloat_encode(unit, form, draws), scale)
+    def code(x, scale, draws):
+        return minifloat_encode(x / _divisor(scale), form, draws)
 
     def read(message, width):
         return minifloat_decode(message.codes, form) * message.scale[..., None]
 
-    return block_codec(code, read, lambda width: width + 4, bucket)
+    return block_codec(_largest_over(form.most), code, read, lambda width: width + 4, bucket)
 
 
 def mxfp4_codec() -> Codec:
@@ -434,22 +441,24 @@ def mxfp4_codec() -> Codec:
     is twice that where an entry would be, since cutting off is a bias. The least power is 2^-126.
     """
 
-    def code(x, draws):
+    def scale_of(x, random):
         bits = _bits(jnp.abs(x).max(axis=-1))
         power = (bits >> 23).astype(jnp.int32) - 127 - 2  # 6 is 1.5 times 2^2
-        if draws is not None:
+        if random:
             power += (bits & 0x7FFFFF) > 0x400000
-        power = jnp.clip(power, -126, 126)
-        codes = minifloat_encode(x * power_of_two(-power)[..., None], E2M1, draws)
-        not_finite = bits >= 0x7F800000
-        return Quantised(_paired(codes), jnp.where(not_finite, 255, power + 127).astype(jnp.uint8))
+        code = jnp.where(bits >= 0x7F800000, 255, jnp.clip(power, -126, 126) + 127)
+        return code.astype(jnp.uint8)
+
+    def code(x, scale, draws):
+        power = jnp.minimum(scale.astype(jnp.int32) - 127, 126)  # of blocks that are NaN as well
+        return _paired(minifloat_encode(x * power_of_two(-power)[..., None], E2M1, draws))
 
     def read(message, width):
         scale = power_of_two(message.scale.astype(jnp.int32) - 127)
         scale = jnp.where(message.scale == 255, jnp.nan, scale)
         return minifloat_decode(_unpaired(message.codes, width), E2M1) * scale[..., None]
 
-    return block_codec(code, read, lambda width: -(-width // 2) + 1, 32)
+    return block_codec(scale_of, code, read, lambda width: -(-width // 2) + 1, 32)
 
 
 def minifloat_encode(x, form: Minifloat, draws=None) -> jax.Array:
@@ -529,14 +538,21 @@ def _part_by_part(coded, x, bucket: int) -> Quantised:
     return jax.lax.fori_loop(0, parts, code_part, replace(message, parts, last))
 
 
-def _steps(x, most: int, draws) -> tuple[jax.Array, jax.Array]:
-    """Return whole steps -most ... most [..., bucket], and their sizes [...], of x."""
-    scale = jnp.abs(x).max(axis=-1) / most
-    steps = x / jnp.where(scale > 0, scale, 1)[..., None]
+def _largest_over(most: float) -> Callable:
+    return lambda x, random: jnp.abs(x).max(axis=-1) / most
+
+
+def _divisor(scale) -> jax.Array:
+    return jnp.where(scale > 0, scale, 1)[..., None]
+
+
+def _steps(x, scale, most: int, draws) -> jax.Array:
+    """Return whole steps -most ... most of x [..., bucket], as floats."""
+    steps = x / _divisor(scale)
     # The choice keeps compilers from fusing the product with the sum that follows.
     steps = jnp.where(jnp.isfinite(steps), steps, 0)
     steps = jnp.round(steps) if draws is None else jnp.floor(steps + draws)
-    return jnp.clip(steps, -most, most), scale
+    return jnp.clip(steps, -most, most)
 
 
 def _paired(nibbles) -> jax.Array:

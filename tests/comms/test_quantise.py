@@ -169,7 +169,7 @@ FORMS = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_floats_of_few_bits_are_those_of_ml_dtypes(name):
-    """All codes, and the nearest of numbers of all sizes, of ties, of zeros, and beyond the last."""
+    """All codes, and the nearest of numbers of all sizes, ties, zeros, and what is too large."""
     form, dtype = FORMS[name]
     codes = np.arange(2**form.bits, dtype=np.uint8)
     finite = codes[codes % 2 ** (form.bits - 1) <= form.top]
@@ -236,7 +236,7 @@ def test_blocks_in_parts_are_those_at_once_and_as_large_as_said(name, monkeypatc
         at_once = jax.jit(codec.encode)(x, KEY)
         assert sum(a.nbytes for a in jax.tree.leaves(at_once)) == 3 * codec.payload_bytes(entries)
         with monkeypatch.context() as changed:
-            changed.setattr(quantise, "_PART", 200)
+            changed.setattr(quantise, "_BLOCKS", 200)
             found = jax.jit(lambda x, key: codec.encode(x, key))(x, KEY)
         jax.tree.map(np.testing.assert_array_equal, found, at_once)
 
