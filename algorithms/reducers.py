@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from algorithms import compression
-from algorithms.base import AXIS
+from algorithms.base import AXIS, choose
 from algorithms.compression import Encoder, Reducer, gathered, two_phase
 from comms import chunked, sparse
 from comms import quantise as codecs
@@ -127,6 +127,27 @@ def int8(bucket: int = 1024, seed: int | None = 0) -> Reducer:
     return compression.with_seed(two_phase(codecs.int8_codec(bucket)), seed)._replace(name="int8")
 
 
+def fp8(format: str = "e4m3", bucket: int = 1024, seed: int | None = 0) -> Reducer:
+    """All-reduce in floats of 8 bits, e4m3 or e5m2, rounded at random without bias.
+
+    `bucket` entries share a scale; one as long as the array makes it a scale for all of it.
+    """
+    _check_bucket("fp8", bucket)
+    codec = codecs.fp8_codec(choose("fp8: format", codecs.FP8, format), bucket)
+    return compression.with_seed(two_phase(codec), seed)._replace(name="fp8")
+
+
+def mxfp4(seed: int | None = 0) -> Reducer:
+    """All-reduce in MXFP4, blocks of 32 with a power of two each, rounded at random (OCP MX)."""
+    return compression.with_seed(two_phase(codecs.mxfp4_codec()), seed)._replace(name="mxfp4")
+
+
+def int4(bucket: int = 128, seed: int | None = 0) -> Reducer:
+    """All-reduce in 4 bits, rounded at random without bias; `bucket` entries share a scale."""
+    _check_bucket("int4", bucket)
+    return compression.with_seed(two_phase(codecs.int4_codec(bucket)), seed)._replace(name="int4")
+
+
 def _check_bucket(name: str, bucket: int) -> None:
     if bucket < 1:
         raise ValueError(f"{name}: needs buckets of 1 entry or more, got {bucket}; 512 is usual")
@@ -182,7 +203,7 @@ def _listed(ratio: float, inner: Reducer) -> Reducer:
     if encoder is None:
         raise ValueError(
             f"top_k: picks other entries on every worker, so that {inner.name} cannot add up what "
-            "it picks; put bf16, fp16, int8, quantise, natural or sign behind it"
+            "it picks; put bf16, fp16, fp8, int8, int4, mxfp4, quantise, natural or sign behind it"
         )
 
     def write(x, key):

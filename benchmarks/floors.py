@@ -346,8 +346,12 @@ def mesh_sides(
 
 ROW, DENSITY, COPY = 500, 0.02, "copy"
 SMALL = 10_000_000  # coordinates
-BOTH = "int8, both of 2 workers"  # since a single one does not round
-CODEC_WORKERS = {BOTH: 2}  # in a call, where there are more than one
+BOTH = ", both of 2 workers"  # since a single one does not round
+IN_TWO_PHASES = {
+    "int8": quantise.int8_codec(), "int4": quantise.int4_codec(), "mxfp4": quantise.mxfp4_codec(),
+    "fp8 e4m3": quantise.fp8_codec(), "fp8 e5m2": quantise.fp8_codec(quantise.E5M2),
+}  # fmt: skip
+CODEC_WORKERS = {name + BOTH: 2 for name in IN_TWO_PHASES}  # in a call, where more than one
 CODEC_SEED = 7
 
 
@@ -367,11 +371,11 @@ def _s2(x, rows: int, columns: int, decode=sketch.decode_at) -> jax.Array:
     return decode(table, bitmap.pack(bitmap.occupied(x)), len(x), CODEC_SEED)
 
 
-def _both(x, codec) -> jax.Array:
-    def total(x):
-        return quantise.two_phase_all_reduce(x, codec).total
+def _both(both, keys, codec) -> jax.Array:
+    def total(x, key):
+        return quantise.two_phase_all_reduce(x, codec, key=key).total
 
-    return jax.vmap(total, axis_name=AXIS)(jnp.stack([x, x]))
+    return jax.vmap(total, axis_name=AXIS)(both, keys)
 
 
 def _on_a_lattice(rows, bits: int) -> jax.Array:
@@ -392,7 +396,8 @@ def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int
     rows, coordinates, dense = gradients(size, density)
     busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
     key, words = jax.random.key(CODEC_SEED), bitmap.payload_bytes
-    q, int8 = first_factor(dense.shape, 4, key), quantise.int8_codec()
+    q, keys = first_factor(dense.shape, 4, key), jax.random.split(key)
+    both = jnp.stack([dense, dense])
 
     def call(run, *args, **static):
         return functools.partial(jax.jit(functools.partial(run, **static)), *args)
@@ -421,6 +426,10 @@ def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int
         found[f"{name}, as integers"] = (
             call(_on_the_wire, dense, codec=codec), codec.payload_bytes(size)
         )  # fmt: skip
+    for name, codec in IN_TWO_PHASES.items():
+        found[name + BOTH] = (
+            call(_both, both, keys, codec=codec), quantise.two_phase_bytes(size, 2, codec)
+        )  # fmt: skip
     return found | {
         "exact union, rows": (
             call(alone(lambda x: compact.all_reduce(x, 2 * busy)[0]), rows),
@@ -445,9 +454,6 @@ def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int
         "sign": (
             call(lambda x: quantise.sign_decode(quantise.sign(x), size), dense),
             quantise.sign_payload_bytes(size),
-        ),
-        BOTH: (
-            call(_both, dense, codec=int8), quantise.two_phase_bytes(size, 2, int8)
         ),
         "bf16": (
             call(lambda x: (x.astype(jnp.bfloat16), x.astype(jnp.bfloat16).astype(x.dtype)), dense),

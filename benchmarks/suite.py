@@ -369,7 +369,8 @@ def bucket_lines(layers: int, budget: float) -> Iterator[Line]:
 CODECS = "codecs over copy"
 # By the beginning of a codec's name: at most this many times as long as a copy.
 CODEC_GOALS = {
-    "S2, rows": 3, "S2 peeled, rows": 3, "bitmap": 3, "bf16": 3, "int8": 3, "lattice": 15,
+    "S2, rows": 3, "S2 peeled, rows": 3, "bitmap": 3, "bf16": 3, "lattice": 15, "int8": 4,
+    "int4": 4, "mxfp4": 4, "fp8 ": 4,
     "S2, coordinates": 10, "S2 peeled, coordinates": 10, "top-k": 10,
 }  # fmt: skip
 

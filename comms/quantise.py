@@ -1,4 +1,4 @@
-"""Fewer bits per entry: QSGD, natural compression, signs, short floats, and all-reduces of codes.
+"""Fewer bits per entry: QSGD, natural compression, signs, few-bit numbers, all-reduces of codes.
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries; decoders give
 float32 [size]. Messages of QSGD, natural compression and signs cannot be added: every worker
@@ -13,7 +13,8 @@ rounded once per contribution and once in the sum, whose order is fixed in all r
 Short floats, bfloat16 and float16, are codes that travel as unsigned integers. XLA on CPU widens
 collectives of bfloat16 to float32, and may leave out a conversion there and back; of integers it
 does neither. Rounding is to the nearest, ties to even, as NumPy and `ml_dtypes` do; a value that is
-not finite stays as it is, and a finite one stays finite.
+not finite stays as it is, and a finite one stays finite. Numbers of 8 and 4 bits, whole or floats,
+have a scale per block, which is NaN where an entry is not finite.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from comms import bitmap, hashing
 from comms.collectives import AXIS
@@ -174,6 +176,7 @@ FLOAT16 = Codec(float16_encode, float16_decode, lambda entries: 2 * (entries + 1
 
 
 _PART = 1 << 18  # entries that QSGD rounds at a time, such that they fit into a cache
+_BLOCKS = 1 << 14  # entries of blocks that are coded at a time, for the cache of a core
 
 
 class Quantised(NamedTuple):
@@ -301,29 +304,186 @@ def sign_payload_bytes(size: int) -> int:
     return bitmap.payload_bytes(size) + 4
 
 
+def block_codec(
+    scale_of: Callable, code: Callable, read: Callable, code_bytes: Callable, bucket: int
+) -> Codec:
+    """Return a codec of rows that are cut into blocks of `bucket` entries, each with a scale.
+
+    scale_of: (float32 [..., width], True for random rounding) -> scales [...]; code: (the same,
+    scales, draws in [0, 1) or None) -> codes [..., k]; read: (Quantised, width) -> float32
+    [..., width]; code_bytes: width -> bytes of a block's codes and scale.
+    """
+
+    def cut(entries):
+        """Return (width, blocks)."""
+        width = max(1, min(bucket, entries))
+        return width, -(-entries // width)
+
+    def encode(x, key):
+        rows, entries = x.shape
+        width, count = cut(entries)
+        each = max(1, _BLOCKS // max(1, rows * width))  # blocks of a part
+        parts = (count - 1) // each
+        parts = parts if parts > 1 else 0  # because XLA does not keep a loop of one turn
+
+        def by_parts(make):
+            """Join what `make` gives, [rows, blocks, ...], of the number of a block and blocks.
+
+            XLA on CPU would draw a maximum, what is before it and what is behind it into one loop
+            that works out the place of every entry, and the maximum once for each of them.
+            """
+
+            def put_part(i, whole):
+                part = jax.lax.dynamic_slice_in_dim(x, i * each * width, each * width, 1)
+                part = make(i * each, part.reshape(rows, each, width))
+                return jax.lax.dynamic_update_slice_in_dim(whole, part, i * each, 1)
+
+            rest = jnp.pad(x[:, parts * each * width :], ((0, 0), (0, count * width - entries)))
+            last = make(parts * each, rest.reshape(rows, -1, width))
+            if not parts:
+                return last
+            whole = jnp.zeros((rows, count, *last.shape[2:]), last.dtype)
+            whole = jax.lax.dynamic_update_slice_in_dim(whole, last, parts * each, 1)
+            return jax.lax.fori_loop(0, parts, put_part, whole)
+
+        scale = by_parts(lambda first, blocks: scale_of(blocks, key is not None))
+
+        def coded(first, blocks):
+            number = blocks.shape[1]
+            draws = None
+            if key is not None:
+                skipped = jnp.arange(rows)[:, None, None] * (count - number) + first
+                draws = hashing.uniform(key, blocks.shape, skipped * width)
+            return code(blocks, jax.lax.dynamic_slice_in_dim(scale, first, number, 1), draws)
+
+        return Quantised(by_parts(coded), scale)
+
+    def decode(message, entries):
+        values = read(message, cut(entries)[0])
+        return values.reshape(len(values), -1)[:, :entries]
+
+    def payload_bytes(entries):
+        width, count = cut(entries)
+        return count * code_bytes(width)
+
+    return Codec(encode, decode, payload_bytes)
+
+
 def int8_codec(bucket: int = 1024) -> Codec:
     """Encode rows in int8; stretches of `bucket` entries share a scale, their maximum over 127.
 
     With a key rounding is random and without bias; without one it is to the nearest.
     """
 
-    def stretches(entries):
-        width = max(1, min(bucket, entries))
-        return -(-entries // width), width
+    def code(x, scale, draws):
+        return _steps(x, scale, 127, draws).astype(jnp.int8)
 
-    def encode(x, key):
-        count, width = stretches(x.shape[1])
-        padded = jnp.pad(x, ((0, 0), (0, count * width - x.shape[1])))
-        return _to_int8(padded.reshape(len(x), count, width), key)
+    def read(message, width):
+        # Infinity times a code of 0 is NaN too: the values of such a stretch are unknown.
+        return message.codes.astype(jnp.float32) * message.scale[..., None]
 
-    def decode(message, entries):
-        return _from_int8(message).reshape(len(message.codes), -1)[:, :entries]
+    return block_codec(_largest_over(127), code, read, lambda width: width + 4, bucket)
 
-    def payload_bytes(entries):
-        count, width = stretches(entries)
-        return count * (width + 4)
 
-    return Codec(encode, decode, payload_bytes)
+def int4_codec(bucket: int = 128) -> Codec:
+    """Encode rows in 4 bits, two entries a byte; `bucket` of them share a scale, max / 7.
+
+    Rounding as in `int8_codec`. The codes are -7 ... 7, in two's complement.
+    """
+
+    def code(x, scale, draws):
+        steps = _steps(x, scale, 7, draws).astype(jnp.int8)
+        return _paired(steps.astype(jnp.uint8) & np.uint8(15))
+
+    def read(message, width):
+        nibbles = _unpaired(message.codes, width).astype(jnp.int8)
+        return ((nibbles ^ 8) - 8).astype(jnp.float32) * message.scale[..., None]
+
+    return block_codec(_largest_over(7), code, read, lambda width: -(-width // 2) + 4, bucket)
+
+
+class Minifloat(NamedTuple):
+    """Format of a float of a few bits, without infinities among the codes that are used."""
+
+    bits: int
+    mantissa: int  # bits of it
+    least: int  # exponent of the smallest normal number
+    most: float  # largest finite number
+    top: int  # its code
+
+
+# "OCP 8-bit Floating Point Specification (OFP8)" and, the last, "OCP Microscaling Formats (MX)".
+E4M3, E5M2 = Minifloat(8, 3, -6, 448.0, 0x7E), Minifloat(8, 2, -14, 57344.0, 0x7B)
+E2M1 = Minifloat(4, 1, 0, 6.0, 7)
+FP8 = {"e4m3": E4M3, "e5m2": E5M2}
+
+
+def fp8_codec(form: Minifloat = E4M3, bucket: int = 1024) -> Codec:
+    """Encode rows in floats of 8 bits; `bucket` entries share a scale, max over `form.most`.
+
+    A bucket as long as the array is a scale for all of it. Rounding as in `int8_codec`.
+    """
+
+    def code(x, scale, draws):
+        return minifloat_encode(x / _divisor(scale), form, draws)
+
+    def read(message, width):
+        return minifloat_decode(message.codes, form) * message.scale[..., None]
+
+    return block_codec(_largest_over(form.most), code, read, lambda width: width + 4, bucket)
+
+
+def mxfp4_codec() -> Codec:
+    """Encode rows as MXFP4: blocks of 32 E2M1 of 4 bits, with a power of two in E8M0 for each.
+
+    OCP Microscaling Formats (MX), version 1.0. To the nearest, without a key, the power is that of
+    the largest entry over that of 6, and what is beyond 6 of it becomes 6. For random rounding it
+    is twice that where an entry would be, since cutting off is a bias. The least power is 2^-126.
+    """
+
+    def scale_of(x, random):
+        bits = _bits(jnp.abs(x).max(axis=-1))
+        power = (bits >> 23).astype(jnp.int32) - 127 - 2  # 6 is 1.5 times 2^2
+        if random:
+            power += (bits & 0x7FFFFF) > 0x400000
+        code = jnp.where(bits >= 0x7F800000, 255, jnp.clip(power, -126, 126) + 127)
+        return code.astype(jnp.uint8)
+
+    def code(x, scale, draws):
+        power = jnp.minimum(scale.astype(jnp.int32) - 127, 126)  # of blocks that are NaN as well
+        return _paired(minifloat_encode(x * power_of_two(-power)[..., None], E2M1, draws))
+
+    def read(message, width):
+        scale = power_of_two(message.scale.astype(jnp.int32) - 127)
+        scale = jnp.where(message.scale == 255, jnp.nan, scale)
+        return minifloat_decode(_unpaired(message.codes, width), E2M1) * scale[..., None]
+
+    return block_codec(scale_of, code, read, lambda width: -(-width // 2) + 1, 32)
+
+
+def minifloat_encode(x, form: Minifloat, draws=None) -> jax.Array:
+    """Return the codes, uint8 of x's shape; draws in [0, 1) round at random, else to the nearest.
+
+    Ties go to even codes, what is larger than `form.most` becomes that, and NaN becomes any code.
+    """
+    magnitude = jnp.minimum(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), form.most)
+    exponent = jnp.maximum((_bits(magnitude) >> 23).astype(jnp.int32) - 127, form.least)
+    ulps = magnitude * power_of_two(form.mantissa - exponent)
+    ulps = jnp.round(ulps) if draws is None else jnp.floor(ulps + draws)
+    # 2^mantissa ulps of a normal number are its leading bit, which is 1 in the field of exponents.
+    code = ((exponent - form.least) << form.mantissa) + ulps.astype(jnp.int32)
+    code = jnp.minimum(code, form.top)
+    return (code | (_bits(x) >> 31).astype(jnp.int32) << (form.bits - 1)).astype(jnp.uint8)
+
+
+def minifloat_decode(codes, form: Minifloat) -> jax.Array:
+    """Return the values, float32 of the codes' shape, exactly."""
+    code = codes.astype(jnp.int32)
+    field = (code >> form.mantissa) & (2 ** (form.bits - 1 - form.mantissa) - 1)
+    ulps = (code & (2**form.mantissa - 1)) + jnp.where(field > 0, 2**form.mantissa, 0)
+    exponent = jnp.maximum(field - 1, 0) + (form.least - form.mantissa)
+    magnitude = ulps.astype(jnp.float32) * power_of_two(exponent)
+    return jnp.where(code >> (form.bits - 1) > 0, -magnitude, magnitude)
 
 
 def sign_codec() -> Codec:
@@ -378,18 +538,34 @@ def _part_by_part(coded, x, bucket: int) -> Quantised:
     return jax.lax.fori_loop(0, parts, code_part, replace(message, parts, last))
 
 
-def _to_int8(x, key) -> Quantised:
-    """Return codes int8 [..., bucket] and scales [...] of x [..., bucket]."""
-    scale = jnp.abs(x).max(axis=-1) / 127
-    steps = x / jnp.where(scale > 0, scale, 1)[..., None]
-    steps = jnp.round(steps) if key is None else jnp.floor(steps + hashing.uniform(key, x.shape))
-    steps = jnp.clip(jnp.where(jnp.isfinite(steps), steps, 0), -127, 127)
-    return Quantised(steps.astype(jnp.int8), scale)
+def _largest_over(most: float) -> Callable:
+    return lambda x, random: jnp.abs(x).max(axis=-1) / most
 
 
-def _from_int8(message: Quantised):
-    # Infinity times a code of 0 is NaN too: the values of such a stretch are unknown.
-    return message.codes.astype(jnp.float32) * message.scale[..., None]
+def _divisor(scale) -> jax.Array:
+    return jnp.where(scale > 0, scale, 1)[..., None]
+
+
+def _steps(x, scale, most: int, draws) -> jax.Array:
+    """Return whole steps -most ... most of x [..., bucket], as floats."""
+    steps = x / _divisor(scale)
+    # The choice keeps compilers from fusing the product with the sum that follows.
+    steps = jnp.where(jnp.isfinite(steps), steps, 0)
+    steps = jnp.round(steps) if draws is None else jnp.floor(steps + draws)
+    return jnp.clip(steps, -most, most)
+
+
+def _paired(nibbles) -> jax.Array:
+    """Return nibbles, uint8 [..., n], as bytes [..., ceil(n / 2)]: the first half is the lower."""
+    half = -(-nibbles.shape[-1] // 2)
+    upper = nibbles[..., half:]
+    short = [(0, 0)] * (nibbles.ndim - 1) + [(0, half - upper.shape[-1])]
+    return nibbles[..., :half] | jnp.pad(upper, short) << np.uint8(4)
+
+
+def _unpaired(octets, n: int) -> jax.Array:
+    """Return the n nibbles of bytes, uint8 [..., n], the inverse of `_paired`."""
+    return jnp.concatenate([octets & np.uint8(15), octets >> np.uint8(4)], axis=-1)[..., :n]
 
 
 def _stretches(x, bucket: int):

@@ -71,6 +71,9 @@ METHODS = BATTERY | {
     ),
     "all_reduce/bf16": lambda: use.all_reduce(momentum(), exchange=by.bf16()),
     "all_reduce/fp16": lambda: use.all_reduce(momentum(), exchange=by.error_feedback(by.fp16())),
+    "all_reduce/fp8": lambda: use.all_reduce(momentum(), exchange=by.fp8()),
+    "all_reduce/int4": lambda: use.all_reduce(momentum(), exchange=by.error_feedback(by.int4())),
+    "all_reduce/mxfp4": lambda: use.all_reduce(momentum(), exchange=by.mxfp4()),
     "local_sgd/bf16": lambda: use.local_sgd(
         momentum(), exchange=by.error_feedback(by.top_k(0.4), by.bf16())
     ),

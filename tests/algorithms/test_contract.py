@@ -44,6 +44,7 @@ SENDERS = (
     *("s2_reducer/exact", "s2_reducer/too small", "sparcml/too small", "omnireduce/too small"),
     *("parallax", "parallax/too small", "all_reduce/fp16", "mg_wfbp/ring", "async_diloco"),
     *("all_reduce/straggl_ar", "all_reduce/halving", "edit", "dsgd_ac"),
+    *("all_reduce/fp8", "all_reduce/int4", "all_reduce/mxfp4"),
 )
 
 

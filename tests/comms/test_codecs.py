@@ -63,8 +63,9 @@ def sign(x):
     return total.reshape(x.shape)
 
 
-def int8(x, key=None):
-    return quantise.two_phase_all_reduce(x, quantise.int8_codec(16), key=key).total
+def int8(x, key=None, codec=None):
+    codec = codec or quantise.int8_codec(16)
+    return quantise.two_phase_all_reduce(x, codec, key=key).total
 
 
 def low_rank(x):
@@ -87,6 +88,9 @@ CODECS = LOSSLESS | {
     "sign": sign,
     "int8": int8,
     "int8, random": lambda x: int8(x, key_of_worker()),
+    "int4": functools.partial(int8, codec=quantise.int4_codec(16)),
+    "fp8": functools.partial(int8, codec=quantise.fp8_codec(bucket=16)),
+    "mxfp4, random": lambda x: int8(x, key_of_worker(), quantise.mxfp4_codec()),
     "powersgd": low_rank,
 }
 QUICK = ("compact", "qsgd", "int8")

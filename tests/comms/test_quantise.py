@@ -28,19 +28,33 @@ def natural(x, key):
     return quantise.natural_decode(quantise.natural(x, key))
 
 
-def int8(x, key):
+def blocks(bucket):
+    """Return the codecs of blocks by name."""
+    return {
+        "int8": quantise.int8_codec(bucket),
+        "int4": quantise.int4_codec(bucket),
+        "e4m3": quantise.fp8_codec(quantise.E4M3, bucket),
+        "e5m2": quantise.fp8_codec(quantise.E5M2, bucket),
+        "mxfp4": quantise.mxfp4_codec(),
+    }
+
+
+def in_two_phases(codec, x, key):
     """Return the sum at one of two workers, if the other one's gradient is zero."""
 
     def body(x, key):
-        return quantise.two_phase_all_reduce(x, quantise.int8_codec(16), key=key).total
+        return quantise.two_phase_all_reduce(x, codec, key=key).total
 
     both = jnp.stack([x, jnp.zeros_like(x)])
     return jax.vmap(body, axis_name="workers")(both, jax.random.split(key))[0]
 
 
-@pytest.mark.parametrize("codec", ["qsgd", "natural", "int8"])
+@pytest.mark.parametrize("codec", ["qsgd", "natural", *blocks(16)])
 def test_unbiased(codec):
-    of = {"qsgd": lambda x, key: qsgd(x, 7, key), "natural": natural, "int8": int8}[codec]
+    if codec in blocks(16):
+        of = functools.partial(in_two_phases, blocks(16)[codec])
+    else:
+        of = {"qsgd": lambda x, key: qsgd(x, 7, key), "natural": natural}[codec]
     x = jnp.asarray(gradient())
     keys = jax.random.split(KEY, DRAWS)
     found = np.asarray(jax.jit(jax.vmap(lambda key: of(x, key)))(keys), np.float64)
@@ -143,6 +157,88 @@ def test_int8_is_near_the_sum(workers, size):
     rest = x[:, 25:] if size == 1000 else x
     bound = 0.5 * (np.abs(rest).max() * workers + np.abs(rest.sum(0)).max() + 0.1) / 127
     assert error[:, 25 * (size == 1000) :].max() <= bound
+
+
+FORMS = {
+    "e4m3": (quantise.E4M3, ml_dtypes.float8_e4m3fn),
+    "e5m2": (quantise.E5M2, ml_dtypes.float8_e5m2),
+    "e2m1": (quantise.E2M1, ml_dtypes.float4_e2m1fn),
+}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", FORMS)
+def test_floats_of_few_bits_are_those_of_ml_dtypes(name):
+    """All codes, and the nearest of numbers of all sizes, ties, zeros, and what is too large."""
+    form, dtype = FORMS[name]
+    codes = np.arange(2**form.bits, dtype=np.uint8)
+    finite = codes[codes % 2 ** (form.bits - 1) <= form.top]
+    values = finite.view(dtype).astype(np.float32)
+    found = np.asarray(quantise.minifloat_decode(finite, form))
+    np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
+    rng = np.random.default_rng(0)
+    random = rng.standard_normal(20_000) * np.exp2(rng.integers(form.least - 6, 18, 20_000))
+    positive = np.unique(np.abs(values))
+    x = np.concatenate([random, values, positive[:-1] + np.diff(positive) / 2]).astype(np.float32)
+    expected = np.clip(x, -form.most, form.most).astype(dtype).view(np.uint8)
+    found = jax.jit(lambda x: quantise.minifloat_encode(x, form))(x)
+    np.testing.assert_array_equal(found, expected)
+
+
+def nibbles(octets, n):
+    return np.concatenate([octets & 15, octets >> 4], axis=-1)[..., :n]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", blocks(16))
+def test_blocks_are_numpys_bit_for_bit(name):
+    """Codes and scales in float64 where the scales are powers of two, which divide exactly."""
+    width = 32 if name == "mxfp4" else 16
+    most = {"int8": 127, "int4": 7, "mxfp4": 7.9}.get(name) or FORMS[name][0].most
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-most, most, (3, 5, width))
+    x[..., 2] = most  # an entry between 6 and 8 is cut off by MXFP4
+    x = (x * np.exp2(rng.integers(-60, 60, (3, 5, 1)))).astype(np.float32)
+    x[0, 0] = 0
+    rows = x.reshape(3, -1)[:, :-3]  # the last block is not full
+    message = jax.jit(lambda x: blocks(16)[name].encode(x, None))(rows)
+    x[:, -1, -3:] = 0
+    largest = np.abs(x).max(-1).astype(np.float64)
+    if name == "mxfp4":
+        with np.errstate(divide="ignore"):
+            power = np.maximum(np.floor(np.log2(largest)) - 2, -126)
+        np.testing.assert_array_equal(message.scale, power + 127)
+        expected = np.clip(x / np.exp2(power)[..., None], -6, 6).astype(ml_dtypes.float4_e2m1fn)
+        decoded, codes = expected.astype(float) * np.exp2(power)[..., None], expected.view(np.uint8)
+    else:
+        scale = largest / most
+        np.testing.assert_array_equal(message.scale, scale)
+        unit = x / np.where(scale > 0, scale, 1)[..., None]
+        if name in FORMS:
+            expected = unit.astype(FORMS[name][1])
+            codes = expected.view(np.uint8)
+        else:
+            expected = np.rint(unit)
+            codes = expected.astype(np.int8).view(np.uint8) & (15 if name == "int4" else 255)
+        decoded = expected.astype(float) * scale[..., None]
+    found = np.asarray(message.codes).view(np.uint8)
+    np.testing.assert_array_equal(found if found.shape == x.shape else nibbles(found, width), codes)
+    read = blocks(16)[name].decode(message, rows.shape[1])
+    np.testing.assert_array_equal(read, decoded.reshape(3, -1)[:, :-3])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", blocks(16))
+def test_blocks_in_parts_are_those_at_once_and_as_large_as_said(name, monkeypatch):
+    codec = blocks(16)[name]
+    for entries in (1, 15, 331):
+        x = np.random.default_rng(1).standard_normal((3, entries)).astype(np.float32)
+        at_once = jax.jit(codec.encode)(x, KEY)
+        assert sum(a.nbytes for a in jax.tree.leaves(at_once)) == 3 * codec.payload_bytes(entries)
+        with monkeypatch.context() as changed:
+            changed.setattr(quantise, "_BLOCKS", 200)
+            found = jax.jit(lambda x, key: codec.encode(x, key))(x, KEY)
+        jax.tree.map(np.testing.assert_array_equal, found, at_once)
 
 
 def test_levels_without_a_code_are_refused():
