@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from configs import arguments, base, slow_links
 from configs.slow_links import COMPLETE, JITTER, LINK, OUTER
-from experiments import stats
+from experiments import papers
 from experiments.registry import part
 
 LOCAL, RATES = (0.4, 0.8, 1.6, 3.2, 6.4), (1.6, 3.2, 6.4, 12.8, 25.6)
@@ -142,4 +142,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield from base.at_rates(f"{condition}/{method}", own | changes, rates)
 
 
-numbers = stats.at_best(stats.SECONDS)
+claims = papers.claims("frontier", "frontier_2026")
+numbers = papers.at_best("seconds_to_target", "test_accuracy")

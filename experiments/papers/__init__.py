@@ -19,6 +19,7 @@ PAPERS = (
     "failures",
     "sample_costs",
     "slow_links",
+    "frontier",
 )
 
 

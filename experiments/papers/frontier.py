@@ -1,0 +1,47 @@
+"""Methods of 2024 to 2026: rules for heavy tails and unequal speeds, local steps, an all-reduce."""
+
+from experiments.papers.base import Panel, drawn, swept
+from experiments.stats import ACCURACY, BYTES, SECONDS, Claim
+
+TITLE = "Methods of 2024 to 2026"
+NAME = "frontier_2026"
+SWEEPS = (swept(NAME, "frontier_2026.py", 0.4, seeds=5),)
+CLAIMS = (
+    Claim("the last worker 2x slower: StragglAR takes less time than a ring", "arXiv 2505.23523",
+          NAME, "late/straggl_ar", "late/ring", tuned=True),
+    Claim("heavy tails: MindFlayer takes at most half the time of rounds that wait for all",
+          "arXiv 2410.04285", NAME, "heavy/mindflayer", "heavy/barrier", bound=0.5, tuned=True),
+    Claim("heavy tails: MindFlayer takes less time than K-batch-sync", "", NAME,
+          "heavy/mindflayer", "heavy/k_batch_sync", tuned=True),
+    Claim("four speeds: ATA takes at most half the time of rounds of equal shares",
+          "arXiv 2502.00775", NAME, "unequal/ata", "unequal/barrier", bound=0.5, tuned=True),
+    Claim("four speeds: ATA sends at most half the bytes of K-batch-sync", "arXiv 2502.00775", NAME,
+          "unequal/ata", "unequal/k_batch_sync", BYTES, 0.5, tuned=True, chosen_by=SECONDS),
+    Claim("one slow link: Decoupled DiLoCo takes at most .75 of the time of DiLoCo",
+          "arXiv 2604.21428", NAME, "link/decoupled_diloco", "link/diloco", bound=0.75, tuned=True),
+    Claim("EDiT's penalty takes at most the time of DiLoCo", "arXiv 2412.07210", NAME,
+          "usual/edit", "usual/diloco", tuned=True),
+    Claim("DSGD-AC is more accurate than D-PSGD", "arXiv 2602.02899", NAME, "apart/dsgd_ac",
+          "apart/dpsgd", ACCURACY, tuned=True),
+    Claim("5 % of the averages at the end: more accurate than evenly", "arXiv 2507.06542", NAME,
+          "budget/late", "budget/even", ACCURACY, tuned=True),
+)  # fmt: skip
+LINKS = {
+    "diloco": "DiLoCo", "edit": "EDiT's penalty", "noloco": "NoLoCo", "swarm": "SwarmSGD",
+    "streaming_diloco": "Streaming DiLoCo", "decoupled_diloco": "Decoupled DiLoCo",
+}  # fmt: skip
+RULES = {
+    "late/ring": "late worker: ring", "late/straggl_ar": "StragglAR", "late/k_sync": "K-sync",
+    "heavy/barrier": "heavy tails: wait for all", "heavy/mindflayer": "MindFlayer",
+    "heavy/drop_compute": "DropCompute", "heavy/k_batch_sync": "K-batch-sync",
+    "unequal/barrier": "four speeds: wait for all", "unequal/ata": "ATA",
+    "unequal/k_batch_sync": "K-batch-sync",
+}  # fmt: skip
+figure = drawn(
+    *(
+        Panel(title, NAME, {f"{condition}/{key}": label for key, label in LINKS.items()}, log=True)
+        for condition, title in (("usual", "equal links"), ("link", "one slow link"),
+                                 ("spells", "spells of all links"))
+    ),
+    Panel("rules and all-reduces", NAME, RULES, log=True),
+)  # fmt: skip
