@@ -19,17 +19,11 @@ from algorithms.base import (
     proportional,
 )
 from algorithms.compression import Draw, Reducer, counters, times_fallen
-from comms import collectives, halving, hashing, straggl_ar
-from comms.collectives import HEADROOM, divide, scaled_weights, weigh
+from comms import collectives, hashing
+from comms.collectives import HEADROOM, Collective, divide, scaled_weights, weigh
 from comms.messages import Alternative, Fallbacks, Payload, Row, in_step
+from comms.registry import Registry
 from comms.trees import named_leaves
-
-
-class Collective(NamedTuple):
-    """A mean over the workers, and what it sends."""
-
-    mean: Callable  # (tree, weight, axis) -> the mean
-    payloads: Callable  # (bytes of a buffer, workers, bytes of an element) -> messages
 
 
 def _all_reduced(size: int, workers: int, itemsize: int) -> tuple[Payload, ...]:
@@ -37,18 +31,12 @@ def _all_reduced(size: int, workers: int, itemsize: int) -> tuple[Payload, ...]:
     return (Payload((size,), itemsize=itemsize),)
 
 
-COLLECTIVES = {
+COLLECTIVES = Registry({
     "psum": Collective(collectives.weighted_mean, _all_reduced),
     "ring": Collective(collectives.ring_weighted_mean, _all_reduced),
-    "halving_doubling": Collective(
-        functools.partial(collectives.ring_weighted_mean, all_reduce=halving.all_reduce),
-        halving.payloads,
-    ),
-    "straggl_ar": Collective(
-        functools.partial(collectives.ring_weighted_mean, all_reduce=straggl_ar.all_reduce),
-        straggl_ar.payloads,
-    ),
-}
+    "halving_doubling": "comms.halving:COLLECTIVE",
+    "straggl_ar": "comms.straggl_ar:COLLECTIVE",
+})
 
 
 def mean_over_workers(collective: str | None = None) -> optax.GradientTransformationExtraArgs:

@@ -137,6 +137,13 @@ def ring_weighted_mean(
     return jax.tree.unflatten(structure, means)
 
 
+class Collective(NamedTuple):
+    """A mean over the workers, and what it sends."""
+
+    mean: Callable  # (tree, weight, axis) -> the mean
+    payloads: Callable  # (bytes of a buffer, workers, bytes of an element) -> messages
+
+
 class AllReduce(NamedTuple):
     """The sum of a flat vector over the workers, called with (vector, axis).
 

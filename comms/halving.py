@@ -6,11 +6,14 @@ bit, then in the next lower one, and so on, and adds; after q steps it has the s
 In the reverse order the shares are swapped until everybody has all.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from comms import cost
+from comms.collectives import Collective, ring_weighted_mean
 from comms.messages import Payload
 
 
@@ -49,3 +52,6 @@ def payloads(size: int, workers: int, itemsize: int = 4) -> tuple[Payload, ...]:
         Payload(exchanged=share * distance, matchings=np.arange(workers)[None] ^ distance)
         for distance in steps
     ) or (Payload(),)
+
+
+COLLECTIVE = Collective(functools.partial(ring_weighted_mean, all_reduce=all_reduce), payloads)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms import cost
+from comms.collectives import Collective, ring_weighted_mean
 from comms.messages import Payload
 
 
@@ -146,3 +147,6 @@ def seconds(workers: int, size: float, network: cost.Network, delay: float = 0.0
     after = np.array([one.senders for one in rounds(workers)])
     before = cost.matching_seconds(scatter_rounds(workers), chunk, network).sum()
     return float(cost.matching_seconds(after, chunk, network).sum() + max(0.0, before - delay))
+
+
+COLLECTIVE = Collective(functools.partial(ring_weighted_mean, all_reduce=all_reduce), payloads)
