@@ -71,7 +71,6 @@ def test_the_default_arm_is_complete_and_changes_replace_whole_entries():
         ("local_training", "steps=40", "steps must be a multiple of 30, the fewest"),
         ("matcha", "graph=6", "has base graphs 0 to 5, got k=6"),
         ("mg_wfbp:scale", "workers=4", "known arguments: trace, collective, at_workers"),
-        ("mg_wfbp:paper", "quick", "'quick' is unknown"),
         ("language_model", "size=2B", "unknown size '2B'; known sizes: tiny, 140k"),
         ("language_model", "steps=60", "steps must be a multiple of 50"),
         ("cifar10", "delay=rain", "unknown delay 'rain'; known delays: equal"),
