@@ -104,6 +104,8 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     if "graph" in wanted:
         graph = GRAPH.build(config.graph, n=config.workers)
         topology.check(graph, config.workers, f"graph {registry.text(config.graph)!r}")
+    else:  # a name that nobody knows would stand in the records
+        GRAPH.checked(registry.spec(config.graph), ("n",))
     task, shapes = _task(config, task)
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = _sampler(config, task, shards)

@@ -247,10 +247,10 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
             claim.claim,
             f"[{answer.measured or 'record'}](results/{claim.record}.json)",
             "–" if answer.p is None else f"{answer.p:.2g}",
-            f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else ""),
+            _verdict(answer, apart),
             ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "–"),
         )
-        for claim, answer in answers(paper)
+        for claim, answer, apart in both_answers(paper)
     ]
     yield from table(("claim", "measured", "p", "verdict", "source"), rows)
     path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
@@ -267,6 +267,12 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
         yield f"\\* {', '.join(names)}: {remark}"
 
 
+def _verdict(answer: stats.Answer, apart: stats.Answer) -> str:
+    """Return a verdict in bold, why, and that by other seeds' choice of settings if it differs."""
+    words = f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else "")
+    return words + f"; {apart.verdict} if other seeds choose" * (apart.verdict != answer.verdict)
+
+
 def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, stats.Answer]]:
     """Return the claims of a paper and what their records say of them; apart: see `judge`."""
 
@@ -280,11 +286,24 @@ def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, s
     return [(claim, answer(claim)) for claim in paper.CLAIMS]
 
 
+def both_answers(paper: ModuleType) -> Iterator[tuple[stats.Claim, stats.Answer, stats.Answer]]:
+    """Yield the claims of a paper with two answers, the second where other seeds choose."""
+    for (claim, answer), (_, apart) in zip(answers(paper), answers(paper, True), strict=True):
+        yield claim, answer, apart
+
+
 def of_headlines(*names: str) -> Iterator[str]:
-    """Give the first claim of these papers, by default of all, with its verdict."""
+    """Give the first claim of these papers, by default of all, with its verdict.
+
+    The verdict does not depend on the seeds that choose the settings.
+    """
     rows = []
     for paper in papers(names or PAPERS):
-        claim, answer = answers(paper)[0]
+        claim, answer = next(
+            (claim, answer)
+            for claim, answer, apart in both_answers(paper)
+            if answer.verdict == apart.verdict
+        )
         anchor = re.sub(r"[^\w -]", "", paper.TITLE.lower()).replace(" ", "-")
         title = f"[{paper.TITLE}](docs/findings.md#{anchor})"
         verdict = ": ".join(filter(None, (answer.verdict, answer.reason)))
@@ -296,8 +315,8 @@ def of_headlines(*names: str) -> Iterator[str]:
 
 def of_verdicts() -> Iterator[str]:
     """Give the number of verdicts of each kind, and how many tests stand beside all others."""
-    usual, apart = ([answer for paper in papers() for _, answer in answers(paper, apart)]
-                    for apart in (False, True))  # fmt: skip
+    found = [judged for paper in papers() for judged in both_answers(paper)]
+    usual, apart = [answer for _, answer, _ in found], [answer for *_, answer in found]
     counts = Counter(answer.verdict for answer in usual)
     yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])
     tests = sorted(answer.p for answer in usual if answer.p is not None)
@@ -316,9 +335,9 @@ def of_points(name: str, *words: str) -> Iterator[str]:
     """Give numbers of a benchmark's points by one of their fields, or by two.
 
     words: rows=FIELD, columns=FIELD if there are any, and value=FIELD,... of which each may end
-    with a factor, FIELD*1000, or with % for a signed percentage; also=FIELD stands in brackets
-    beside it. digits=NUMBER of decimals; over=ROW: every number is that of this row over its own;
-    all other words choose points, as hosts=2.
+    with a factor and its heading, FIELD*1000:ms, or with % for a signed percentage; also=FIELD
+    stands in brackets beside it. digits=NUMBER of decimals, of what is not whole; over=ROW: every
+    number is that of this row over its own; all other words choose points, as hosts=2.
     """
     asked = dict(word.split("=", 1) for word in words)
     values, digits = asked.pop("value").split(","), asked.pop("digits", "2")
@@ -328,14 +347,16 @@ def of_points(name: str, *words: str) -> Iterator[str]:
               if all(str(p.get(key)) == text for key, text in asked.items())}  # fmt: skip
 
     def cell(column: str, row: str, value: str) -> str:
-        field, _, factor = value.rstrip("%").partition("*")
+        field, _, factor = value.partition(":")[0].rstrip("%").partition("*")
         own, there = (points.get((column, at), {}).get(field) for at in (row, over))
         if own is None or (there is None and over is not None):
             return ""
         scaled = own * float(factor or 1)
         if value.endswith("%"):
             return f"{round(100 * scaled):+d}%"
-        text = f"{there / own:.2f}x" if over not in (None, row) else f"{scaled:,.{digits}f}"
+        whole = isinstance(own, int) and not factor
+        text = f"{own:,}" if whole else f"{scaled:,.{digits}f}"
+        text = f"{there / own:.2f}x" if over not in (None, row) else text
         return text + (f" ({cell(column, row, also)})" if also else "")
 
     columns, rows = (list(dict.fromkeys(key[place] for key in points)) for place in (0, 1))
@@ -343,7 +364,7 @@ def of_points(name: str, *words: str) -> Iterator[str]:
         columns.sort(key=float)
     headings = {}
     for column, value in itertools.product(columns, values):
-        field = re.split(r"[*%]", value)[0].replace("_", " ")
+        field = (value.partition(":")[2] or re.split(r"[*%]", value)[0]).replace("_", " ")
         headings[f"{column} {field if values[1:] or not column else ''}".strip()] = column, value
     cells = {row: [cell(column, row, value) for column, value in headings.values()] for row in rows}
     kept = [any(of_heading) for of_heading in zip(*cells.values(), strict=True)]

@@ -439,6 +439,27 @@ class Kind(NamedTuple):
         own = [p for p in self.opened(name)[1].values() if p.name not in self.offered]
         return f"{name}({', '.join(map(_shown, own))})" if own else name
 
+    def checked(
+        self, part: Mapping[str, Any], available: Collection[str]
+    ) -> tuple[Callable, dict[str, inspect.Parameter]]:
+        """Return the factory of a part and its parameters; ValueError where the part misfits.
+
+        available: names of what the experiment offers.
+        """
+        name, inner = part.get("name"), part.get("*", ())
+        factory, parameters = self.opened(name)
+        who = f"{self.name} {name!r}"
+        several = {p for p, one in parameters.items() if one.kind is one.VAR_POSITIONAL}
+        if inner and not several:
+            raise ValueError(
+                f"{who}: is not made of other parts, got {len(inner)} without a key; "
+                f"write {name}(parameter=value, ...)"
+            )
+        own = parameters.keys() - several - {*available}
+        given = {key: value for key, value in part.items() if key not in ("name", "*")}
+        _check_parameters(who, name, {p: parameters[p] for p in parameters if p in own}, given)
+        return factory, parameters
+
     def build(self, part: Part, **available: Any) -> Any:
         """Call the factory that `part` names with the parameters that it gives.
 
@@ -454,17 +475,9 @@ class Kind(NamedTuple):
                 given[place] = [self.build(inner, **available) for inner in held]
             elif held is not None:
                 given[place] = self.build(held, **available)
-        name, inner = given.pop("name", None), given.pop("*", ())
-        factory, parameters = self.opened(name)
+        factory, parameters = self.checked(given, available)
+        name, inner = given.pop("name"), given.pop("*", ())
         who = f"{self.name} {name!r}"
-        several = {p for p, one in parameters.items() if one.kind is one.VAR_POSITIONAL}
-        if inner and not several:
-            raise ValueError(
-                f"{who}: is not made of other parts, got {len(inner)} without a key; "
-                f"write {name}(parameter=value, ...)"
-            )
-        own = {p: parameters[p] for p in parameters.keys() - several - available.keys()}
-        _check_parameters(who, name, {p: own[p] for p in parameters if p in own}, given)
         offered = {p: available[p] for p in parameters if p in available}
         try:
             built = factory(*inner, **offered, **given)
