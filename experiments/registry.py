@@ -132,6 +132,9 @@ def part(name: str, /, *inner: Part, **parameters: Any) -> ConfigDict:
     return as_part({"name": name, **({"*": list(inner)} if inner else {}), **parameters})
 
 
+UNIT = re.compile(r"\d[mun]?s\b")  # as in 10ms
+
+
 def as_part(written: Part) -> ConfigDict:
     """Return a part in the form that all code reads: a mapping with "name" and the parameters.
 
@@ -151,9 +154,10 @@ def as_part(written: Part) -> ConfigDict:
     ):
         value = {"name": "chain", "*": list(value)}
     if not hasattr(value, "items") or (value is not written and "name" not in value):
-        raise ValueError(
-            f"cannot read the part {written!r}{why}; write it as name or name(parameter=value, ...)"
-        )
+        form = "name or name(parameter=value, ...)"
+        if UNIT.search(str(written)):
+            form += ", with durations in seconds and no unit"
+        raise ValueError(f"cannot read the part {written!r}{why}; write it as {form}")
     entries = dict(value.items())
     if isinstance(entries.get("*"), list | tuple):
         entries["*"] = [spec(inner) for inner in entries["*"]]
