@@ -131,14 +131,19 @@ def expand(
 def _at_points(
     named: Sequence[tuple[str, ConfigDict]], grids: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, ConfigDict]]:
-    """Yield every arm at every point of the grids; a baseline is the one at the same point."""
-    names = {name for name, _ in named}
+    """Yield every arm at every point of the grids; a baseline is the one at the same point.
+
+    Of an arm alone, whose baseline is no point of its grid, the first point is the baseline.
+    """
+    names, points = {name for name, _ in named}, list(config_files.grid_points(grids))
     for name, arm in named:
-        for point, texts_of in config_files.grid_points(grids):
+        places = ["/".join(filter(None, (name, point))) for point, _ in points]
+        for place, (point, texts_of) in zip(places, points, strict=True):
             values = {key: config_files.value(arm, key, text) for key, text in texts_of.items()}
-            place = "/".join(filter(None, (name, point)))
             if arm.get("baseline") in names:
                 values["baseline"] = f"{arm.baseline}/{point}"
+            elif arm.get("baseline") and len(named) == 1 and arm.baseline not in places:
+                values["baseline"] = places[0]
             yield place, override(arm, {**values, "name": place})
 
 

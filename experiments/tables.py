@@ -38,8 +38,9 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     if tested:
         counts = " or ".join(f"{count:,}" for count in sorted({a["test_samples"] for a in tested}))
         most = max(stats.sampling_error(a["test_accuracy"], a["test_samples"]) for a in tested)
-        caption.append(f"with {counts} test samples an accuracy has a standard error of up to "
-                       f"{100 * most:.1f} points")  # fmt: skip
+        if most > 0:  # it is 0 where nothing was wrong, which says little of few samples
+            caption.append(f"with {counts} test samples an accuracy has a standard error of up to "
+                           f"{100 * most:.1f} points")  # fmt: skip
     columns = {
         "updates": lambda arm: _number(arm["updates"], ",.0f"),
         "samples": lambda arm: _number(arm["samples"], ",.0f"),

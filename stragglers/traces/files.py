@@ -451,7 +451,8 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
             known = " ".join(", ".join(columns).split())[:200] or "none"
             raise ValueError(
                 f"trace: {path} has {'two columns' if found else 'no column'} {name!r}; it has "
-                f"{known}; give the name of one as trace(path='{path}', {parameter}='...')"
+                f"{known}; give the name of one as trace(path='{path}', {parameter}='...'), or "
+                "have a column per worker, as gpu0_ms, gpu1_ms, ..."
             )
         places.append(found[0])
     return places
