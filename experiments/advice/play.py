@@ -107,8 +107,15 @@ class Trained(NamedTuple):
         """Standard deviation over the seeds, in seconds; nan where one has not arrived."""
         return float(np.std(self.seconds, ddof=1)) if np.isfinite(self.mean) else float("nan")
 
+    @property
+    def arrived(self) -> int:
+        """Number of seeds that have come to the target."""
+        return int(np.isfinite(self.seconds).sum())
+
     def __str__(self) -> str:
-        return f"{self.mean:.4g} ± {self.spread:.2g}" if np.isfinite(self.mean) else "never"
+        if np.isfinite(self.mean):
+            return f"{self.mean:.4g} ± {self.spread:.2g}"
+        return f"{self.arrived} of {len(self.seconds)} seeds" if self.arrived else "never"
 
 
 class Verdict(NamedTuple):
@@ -446,9 +453,11 @@ def verdict(
     close = [one for one in order[1:] if np.isfinite(means.get(one.name, np.inf))
              and len(cases[one.name]) == slower.size > 1
              and np.mean(slower < cases[one.name]) < SURE]  # fmt: skip
+    arrived = np.isfinite(cases.get(own.name, ())).sum()
     reason = (f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
               if np.isfinite(gain)
-              else f"{first.name} was at the target, and {own.name} never was")  # fmt: skip
+              else f"{first.name} was at the target with every seed, and {own.name} with {arrived} "
+                   f"of {len(cases[first.name])}")  # fmt: skip
     if close:
         reason = f"not sure: {reason}, and {close[0].name} is as fast within their spread"
     return Verdict(order, reason, [first, *close])
@@ -461,6 +470,8 @@ def of_smaller(advice: Advice) -> str:
         return "no rule makes smaller updates"
     gain, how = own.predicted(advice.ratio) / one.predicted(advice.ratio), "is predicted to be"
     if {one.name, own.name} <= found.keys():
+        if not np.isfinite(found[own.name].mean) or not np.isfinite(found[one.name].mean):
+            return f"{one.name} was at the target: {found[one.name]}; {own.name}: {found[own.name]}"
         gain, how = found[own.name].mean / found[one.name].mean, "was"
     return (
         f"{one.name}, with {one.batch:.3g} mini-batches in an update instead of {own.batch:.3g} "
@@ -474,9 +485,10 @@ def of_smaller(advice: Advice) -> str:
 def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = None) -> Advice:
     """Return the advice after training the reference and others, by default the first ones.
 
-    The first seed finds each one's rate, the others judge it; resampled durations belong to a seed.
-    Once the reference has arrived, all have PATIENCE times its time. Arms that are finished are not
-    trained again.
+    The first seed finds each one's two best rates; the others choose between them and judge, as a
+    rate that is the best for one seed may be unstable for another. Resampled durations belong to a
+    seed. Once the reference has arrived, all have PATIENCE times its time. Arms that are finished
+    are not trained again.
     """
     config, own = advice.config, advice.reference
     for repeat, name in enumerate(DURATIONS):
@@ -496,14 +508,18 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
         config = override(config, {"seconds": PATIENCE * least})
     centres = [(one, rate * per_update(own) / per_update(one)) for one in every]
     found = _tuned(centres, config, workdir)
-    rates = {name: _best(tried) for name, tried in found.items()}
-    judged = [(one, rates[one.name], repeat) for one in every if one.name in rates
+    judged = [(one, rate, repeat) for one in every
+              for rate in _in_order(found.get(one.name, {}))[:2]
               for repeat in range(1, len(DURATIONS))]  # fmt: skip
-    seconds, results = _seconds(judged, config, workdir), {}
-    for name, rate in rates.items():
+    by_rate: dict[tuple[str, float], list[float]] = {}
+    for (name, rate, _), seconds in _seconds(judged, config, workdir).items():
+        by_rate.setdefault((name, rate), []).append(seconds)
+    results: dict[str, Trained] = {}
+    for (name, rate), each in by_rate.items():
         edge = rate in (min(found[name]), max(found[name]))
-        if each := tuple(seconds[key] for key in seconds if key[0] == name):
-            results[name] = Trained(rate, each, edge)
+        one, other = Trained(rate, tuple(each), edge), results.get(name)
+        if other is None or (-one.arrived, one.mean) < (-other.arrived, other.mean):
+            results[name] = one
     cases = {name: np.array(result.seconds) for name, result in results.items()}
     return advice._replace(results=results, verdict=verdict(advice.order, own, cases, "was"))
 
@@ -526,7 +542,12 @@ def _tuned(
 
 def _best(tried: Mapping[float, float]) -> float:
     """Return the rate with the fewest seconds, the smallest of equal ones."""
-    return min(tried, key=lambda rate: (tried[rate], rate))
+    return _in_order(tried)[0]
+
+
+def _in_order(tried: Mapping[float, float]) -> list[float]:
+    """Return rates by their seconds, the smaller of equal ones first."""
+    return sorted(tried, key=lambda rate: (tried[rate], rate))
 
 
 def _seconds(
