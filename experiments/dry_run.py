@@ -2,7 +2,8 @@
 
 A device's program for one update is traced with shapes alone, see `experiments.program_costs`, so
 that a model of any size can be looked at. With workers as processes (runtime=actors) it is that of
-a worker's contribution.
+a worker's contribution. Traced on a CPU, gradients of convolutions have copies that an accelerator
+does without, see `runtimes.equations.channels_last`.
 """
 
 import dataclasses
