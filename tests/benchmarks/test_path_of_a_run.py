@@ -11,9 +11,9 @@ from tests.launcher import ROOT
 # Each is lowered when a change shortens the path.
 MOST = {
     "modules loaded": 68,
-    "lines of these": 16_582,
+    "lines of these": 16_601,
     "files entered": 46,
-    "moves before the simulator exists": 87,
+    "moves before the simulator exists": 89,
 }
 
 
