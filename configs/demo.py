@@ -1,8 +1,8 @@
 """Demo: blocking against non-blocking SGD with one worker that is four times slower.
 
-Eight workers on a ring; the arms use Ring All-Reduce and D-PSGD. See
-`configs/nonblocking.py` for all values and for more mixers, delays and rivals. VARIANTS ask when
-small rounds are enough:
+Eight workers on a ring; the arms use Ring All-Reduce and D-PSGD. See `configs/nonblocking.py` for
+all values and for more mixers, delays and rivals. The variant `lengths` asks when small rounds are
+enough:
 
     --config=configs/demo.py:lengths --sweep --seeds=3 --together
 """
