@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 from absl import logging
@@ -41,7 +42,8 @@ from comms import buckets, rounds, topology
 from comms.cost import AlphaBeta
 from experiments import stopwatch, sweep, tasks, train
 from experiments.config_files import override, swept_arms
-from runtimes import data_feed, mesh, simulate
+from experiments.tasks import models
+from runtimes import data_feed, mesh, simulate, worker
 from stragglers import delays, inject, processes
 from stragglers.processes import from_law
 from stragglers.rule import Rule, Setting, whole
@@ -121,7 +123,24 @@ def simulator_rows(sizes: Sizes) -> Iterator[Row]:
         return _gossip(workers, matcha(floors.optimizer(), graph, budget=0.5))
 
     yield compared(section, f"MATCHA, {workers} workers", 1.25, sparse, 10 * sizes.least)
+    if sizes.models > 1:
+        yield compared(section, "convolutions in a loop", 1.5, _in_a_loop, 60 * sizes.least)
     yield Row(section, "scale", functools.partial(scale_lines, sizes.largest), 20 * sizes.least)
+
+
+def _in_a_loop() -> dict[str, Callable]:
+    """Return gradients of ResNet-18 in a loop, as runs compute them, and in a program alone."""
+    task = floors.noise(functools.partial(models.resnet18, width=16), 8, (32, 32, 3))
+    params, weights = jax.jit(task.init)(jax.random.key(0)), jnp.full(8, 1 / 8)
+
+    def step(gradient):
+        return lambda params: jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient(params))
+
+    ours = step(lambda p: worker.gradient(task.losses, p, task.train, weights))
+    plain = step(jax.grad(lambda p: task.losses(p, task.train).mean()))
+    loop = jax.jit(lambda params, n: jax.lax.fori_loop(0, n, lambda _, p: ours(p), params))
+    alone = jax.jit(plain)
+    return {"loop": lambda: loop(params, 1), "alone": lambda: alone(params)}
 
 
 def scale_lines(workers: int, budget: float) -> Iterator[Line]:

@@ -511,17 +511,28 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
     judged = [(one, rate, repeat) for one in every
               for rate in _in_order(found.get(one.name, {}))[:2]
               for repeat in range(1, len(DURATIONS))]  # fmt: skip
+    results = _at_best(_seconds(judged, config, workdir), found)
+    cases = {name: np.array(result.seconds) for name, result in results.items()}
+    return advice._replace(results=results, verdict=verdict(advice.order, own, cases, "was"))
+
+
+def _at_best(
+    seconds: Mapping[tuple[str, float, int], float], found: Mapping[str, Mapping[float, float]]
+) -> dict[str, Trained]:
+    """Return each rule at the rate at which most seeds arrive, and the soonest, by name.
+
+    seconds: to target by name, rate and seed; found: seconds of the seed that tried all rates.
+    """
     by_rate: dict[tuple[str, float], list[float]] = {}
-    for (name, rate, _), seconds in _seconds(judged, config, workdir).items():
-        by_rate.setdefault((name, rate), []).append(seconds)
+    for (name, rate, _), each in seconds.items():
+        by_rate.setdefault((name, rate), []).append(each)
     results: dict[str, Trained] = {}
     for (name, rate), each in by_rate.items():
         edge = rate in (min(found[name]), max(found[name]))
         one, other = Trained(rate, tuple(each), edge), results.get(name)
         if other is None or (-one.arrived, one.mean) < (-other.arrived, other.mean):
             results[name] = one
-    cases = {name: np.array(result.seconds) for name, result in results.items()}
-    return advice._replace(results=results, verdict=verdict(advice.order, own, cases, "was"))
+    return results
 
 
 def _tuned(

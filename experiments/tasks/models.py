@@ -47,7 +47,8 @@ def resnet18(classes: int, width: int = 64, products: bool = False) -> nn.Module
     """ResNet-18 (arXiv 1512.03385) for 32x32 images: a 3x3 stem without pooling, GroupNorm.
 
     width: channels of the first stage; each later stage has twice as many. products: convolutions
-        are computed as `product_of_patches` does, which is faster in the simulator on a CPU.
+        are computed as `product_of_patches` does, as in published runs of before ordinary ones were
+        fast in a loop (`runtimes.equations.channels_last`), and slower than these.
     """
     _check_width("resnet18", width)
     blocks = [
@@ -128,9 +129,7 @@ def product_of_patches(
 ) -> jax.Array:
     """Return a convolution as one product of matrices: what a kernel sees times the kernel.
 
-    images: [b, height, width, in]; kernel: [k, k, in, out]. XLA on a CPU computes the gradient of
-    an ordinary convolution slowly inside of a compiled loop, as the simulator's updates are. It
-    does not mind a product of matrices there.
+    images: [b, height, width, in]; kernel: [k, k, in, out].
     """
     size = kernel.shape[:2]
     before_and_after = jax.lax.padtype_to_pads(images.shape[1:3], size, strides, padding)

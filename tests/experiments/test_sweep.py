@@ -38,6 +38,20 @@ def test_a_sweep_gives_every_arm_its_name_and_changes(config, sweep_file):
     assert [(arm.path, arm.config.seed) for arm in arms] == [("seed_5", 5), ("seed_6", 6)]
 
 
+def test_a_grid_alone_has_its_first_point_as_baseline(config, sweep_file):
+    grids = {"mini_batches": ["1", "2"]}
+    config = sweep.override(config, {"baseline": "an arm of another sweep"})
+    arms = sweep.expand(config, None, {}, seeds=1, grids=grids)
+    assert [arm.config.baseline for arm in arms] == ["mini_batches=1"] * 2
+    named = sweep.override(config, {"baseline": "mini_batches=2"})
+    arms = sweep.expand(named, None, {}, seeds=1, grids=grids)
+    assert [arm.config.baseline for arm in arms] == ["mini_batches=2"] * 2
+    path = sweep_file("yield 'a', {'baseline': None}; yield 'b', {'baseline': 'a'}")
+    arms = sweep.expand(config, path, {}, seeds=1, grids=grids)
+    assert [arm.config.baseline for arm in arms] == [None, None, *(
+        f"a/mini_batches={count}" for count in (1, 2))]  # fmt: skip
+
+
 def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file):
     path = sweep_file("yield 'a', {'wait': 'barrier'}; yield 'b', {'optimizer.decay': 0.5}")
     user = {"wait": "quorum(k=1)", "optimizer.decay": 0.1, "seed": 7, "name": "mine"}

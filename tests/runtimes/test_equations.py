@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from runtimes import equations
+from runtimes import equations, worker
 
 KERNELS = [jax.random.normal(jax.random.key(i), (3, 3, *ends)) for i, ends in
            enumerate([(4, 8), (4, 8), (8, 8)])]  # fmt: skip
@@ -57,6 +57,16 @@ def test_convolutions_have_their_channels_last_and_values_stay(loss, workers):
     }
 
 
+def test_gradients_of_all_runtimes_are_taken_so():
+    def losses(kernels, images):
+        return jax.vmap(lambda image: plain(kernels, image[None]))(images)
+
+    weights = jnp.ones(len(IMAGES))
+    found = convolutions(lambda k: worker.gradient(losses, k, IMAGES, weights), KERNELS)
+    assert len(found) > 3
+    assert all(e.params["dimension_numbers"].lhs_spec == (0, 3, 1, 2) for e in found)
+
+
 def convolutions(function, *arguments):
     def within(jaxpr):
         for e in jaxpr.eqns:
@@ -65,4 +75,4 @@ def convolutions(function, *arguments):
             for program in equations.programs_in(e):
                 yield from within(program.jaxpr)
 
-    return within(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return list(within(jax.make_jaxpr(function)(*arguments).jaxpr))

@@ -130,3 +130,18 @@ def test_the_own_rule_stays_unless_another_is_worth_the_change():
         assert "".join(one.name for one in verdict.order) == order and reason in verdict.reason
         assert "".join(one.name for one in verdict.close) == close
         assert verdict.sure != reason.startswith("not sure")
+
+
+def test_a_rate_that_is_unstable_for_some_seeds_is_not_taken():
+    """The best one of the seed that chose fails for another; two are judged by all others."""
+    never = float("inf")
+    seconds = {
+        ("a", 0.8, 1): 10.0, ("a", 0.8, 2): never, ("a", 0.4, 1): 18.0, ("a", 0.4, 2): 19.0,
+        ("b", 0.2, 1): 7.0, ("b", 0.2, 2): 9.0, ("b", 0.1, 1): 6.0, ("b", 0.1, 2): 8.0,
+        ("c", 0.1, 1): never, ("c", 0.1, 2): 5.0,
+    }  # fmt: skip
+    tried = {0.1: 3.0, 0.2: 2.0, 0.4: 2.5, 0.8: 1.0}
+    found = play._at_best(seconds, dict.fromkeys("abc", tried))
+    assert {name: one.rate for name, one in found.items()} == {"a": 0.4, "b": 0.1, "c": 0.1}
+    assert found["a"].seconds == (18.0, 19.0) and not found["a"].edge and found["b"].edge
+    assert (found["c"].arrived, str(found["c"])) == (1, "1 of 2 seeds")
