@@ -1,9 +1,11 @@
 """The worth of all of this on the device at hand, most valuable rows first.
 
     python -m benchmarks.accelerator [--minutes=8] [--tiny] [--folder=FOLDER]
+    python -m benchmarks.accelerator --only=codecs,gpt  # rows whose section or name holds a word
 
 A table, line by line as measured, and `FOLDER/accelerator_DEVICE.json`, which is replaced as a
-whole after every line: a run that is cut off leaves what it has found. Every ratio is of seconds as
+whole after every line: a run that is cut off leaves what it has found. With `--only` other rows of
+an earlier record stay. Every ratio is of seconds as
 `experiments.stopwatch` takes them, of two sides in one process, compiled before. A row that would
 not fit into the minutes is skipped with a word, and one that runs out of memory, or fails, says so
 while the others go on. The exit code is 1 where a row has failed.
@@ -14,11 +16,14 @@ cores; then nothing is learnt of accelerators but that the command works.
 
 import argparse
 import functools
+import json
 import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -31,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS
 from algorithms.gossip import graph_matchings
 from algorithms.mg_wfbp import mg_wfbp, plan_with
-from benchmarks import floors
+from benchmarks import every_method, floors, harness
 from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
 from benchmarks.harness import FOLDER, RAN, Line, Row, Skip, compared, head, run
 from benchmarks.suite import CODECS, callback_row, codec_rows, ratio_rows
@@ -70,6 +75,7 @@ class Sizes(NamedTuple):
     images: Mapping[str, tuple[str, dict, int, int]]  # model, parameters, pixels, mini-batch
     updates: int  # of a timed turn
     workers: tuple[int, ...]  # of the simulator's ratios
+    methods: int  # settings of the method battery whose numbers are compared
     hidden: tuple[int, ...]  # layers of the model whose gradients travel in buckets
     coordinates: tuple[int, ...]  # of the codecs' gradients, multiples of 500
     codecs: tuple[str, ...] | None  # names; None: all
@@ -77,6 +83,7 @@ class Sizes(NamedTuple):
     step: float  # s
     ratio: float  # s, and as much again for every 1,000 workers
     codec: float  # s, for 1e7 coordinates
+    method: float  # s
     devices: float  # s, of a row on several devices
 
 
@@ -95,9 +102,9 @@ ACCELERATOR = Sizes(
         ),
     },
     images={"resnet50": ("resnet50", {}, 224, 16), "resnet18": ("resnet18", {"width": 64}, 32, 64)},
-    updates=8, workers=(8, 64, 256, 1024, 4096), hidden=(384,) * 6,
-    coordinates=(floors.SMALL, 10 * floors.SMALL), codecs=None,
-    share=0.03, step=25, ratio=8, codec=1, devices=15,
+    updates=8, workers=(8, 64, 1024), methods=24, hidden=(384,) * 6,
+    coordinates=(floors.SMALL,), codecs=None,
+    share=0.03, step=150, ratio=5, codec=2, method=8, devices=15,
 )  # fmt: skip
 TINY = Sizes(
     text={
@@ -107,9 +114,9 @@ TINY = Sizes(
         ),
     },
     images={},
-    updates=1, workers=(8,), hidden=(32,) * 2,
+    updates=1, workers=(8,), methods=2, hidden=(32,) * 2,
     coordinates=(20_000,), codecs=("S2, rows, r = 1", "top-k", "bf16"),
-    share=0, step=0, ratio=0, codec=0, devices=0,
+    share=0, step=0, ratio=0, codec=0, method=0, devices=0,
 )  # fmt: skip
 
 
@@ -184,6 +191,48 @@ def _used(task, step, rows, updates: int, peak, taken: Mapping[str, float]) -> d
         return known
     share = counted / (seconds * peak.default)
     return known | {"utilisation": share, "peak": f"{1e-12 * peak.default:.4g} {peak.precision}"}
+
+
+# --- the same numbers ---
+
+
+def number_lines(count: int, budget: float) -> Iterator[Line]:
+    """Yield how far parameters are from a CPU's after some updates of `count` methods.
+
+    In products of full precision. A method that rounds may round one value the other way.
+    """
+    del budget
+    names = [name.replace(" ", "_") for name in every_method.METHODS]
+    names = names[:: -(-len(names) // count)]
+    precise = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {"here": precise, "cpu": {"JAX_PLATFORMS": "cpu"}}
+        parts = min(count, max(1, (os.cpu_count() or 1) // 4))  # processes of a side
+        started = [
+            subprocess.Popen(
+                [sys.executable, "launch.py", f"--config={every_method.__file__}", "--sweep",
+                 f"--workdir={folder}/{side}", *(f"--arm={name}" for name in names[part::parts])],
+                cwd=harness.ROOT, env=os.environ | own, stdout=subprocess.DEVNULL,
+            )
+            for side, own in sides.items() for part in range(parts)
+        ]  # fmt: skip
+        if any([process.wait() for process in started]):
+            raise RuntimeError("a launch of the method battery failed; see what it printed")
+        apart = {name: _apart(*(pathlib.Path(folder, side, name) for side in sides))
+                 for name in names}  # fmt: skip
+    worst = max(apart, key=lambda name: apart[name])
+    close = sum(value < 1e-6 for value in apart.values())
+    facts = {"worst": worst, "methods": len(names), "closer than 1e-6": close}
+    yield Line("parameters against a CPU's, furthest", apart[worst], "", None, {}, facts)
+
+
+def _apart(*folders: pathlib.Path) -> float:
+    """Return the distance of two runs' parameters, relative to the second's."""
+    ours, theirs = (np.load(folder / "parameters.npz") for folder in folders)
+    floats = [name for name in theirs if np.issubdtype(theirs[name].dtype, np.floating)]
+    ours, theirs = (np.concatenate([side[name].ravel() for name in floats], dtype=np.float64)
+                    for side in (ours, theirs))  # fmt: skip
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 # --- several devices ---
@@ -363,11 +412,13 @@ def rows(sizes: Sizes, found: dict, path, measured: list) -> Iterator[Row]:
     """Yield all rows, most valuable first; the last one looks at what was measured."""
     count, known = found["count"], []
     groups = (
-        step_rows(sizes, count, program_costs.peak_of(found["kind"])),
-        ratio_rows(sizes.workers, RATIOS, sizes.ratio),
         codec_rows(sizes.codecs, sizes.coordinates, sizes.codec),
+        ratio_rows(sizes.workers, RATIOS, sizes.ratio),
         [callback_row(count, sizes.devices)],
         device_rows(sizes, count),
+        step_rows(sizes, count, program_costs.peak_of(found["kind"])),
+        [Row("numbers", "methods", functools.partial(number_lines, sizes.methods),
+             sizes.method * sizes.methods)],
     )
     for group in groups:
         for row in group:
@@ -380,6 +431,7 @@ def rows(sizes: Sizes, found: dict, path, measured: list) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=8.0, help="after which no row is begun")
+    parser.add_argument("--only", default="", help="words of sections or rows, with commas")
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes")
     parser.add_argument("--folder", help="of the record; docs/results/benchmarks, tiny: runs")
     options = parser.parse_args()
@@ -408,8 +460,19 @@ def main() -> None:
         f"{found['cores']} cores; peak {found['peak'] or 'unknown'}")  # fmt: skip
     if on_cpu:
         say("there is no accelerator: the smallest sizes, and ratios that say nothing of one")
-    all_rows = rows(sizes, found, path, record["rows"])
+    words = [word for word in options.only.split(",") if word]
+    all_rows = (
+        row for row in rows(sizes, found, path, record["rows"])
+        if not words or any(word in f"{row.section}, {row.name}" for word in words)
+    )  # fmt: skip
+    known = json.loads(path.read_text())["rows"] if words and path.exists() else []
     good = run(all_rows, record, path, 60 * options.minutes, say, sizes.share)
+    if not record["rows"]:
+        parser.error(f"--only={options.only} names no row; leave it out to see all")
+    ran = [row["name"] for row in record["rows"] if row["state"] == RAN]
+    kept = [row for row in known if row["name"] not in ran]
+    whole = harness.finite(record | {"rows": [*kept, *record["rows"]]})
+    harness.write(path, json.dumps(whole, indent=1) + "\n")
     lines = [(row, line) for row in record["rows"] for line in row["lines"] if line["goal"]]
     missed = [(row, line) for row, line in lines if line["value"] > line["goal"]]
     say(f"{len(lines) - len(missed)} of {len(lines)} goals are met")
@@ -418,8 +481,7 @@ def main() -> None:
     if far:
         say(f"candidates for a Pallas kernel, twice their goal or more: {'; '.join(far)}")
     say(FORMULA)
-    ran = sum(row["state"] == RAN for row in record["rows"])
-    say(f"{ran} of {len(record['rows'])} rows ran; {path}")
+    say(f"{len(ran)} of {len(record['rows'])} rows ran; {path}")
     sys.exit(0 if good else 1)
 
 

@@ -107,7 +107,7 @@ def run(
 
     def save() -> None:
         if path is not None:
-            write(path, json.dumps(_finite(record), indent=1) + "\n")
+            write(path, json.dumps(finite(record), indent=1) + "\n")
 
     for row in rows:
         if row.section != section:
@@ -164,12 +164,12 @@ def _shown(line: Line) -> str:
     return f"{line.name:44} {number:>18} {goal:>8} {line.verdict:18} {rest}".rstrip()
 
 
-def _finite(value):
+def finite(value: Any) -> Any:
     """Return the same with null for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(child) for key, child in value.items()}
+        return {str(key): finite(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(child) for child in value]
+        return [finite(child) for child in value]
     if isinstance(value, float) or hasattr(value, "dtype"):
         return float(value) if math.isfinite(value) else None
     return value

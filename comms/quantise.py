@@ -179,6 +179,11 @@ _PART = 1 << 18  # entries that QSGD rounds at a time, such that they fit into a
 _BLOCKS = 1 << 14  # entries of blocks that are coded at a time, for the cache of a core
 
 
+def _in_parts() -> bool:
+    """Return whether parts pay: on an accelerator every turn of a loop waits for its kernels."""
+    return jax.default_backend() == "cpu"
+
+
 class Quantised(NamedTuple):
     """Message: packed or short codes of all entries, and a scale per stretch of entries."""
 
@@ -206,7 +211,7 @@ def qsgd(x, levels: int, key, bucket: int = 512) -> Quantised:
         draws = hashing.uniform(key, stretches.shape, first)
         return _qsgd_codes(stretches, levels, draws)
 
-    if x.size < 32 * bucket:
+    if x.size < 32 * bucket or not _in_parts():
         codes, scale = coded(0, x)
         return Quantised(bitmap.pack_codes(codes.ravel()[: x.size], bits), scale)
     codes, scale = _part_by_part(coded, x, bucket)
@@ -324,7 +329,8 @@ def block_codec(
         width, count = cut(entries)
         each = max(1, _BLOCKS // max(1, rows * width))  # blocks of a part
         parts = (count - 1) // each
-        parts = parts if parts > 1 else 0  # because XLA does not keep a loop of one turn
+        # XLA does not keep a loop of one turn.
+        parts = parts if parts > 1 and _in_parts() else 0
 
         def by_parts(make):
             """Join what `make` gives, [rows, blocks, ...], of the number of a block and blocks.

@@ -136,9 +136,16 @@ def test_the_tiny_command_for_accelerators_measures_every_row(tmp_path):
     assert seen.pop("overlap") == ("ran" if hasattr(jax.lax, "psum_scatter_start") else "skipped")
     assert set(seen.values()) == {"ran"}
     lines = [line for row in record["rows"] for line in row["lines"]]
-    assert all(math.isfinite(line["value"]) and line["value"] > 0 for line in lines)
+    assert all(math.isfinite(line["value"]) and line["value"] >= 0 for line in lines)
+    (numbers,) = [line["facts"] for line in lines if "closer than 1e-6" in line["facts"]]
+    assert numbers["closer than 1e-6"] == numbers["methods"] == 2  # here both sides are CPUs
     steps = [line for line in lines if "TFLOP/s" in line["facts"]]
     assert len(steps) == 3 and all(line["facts"]["peak"] == "unknown" for line in steps)
     buckets = [line["facts"] for line in lines if "planned" in line["facts"]]
     assert [fact["planned"] == fact["compiled"] for fact in buckets] == [True] * 3
     assert list((tmp_path / "accelerator_cpu_profile").rglob("*.xplane.pb"))
+
+    ended = command("accelerator", "--tiny", "--only=bf16", f"--folder={tmp_path}")
+    again = json.loads((tmp_path / "accelerator_cpu.json").read_text())
+    assert ended.returncode == 0 and len(again["rows"]) == len(record["rows"])
+    assert again["rows"][-1]["name"] == "bf16, 2e4" and again["rows"][-1] not in record["rows"]

@@ -241,6 +241,17 @@ def test_blocks_in_parts_are_those_at_once_and_as_large_as_said(name, monkeypatc
         jax.tree.map(np.testing.assert_array_equal, found, at_once)
 
 
+@pytest.mark.parametrize("name", [*blocks(16), "qsgd"])
+def test_parts_are_for_processors_with_caches_alone(name, monkeypatch):
+    monkeypatch.setattr(quantise, "_BLOCKS", 200)
+    x = jnp.ones((3, 1000))
+    encode = {"qsgd": lambda x, key: quantise.qsgd(x, 7, key, 16)}.get(name)
+    encode = encode or blocks(16)[name].encode
+    assert "scan" in str(jax.make_jaxpr(lambda x, key: encode(x, key))(x, KEY))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "scan" not in str(jax.make_jaxpr(lambda x, key: encode(x, key))(x, KEY))
+
+
 def test_levels_without_a_code_are_refused():
     for levels in (0, 2**15):
         with pytest.raises(ValueError, match="levels must be 1 to 32767"):
