@@ -23,7 +23,7 @@ SWEEPS = (
 )  # fmt: skip
 CLAIMS = (
     *(
-        Claim(f"one worker 4x slower, both sides tuned: less time than blocking {mixer}", ABSTRACT,
+        Claim(f"one worker 4x slower, both tuned: non-blocking {mixer} takes less time", ABSTRACT,
               "nonblocking_tuned", f"{mixer}/nonblocking", f"{mixer}/blocking", tuned=True)
         for mixer in MIXERS[:2]
     ),

@@ -94,7 +94,7 @@ def _column(
 
 _SOURCE = "arXiv 2110.02140, abstract"
 CLAIMS = (
-    Claim("NCF: the sketch by medians, a step 1.8x faster than OmniReduce, 1 Gbit/s", _SOURCE,
+    Claim("NCF, 1 Gbit/s: a step with the median sketch is 1.8x faster than OmniReduce's", _SOURCE,
           "s2_ncf", judge=faster),
     Claim("NCF: a sketch sends less than SparCML", _SOURCE, "s2_ncf", AS_PUBLISHED, "sparcml",
           BYTES, equal=("samples",)),
