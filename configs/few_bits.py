@@ -1,0 +1,64 @@
+"""All-reduces of few bits on scikit-learn's digits, each at its best rate, after the same updates.
+
+Eight workers train an MLP. A sum of codes is sent in two phases, so that each value is rounded once
+by its worker and once as part of the sum. The 16-bit sum is what fewer bits are compared with (S.
+Agarwal et al., arXiv 2407.01378); `feedback` adds what was lost to the next gradient.
+
+    --config=configs/few_bits.py --sweep --seeds=5 --together
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from configs import arguments, base
+from experiments import papers, stats
+from experiments.registry import part
+
+UPDATES, WORKERS, BATCH = 400, 8, 16
+RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
+CODECS = {
+    "float32": None,
+    "bf16": part("bf16"),
+    "fp8_e4m3": part("fp8"),
+    "fp8_e5m2": part("fp8", format="e5m2"),
+    "int8": part("int8"),
+    "int4": part("int4"),
+    "mxfp4": part("mxfp4"),
+    "int4_feedback": part("error_feedback", part("int4")),
+    "mxfp4_feedback": part("error_feedback", part("mxfp4")),
+}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """Return one arm: a sum in bfloat16. It takes no arguments."""
+    arguments.parse(arg)
+    return base.arm(
+        name="bf16/rate=0.2",  # codec/rate
+        task=part("digits", model="mlp"),
+        algorithm=part("all_reduce", exchange=CODECS["bf16"]),
+        wait=part("barrier"),
+        delay=part("deterministic", value=0.1),
+        workers=WORKERS,
+        batch_size=BATCH,
+        mini_batches=1,
+        optimizer=part(
+            "momentum",
+            learning_rate=0.2,
+            schedule=part("cosine", samples=UPDATES * WORKERS * BATCH),
+        ),
+        updates=UPDATES,
+        seconds=0.1 * (UPDATES + 0.5),
+        evaluate_every=4.0,
+    )
+
+
+def sweep() -> Iterator[tuple[str, dict]]:
+    """Yield every codec at every rate of the grid."""
+    for name, codec in CODECS.items():
+        exchange = {} if codec is None else {"exchange": codec}
+        yield from base.at_rates(name, {"algorithm": part("all_reduce", **exchange)}, RATES)
+
+
+claims = papers.claims("frontier", "few_bits")
+numbers = stats.at_best(stats.END, "bytes_per_worker", "test_accuracy")
