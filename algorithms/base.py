@@ -173,6 +173,13 @@ class Algorithm(NamedTuple):
     decide = property(lambda self: self.details.decide)
     buckets = property(lambda self: self.details.buckets)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("init", "update"):
+            raise AttributeError(
+                f"a method has no {name!r}; gossax.as_optax(method) is an optax transform"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def own_models(self) -> bool:
         """True if every worker has a model of its own."""

@@ -42,7 +42,8 @@ def with_known_paths(method: str, sparse: tuple[str, ...] | str, algorithm: Algo
         if missing:
             raise ValueError(
                 f"{method}: the model has no parameter {missing[0]!r} that could be row-sparse; "
-                f"set sparse to some of {', '.join(paths)}"
+                + ("give a tree with names, as {'embedding': table}" if paths == [""]
+                   else f"set sparse to some of {', '.join(paths)}")
             )
         return algorithm.exchange.init(params)
 

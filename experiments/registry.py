@@ -523,7 +523,8 @@ def _shown(parameter: inspect.Parameter) -> str:
     default = parameter.default
     if default is parameter.empty:
         return parameter.name
-    value = default if isinstance(default, str | bool | int | float | None | tuple) else "..."
+    plain = isinstance(default, str | bool | int | float | None) or type(default) is tuple
+    value = default if plain else "..."  # transforms of optax are tuples, of functions
     return f"{parameter.name}={str(value).lower() if isinstance(value, bool) else value}"
 
 

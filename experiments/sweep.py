@@ -108,7 +108,8 @@ def expand(
             f"{MOST_ARMS} are the most that one launch follows; give a part of them"
         )
     if grids:
-        named = list(_at_points(named, grids))
+        named, before = list(_at_points(named, grids)), named
+        _check_apart(named, before)
     arms = []
     for place, arm in named:
         registry.check_arm(arm)
@@ -145,6 +146,23 @@ def _at_points(
             elif arm.get("baseline") and len(named) == 1 and arm.baseline not in places:
                 values["baseline"] = places[0]
             yield place, override(arm, {**values, "name": place})
+
+
+def _check_apart(named: Sequence[tuple[str, ConfigDict]], before: Sequence) -> None:
+    """Raise ValueError if grids have made two arms the same that `before` were not."""
+
+    def address(arm: ConfigDict) -> str:
+        return repr(override(arm, {"name": "", "baseline": None}).to_dict())
+
+    known: dict[str, tuple[str, str]] = {}
+    for place, (name, arm) in enumerate(named):
+        origin = address(before[place * len(before) // len(named)][1])
+        other, of_other = known.setdefault(address(arm), (name, origin))
+        if of_other != origin:
+            raise ValueError(
+                f"with --grid the arms {other!r} and {name!r} are the same, because sweep() sets "
+                "what the grid sets too; leave out that --grid, or --sweep"
+            )
 
 
 def _arms_of(module: ModuleType, config: ConfigDict) -> list[tuple[str, dict]]:

@@ -170,7 +170,9 @@ def command(advice: Advice, root: Path) -> list[str]:
         changes["optimizer.learning_rate"] = f"{advice.results[first.name].rate:g}"
     place = f"{root}-{first.arm.wait.name.rpartition(':')[2]}"
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
-    return [*source.command, *flags, f"--workdir={place}"]
+    replaced = tuple(f"--config.{name}{end}" for name in changes for end in "=.")
+    kept = [word for word in source.command if not word.startswith(replaced)]
+    return [*kept, *flags, f"--workdir={place}"]
 
 
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:

@@ -1,11 +1,20 @@
 """Methods of 2024 to 2026: rules for heavy tails and unequal speeds, local steps, an all-reduce."""
 
 from experiments.papers.base import Panel, drawn, swept
-from experiments.stats import ACCURACY, BYTES, SECONDS, Claim
+from experiments.stats import ACCURACY, BYTES, END, SECONDS, Claim
 
 TITLE = "Methods of 2024 to 2026"
 NAME = "frontier_2026"
-SWEEPS = (swept(NAME, "frontier_2026.py", 0.4, seeds=5),)
+BITS, SUM = "few_bits", "bf16"
+SWEEPS = (
+    swept(NAME, "frontier_2026.py", 0.4, seeds=5),
+    swept(BITS, "few_bits.py", 0.2, seeds=5),
+)
+CODECS = {  # group of arms -> its label
+    "float32": "float32", SUM: "bf16", "int8": "int8", "fp8_e4m3": "fp8, E4M3",
+    "fp8_e5m2": "fp8, E5M2", "int4": "int4", "mxfp4": "MXFP4",
+    "int4_feedback": "int4, error feedback", "mxfp4_feedback": "MXFP4, error feedback",
+}  # fmt: skip
 CLAIMS = (
     Claim("the last worker 2x slower: StragglAR takes less time than a ring", "arXiv 2505.23523",
           NAME, "late/straggl_ar", "late/ring", tuned=True),
@@ -25,6 +34,12 @@ CLAIMS = (
           "apart/dpsgd", ACCURACY, tuned=True),
     Claim("5 % of the averages at the end: more accurate than evenly", "arXiv 2507.06542", NAME,
           "budget/late", "budget/even", ACCURACY, tuned=True),
+    *(
+        Claim(f"{label}: at most 1 % more loss than sums in bf16", "", BITS, codec, SUM, END, 1.01,
+              tuned=True, equal=("updates",))
+        for codec, label in CODECS.items()
+        if codec not in ("float32", SUM)
+    ),
 )  # fmt: skip
 LINKS = {
     "diloco": "DiLoCo", "edit": "EDiT's penalty", "noloco": "NoLoCo", "swarm": "SwarmSGD",
@@ -44,4 +59,6 @@ figure = drawn(
                                  ("spells", "spells of all links"))
     ),
     Panel("rules and all-reduces", NAME, RULES, log=True),
+    Panel("sums of few bits, after the same updates", BITS, CODECS, END),
+    Panel("sums of few bits, at that setting", BITS, CODECS, BYTES, by=END),
 )  # fmt: skip

@@ -336,14 +336,15 @@ class Classifier(NamedTuple):
 
 
 def classifier(
-    model: Model, l2: float, plain: Callable | None, compute: str, micro_batch: int | None
-) -> Classifier:
+    model: Model, l2: float, plain: Callable | None, compute: str, micro_batch: int | None,
+    classes: int | None = None,
+) -> Classifier:  # fmt: skip
     """Return the functions of a model, which arms of equal models share, traced once.
 
-    plain: examples as evaluation sees them, see `dense_tasks.Augmentation`; all others: see
-    `dense_tasks.classification`.
+    plain: examples as evaluation sees them, see `dense_tasks.Augmentation`; classes: how many
+    logits are due, None for any number; all others: see `dense_tasks.classification`.
     """
-    settings = (model, l2, plain, compute_type(compute), micro_batch)
+    settings = (model, l2, plain, compute_type(compute), micro_batch, classes)
     try:
         return _shared(*settings)
     except TypeError:  # a model that has no hash
@@ -351,8 +352,9 @@ def classifier(
 
 
 def _classifier(
-    model: Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None
-) -> Classifier:
+    model: Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None,
+    classes: int | None,
+) -> Classifier:  # fmt: skip
     def seen(examples):
         # What training has augmented has its size already, and this leaves it alone.
         return scaled((examples if plain is None else plain(examples)).image)
@@ -363,7 +365,15 @@ def _classifier(
 
     def logits(params, examples):
         images = cast(seen(examples), dtype)
-        return model.apply({"params": cast(params, dtype)}, images).astype(jnp.float32)
+        found = model.apply({"params": cast(params, dtype)}, images)
+        due = (len(images), found.shape[-1] if classes is None else classes)
+        if found.shape != due:
+            raise ValueError(
+                f"the model gets {images.shape} and returns {found.shape}, but {due} is due, a "
+                "logit per class; let it begin with x.reshape(len(x), -1), and end with a layer of "
+                "`classes`"
+            )
+        return found.astype(jnp.float32)
 
     def fit(params, examples):
         return optax.softmax_cross_entropy_with_integer_labels(

@@ -79,9 +79,15 @@ def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2:
     module = models.build(MODEL, model, classes=1)
 
     def losses(params, points):
-        predicted = module.apply({"params": params}, points.x[:, None, :, None])[:, 0]
+        inputs = points.x[:, None, :, None]
+        predicted = module.apply({"params": params}, inputs)
+        if predicted.shape != (len(inputs), 1):
+            raise ValueError(
+                f"the model gets {inputs.shape} and returns {predicted.shape}, but one number for "
+                f"each point is due, {(len(inputs), 1)}; let it begin with x.reshape(len(x), -1)"
+            )
         decay = 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else 0.0
-        return 0.5 * (predicted - points.y) ** 2 + decay
+        return 0.5 * (predicted[:, 0] - points.y) ** 2 + decay
 
     def init(key):
         return models.init(module, key, jnp.asarray(train.x[:1, None, :, None]))
@@ -103,18 +109,26 @@ def _read(files: list[str], target: str) -> list[Read]:
         if suffix in readers:
             return [readers[suffix](place, target) for place in places]
         return _svmlight(places)
+    except _NoTarget as error:
+        raise ValueError(f"points: {' or '.join(files)} {error}") from None
     except Exception as error:  # of three libraries, which raise any kinds
         reason = getattr(error, "strerror", None) or registry.brief(error)
         raise ValueError(
             f"points: {' or '.join(files)} cannot be read ({reason}); give .npz, .csv, .tsv, "
-            ".parquet or svmlight, and target='...' for the name of what is to be predicted"
+            ".parquet or svmlight, in which all are numbers, classes as well"
         ) from error
+
+
+class _NoTarget(ValueError):
+    """Missing name of what is to be predicted."""
 
 
 def _npz(path: Path, target: str) -> Read:
     arrays = reading.arrays(path)
-    if missing := {"x", target} - arrays.keys():
-        raise ValueError(f"it has no {sorted(missing)[0]!r} but {', '.join(arrays) or 'nothing'}")
+    if "x" not in arrays:
+        raise ValueError(f"it has no 'x' but {', '.join(arrays) or 'nothing'}")
+    if target not in arrays:
+        raise _NoTarget(f"has no array {target!r}; give target='...' of {', '.join(arrays)}")
     return arrays["x"], arrays[target]
 
 
@@ -147,7 +161,9 @@ def _parquet(path: Path, target: str) -> Read:
 
 def _column(columns: list[str], target: str) -> int:
     if columns.count(target) != 1 or len(columns) < 2:
-        raise ValueError(f"one column {target!r} and others are due, it has {', '.join(columns)}")
+        shown = ", ".join([*columns[:12], *(["..."] if columns[12:] else [])])
+        count = "one column" if len(columns) < 2 else f"{columns.count(target)} columns {target!r}"
+        raise _NoTarget(f"has {count}, but one and features are due; give target='...' of {shown}")
     return columns.index(target)
 
 

@@ -241,7 +241,7 @@ def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
         said += f" (workers from 0 on are {shown}{_gap(names)})"
     return (
         f"{said}, median {np.median(np.concatenate(records)):.3g} s, slowest {names[slowest]:.40} "
-        f"({medians[slowest] / np.median(medians):.3g} times the median worker)"
+        f"({medians[slowest] / np.median(medians):.3g} times the median worker, by medians)"
     )
 
 

@@ -47,6 +47,7 @@ ROWS = [
      "has no parameter 'embeding' .* embedding"),
     (lambda: use.sparse_all_gather(SGD).exchange.init(MATRIX),
      "sparse_all_gather: the model has no parameter"),
+    (lambda: use.sparcml(SGD).exchange.init(jnp.zeros(3)), "give a tree with names, as {'embedd"),
     (lambda: use.omnireduce(SGD, block=0), "needs a block of 1 element or more, got 0"),
     (lambda: use.top_k(SGD, ratio=2.0), "0 < ratio <= 1"),
     (lambda: use.powersgd(SGD, rank=0), "rank 0 leaves nothing"),

@@ -52,6 +52,16 @@ def test_a_grid_alone_has_its_first_point_as_baseline(config, sweep_file):
         f"a/mini_batches={count}" for count in (1, 2))]  # fmt: skip
 
 
+def test_a_grid_does_not_undo_what_the_sweep_varies(config, sweep_file):
+    path = sweep_file("yield 'a', {'wait': 'barrier'}; yield 'b', {'seed': 3}")
+    grids = {"mini_batches": ["1", "2"]}
+    assert len(sweep.expand(config, path, {}, seeds=1, grids=grids)) == 4
+    path = sweep_file("yield 'a', {'mini_batches': 4}; yield 'b', {'mini_batches': 8}")
+    words = "'a/mini_batches=1' and 'b/mini_batches=1' are the same, .* leave out that --grid"
+    with pytest.raises(ValueError, match=words):
+        sweep.expand(config, path, {}, seeds=1, grids=grids)
+
+
 def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file):
     path = sweep_file("yield 'a', {'wait': 'barrier'}; yield 'b', {'optimizer.decay': 0.5}")
     user = {"wait": "quorum(k=1)", "optimizer.decay": 0.1, "seed": 7, "name": "mine"}

@@ -232,6 +232,11 @@ def test_a_method_inside_of_a_wrapper_does_the_same():
     assert np.isnan(on_devices(by_parameter, bad=1, updates=12)).all()
 
 
+def test_a_method_alone_says_how_it_becomes_a_transform():
+    with pytest.raises(AttributeError, match=r"no 'init'; gossax.as_optax\(method\) is an optax"):
+        optax.chain(optax.clip(1.0), all_reduce(optax.sgd(0.1)))
+
+
 def test_a_gradient_that_is_not_finite_skips_inside_of_a_method():
     """After a mean all workers skip; in gossip the worker that has it does, and mixes."""
     skipping = optax.apply_if_finite(optax.sgd(0.1), 5)

@@ -8,7 +8,7 @@ from sklearn.datasets import dump_svmlight_file
 
 from configs import nonblocking
 from experiments import prepare, sweep, tasks, train
-from experiments.tasks import data
+from experiments.tasks import data, models
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 3)).astype(np.float32).round(3)
@@ -83,13 +83,32 @@ def test_features_have_mean_0_and_variance_1_over_the_training_points(tmp_path):
         ("csv", np.where(X > 1, np.nan, X), Y, {}, "not finite in point"),
         ("npz", X.astype(object), Y, {}, "cannot be read .*allow_pickle"),
         ("npz", X[:1], Y[:1], {}, "0 points of 3 features are left to train and 1"),
-        ("csv", X, Y, {"target": "z"}, "one column 'z' and others are due, it has a, b, y, c"),
+        ("csv", X, Y, {"target": "z"}, "csv has 0 columns 'z', .* give target=.* of a, b, y, c"),
+        ("npz", X, Y, {"target": "z"}, "npz has no array 'z'; give target='...' of "),
         ("npz", X, Y, {"test": "none.npz"}, "none.npz cannot be read .No such file"),
     ],
 )
 def test_points_that_cannot_be_trained_are_one_sentence(tmp_path, kind, x, y, given, words):
     with pytest.raises(ValueError, match=words):
         task(write(tmp_path, kind, x, y), **given)
+
+
+def test_classes_in_words_are_one_sentence(tmp_path):
+    (tmp_path / "wine.csv").write_text("a,b,y\n1,2,red\n3,4,white\n")
+    with pytest.raises(ValueError, match=r"'red'.* in which all are numbers, classes as well"):
+        task(tmp_path / "wine.csv")
+
+
+def wide(classes):
+    return models.mlp(classes + 1)
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_a_model_of_another_shape_is_one_sentence(tmp_path, regression):
+    made = task(write(tmp_path, "csv", X, Y), model=f"{__name__}:wide", regression=regression)
+    words = r"32, 1, 3, 1\) and returns \(32, \d\), but .*due.* x.reshape\(len\(x\), -1\)"
+    with pytest.raises(ValueError, match=words):
+        made.losses(made.init(jax.random.key(0)), made.train)
 
 
 def test_images_of_an_npz_file_get_an_axis_for_colours(tmp_path):
