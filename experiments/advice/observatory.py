@@ -238,7 +238,7 @@ def as_numbers(records: Sequence[dict]) -> Numbers:
 
 def of_workers(records: Sequence[dict]) -> Numbers:
     """Return the table of slow workers: a row per source."""
-    columns = ["source", "slowest", "over the mean", "rounds in which it is last", "ever slow",
+    columns = ["source", "slowest", "time / mean", "rounds in which it is last", "ever slow",
                "share of rounds that are slow", "rounds of a spell", *Loss._fields]  # fmt: skip
     rows = []
     for record in records:

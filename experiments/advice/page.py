@@ -200,7 +200,11 @@ def _facts(advice: Advice) -> Iterator[str]:
     )
     recorded = advice.source.config.communication != advice.config.communication
     by = "as it was recorded" if recorded else "by config.communication"
-    yield f"exchange: {_exchange(advice):.3g} s of an update, {by}"
+    yield (
+        f"your job: rounds of {count} mini-batch{'es' * (count > 1)} of "
+        f"{advice.config.batch_size} samples, by config.mini_batches and config.batch_size; an "
+        f"exchange takes {_exchange(advice):.3g} s, {by}"
+    )
     end = advice.source.parameters
     where = (f"at the end of the run, in {end}" if end else
              "at the initial parameters, for lack of a finished run, and grows in training")
