@@ -1,8 +1,9 @@
 """All-reduces of few bits, each at its best rate, after the same updates.
 
-Eight workers train an MLP on points of ten overlapping classes, which it cannot learn by heart. A sum of codes is sent in two phases, so that each value is rounded once
-by its worker and once as part of the sum. The 16-bit sum is what fewer bits are compared with (S.
-Agarwal et al., arXiv 2407.01378); `feedback` adds what was lost to the next gradient.
+Eight workers train an MLP on points of ten overlapping classes, which it cannot learn by heart. A
+sum of codes is sent in two phases: each value is rounded once by its worker and once as part of the
+sum. Fewer bits are compared with 16 (S. Agarwal et al., arXiv 2407.01378); `feedback` adds what was
+lost to the next gradient.
 
     --config=configs/few_bits.py --sweep --seeds=5 --together
 """
@@ -16,7 +17,7 @@ from experiments import papers, stats
 from experiments.registry import part
 
 UPDATES, WORKERS, BATCH = 400, 8, 16
-RATES = (0.1, 0.2, 0.4)
+RATES = (0.1, 0.2, 0.4, 0.8)
 CODECS = {
     "float32": None,
     "bf16": part("bf16"),
