@@ -8,7 +8,8 @@ pair of processes measures the profile of `overlap=threads`, then trains under a
 turns. A point has the median seconds of a step, the seconds of all turns, what the profile foresees
 and the share that is hidden of what the plan of `optimal` would hide. Some more steps of one model
 at one rate are a Chrome trace, which Perfetto opens, with the plans beside them; of each schedule
-the step nearest to its median is in a picture.
+the step nearest to its median is in a picture. A second picture has the gains of all models and
+rates in the record, over the ratio of communication to computing.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from benchmarks.harness import FOLDER, ROOT, free_port, put, write
 
 RECORD, TIMELINES = FOLDER / "overlap.json", FOLDER / "overlap_timelines.json"
 PICTURE, SHOWN = ROOT / "docs" / "overlap.png", ("gpt", "200mbit")
+GAINS = ROOT / "docs" / "overlap_gains.png"
 HOSTS, TURNS, STEPS, TRACED = 2, 5, 2, 6
 # A model and the images or texts of a mini-batch.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
@@ -237,6 +239,35 @@ def draw(timelines: dict, path: pathlib.Path) -> None:
     figures.save(canvas, path)
 
 
+def draw_gains(points: list[dict], path: pathlib.Path) -> None:
+    """Draw the speed-up by `optimal` over two schedules and as planned, a dot per model and rate."""
+    from matplotlib.figure import Figure
+
+    from experiments import figures
+
+    cells: dict[tuple, dict[str, dict]] = {}
+    for point in points:
+        cells.setdefault((point["model"], point["rate"]), {})[point["schedule"]] = point
+    canvas = Figure(figsize=(10, 4), dpi=150, layout="constrained")
+    panels = canvas.subplots(1, 2, sharey=True)
+    for axes, other in zip(panels, ("single", "wfbp"), strict=True):
+        for (model, rate), own in cells.items():
+            best, rival = own["optimal"], own[other]
+            x = best["exchange"] / best["computing"]
+            axes.plot(x, rival["predicted"] / best["predicted"], "o", color="0.6", markersize=9,
+                      markerfacecolor="none")  # fmt: skip
+            axes.plot(x, rival["seconds"] / best["seconds"], "o", color=figures.COLOURS[0])
+            words = f" {figures.literal(model)}, {rate.replace('bit', '').upper()}"
+            axes.annotate(words, (x, rival["seconds"] / best["seconds"]), fontsize=7)
+        axes.axhline(1, color="0.8", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_title(f"over {other}", fontsize=10)
+        axes.set_xlabel("seconds of one all-reduce / seconds of computing", fontsize=9)
+        figures.plain(axes)
+    panels[0].set_ylabel("times as fast; hollow: as planned", fontsize=9)
+    figures.save(canvas, path)
+
+
 def child(rank: int, coordinator: str, model: str, turns: int, steps: int, folder: str) -> None:
     """Measure as one of the hosts; the first one writes what was found."""
     import jax
@@ -291,6 +322,8 @@ def main() -> None:
             if (model, rate) == SHOWN and options.output == RECORD:
                 write(TIMELINES, json.dumps(found["timelines"]))
                 draw(found["timelines"], PICTURE)
+    if options.output == RECORD:
+        draw_gains(json.loads(RECORD.read_text())["summary"]["points"], GAINS)
 
 
 if __name__ == "__main__":

@@ -486,6 +486,7 @@ def _end_by_a_sentence() -> None:
             if processes() > 1:
                 leave(1, f"{kind.__name__}: {' '.join(str(error).split())[:200]}")
             return
+        os.write(2, f"JAX: {' '.join(str(error).split())[:500]}\n".encode())
         time.sleep(4 * LISTENING)  # if it has said why it left, that is known by now
         _last_words()
         leave(DEAD, "it has lost another one")

@@ -374,18 +374,6 @@ def of_points(name: str, *words: str) -> Iterator[str]:
     yield from made_by(name, found)
 
 
-def of_lines(name: str, *sections: str) -> Iterator[str]:
-    """Give the rows of a benchmark's sections: milliseconds, the floor's, ratio and goal."""
-    found, rows = record(name), []
-    for line in (line for row in found["rows"] if row["section"] in sections
-                 for line in row["lines"]):  # fmt: skip
-        ours, floor = (f"{1e3 * seconds:.3g}" for seconds in list(line["seconds"].values())[:2])
-        goal = "–" if line["goal"] is None else f"{line['goal']:g}x"
-        rows.append((line["name"], ours, floor, f"{line['value']:.3g}x", goal))
-    yield from table(("row", "ms", "floor, ms", "ratio", "goal, at most"), rows)
-    yield from made_by(name, found)
-
-
 def of_arms(name: str, quantities: str, *groups: str) -> Iterator[str]:
     """Give quantities, with commas between them, of groups of a sweep's arms at their best."""
     found = record(name)
@@ -424,7 +412,6 @@ TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
     "headlines": of_headlines,
     "verdicts": of_verdicts,
     "points": of_points,
-    "lines": of_lines,
     "best": of_arms,
     "ratios": of_ratios,
 }

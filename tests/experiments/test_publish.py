@@ -113,18 +113,6 @@ def test_a_headline_does_not_depend_on_the_seeds_that_choose(monkeypatch):
     assert "if other seeds" not in stays
 
 
-def test_a_table_of_lines_has_the_sections_that_it_names(monkeypatch):
-    line = {"name": "gpt", "value": 1.5, "goal": 1.03, "seconds": {"ours": 0.003, "floor": 0.002}}
-    rows = [{"section": section, "lines": [line | {"goal": goal}]}
-            for section, goal in (("steps", 1.03), ("codecs", None), ("profile", 1))]  # fmt: skip
-    made = {"rows": rows, "command": "python -m " + "b" * 100}
-    monkeypatch.setattr(publish, "record", lambda name: made)
-    assert list(publish.of_lines("r", "steps", "codecs"))[2:] == [
-        "| gpt | 3 | 2 | 1.5x | 1.03x |", "| gpt | 3 | 2 | 1.5x | – |", "",
-        "`docs/results/r.json`, by", f"`{made['command']}`",
-    ]  # fmt: skip
-
-
 def test_tables_of_points_and_of_arms_are_chosen_by_their_words(tmp_path, monkeypatch):
     points = [{"form": form, "rate": rate, "hosts": hosts, "ms": ms} for form, rate, hosts, ms in (
         ("dense", "1gbit", 2, 4.0), ("dense", "10gbit", 2, 2.0), ("few", "1gbit", 2, 1.0),
