@@ -240,7 +240,7 @@ def draw(timelines: dict, path: pathlib.Path) -> None:
 
 
 def draw_gains(points: list[dict], path: pathlib.Path) -> None:
-    """Draw the speed-up by `optimal` over two schedules and as planned, a dot per model and rate."""
+    """Draw how much faster `optimal` is than two schedules, and as planned, by model and rate."""
     from matplotlib.figure import Figure
 
     from experiments import figures
