@@ -260,7 +260,8 @@ def draw_gains(points: list[dict], path: pathlib.Path) -> None:
             words = f" {figures.literal(model)}, {rate.replace('bit', '').upper()}"
             axes.annotate(words, (x, rival["seconds"] / best["seconds"]), fontsize=7)
         axes.axhline(1, color="0.8", linewidth=0.8)
-        axes.set_xscale("log", base=2)
+        axes.set_xlim(0, 1.25 * max(own["optimal"]["exchange"] / own["optimal"]["computing"]
+                                    for own in cells.values()))  # fmt: skip
         axes.set_title(f"over {other}", fontsize=10)
         axes.set_xlabel("seconds of one all-reduce / seconds of computing", fontsize=9)
         figures.plain(axes)
