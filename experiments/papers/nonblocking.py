@@ -23,7 +23,7 @@ SWEEPS = (
 )  # fmt: skip
 CLAIMS = (
     *(
-        Claim(f"one worker 4x slower, both tuned: non-blocking {mixer} takes less time", ABSTRACT,
+        Claim(f"one worker 4x slower, tuned: non-blocking {mixer} beats blocking {mixer} in time", ABSTRACT,
               "nonblocking_tuned", f"{mixer}/nonblocking", f"{mixer}/blocking", tuned=True)
         for mixer in MIXERS[:2]
     ),
