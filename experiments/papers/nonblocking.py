@@ -23,8 +23,9 @@ SWEEPS = (
 )  # fmt: skip
 CLAIMS = (
     *(
-        Claim(f"one worker 4x slower, tuned: non-blocking {mixer} beats blocking {mixer} in time", ABSTRACT,
-              "nonblocking_tuned", f"{mixer}/nonblocking", f"{mixer}/blocking", tuned=True)
+        Claim(f"one worker 4x slower, tuned: non-blocking {mixer} beats blocking {mixer} in time",
+              ABSTRACT, "nonblocking_tuned", f"{mixer}/nonblocking", f"{mixer}/blocking",
+              tuned=True)
         for mixer in MIXERS[:2]
     ),
     Claim("dpsgd, one worker 4x slower: less time to the same loss than blocking rounds", ABSTRACT,
