@@ -14,7 +14,7 @@ WITH = (*(f"k_sync/K={k}" for k in (1, 2, 4, 8)), *(f"k_batch_sync/K={k}" for k 
 WITHOUT = (*(f"k_async/K={k}" for k in (1, 2, 4)), *(f"k_batch_async/K={k}" for k in (2, 4, 8)))
 FIXED = "k_async/K=1"
 CLAIMS = (
-    Claim("rate 0.16: K-async (K = 1) is first at target, K-batch-async (K = 4) ends lower",
+    Claim("rate 0.16: K-batch-async (K = 4) ends lower in loss, K-async (K = 1) is first",
           f"{PAPER}, abstract", "slow_and_stale", "k_batch_async/K=4/rate=0.16",
           f"{FIXED}/rate=0.16", END),
     Claim("at its best rate, the first at the target, k_async/K=2, does not end lowest",

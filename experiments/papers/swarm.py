@@ -40,7 +40,7 @@ SAMPLES = ("samples",)
 
 CLAIMS = (
     Claim("SwarmSGD in 8 bits, one node 4x slower: at most 0.6x the time of D-PSGD", ABSTRACT,
-          "swarm_slow4", COARSE, "dpsgd/ring", bound=0.6, condition="at one rate for all"),
+          "swarm_slow4", COARSE, "dpsgd/ring", bound=0.6, condition="all have one learning rate"),
     Claim("SwarmSGD, 8 bits keep the accuracy to 0.3 points, 10,000 test samples", ABSTRACT,
           "swarm_gaussians", COARSE, EXACT, ACCURACY, margin=0.003, equal=SAMPLES),
     Claim("SwarmSGD, 8 bits are within 1 point of large batches, 10,000 test samples",
