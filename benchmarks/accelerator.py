@@ -460,13 +460,9 @@ def main() -> None:
         f"{found['cores']} cores; peak {found['peak'] or 'unknown'}")  # fmt: skip
     if on_cpu:
         say("there is no accelerator: the smallest sizes, and ratios that say nothing of one")
-    words = [word for word in options.only.split(",") if word]
-    all_rows = (
-        row for row in rows(sizes, found, path, record["rows"])
-        if not words or any(word in f"{row.section}, {row.name}" for word in words)
-    )  # fmt: skip
-    known = json.loads(path.read_text())["rows"] if words and path.exists() else []
-    good = run(all_rows, record, path, 60 * options.minutes, say, sizes.share)
+    wanted = harness.chosen(rows(sizes, found, path, record["rows"]), options.only)
+    known = json.loads(path.read_text())["rows"] if options.only and path.exists() else []
+    good = run(wanted, record, path, 60 * options.minutes, say, sizes.share)
     if not record["rows"]:
         parser.error(f"--only={options.only} names no row; leave it out to see all")
     ran = [row["name"] for row in record["rows"] if row["state"] == RAN]

@@ -73,6 +73,16 @@ class Skip(Exception):
     """Raised by a row that makes no sense here; its text says why."""
 
 
+def chosen(rows: Iterable[Row], only: str) -> Iterable[Row]:
+    """Return the rows whose section or name holds one of the words, with commas; all for ""."""
+    words = [word for word in only.split(",") if word]
+
+    def named(row: Row) -> bool:
+        return not words or any(word in f"{row.section}, {row.name}" for word in words)
+
+    return filter(named, rows)
+
+
 def compared(
     section: str, name: str, goal: float | None, candidates: Callable[[], Mapping[str, Callable]],
     least: float, facts: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda seconds: {},

@@ -37,7 +37,7 @@ from ml_collections import ConfigDict
 from algorithms import all_reduce, dpsgd, matcha
 from algorithms.links import of_rounds
 from benchmarks import floors
-from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, compared, head, run, write
+from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, chosen, compared, head, run, write
 from comms import buckets, rounds, topology
 from comms.cost import AlphaBeta
 from experiments import stopwatch, sweep, tasks, train
@@ -567,18 +567,14 @@ def main() -> None:
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", DEVICES)
     sizes = TINY if options.tiny else Sizes()
-    words = [word for word in options.only.split(",") if word]
-    chosen = (
-        row for row in rows(sizes, jax.device_count())
-        if not words or any(word in f"{row.section}, {row.name}" for word in words)
-    )  # fmt: skip
-    if not (words or options.tiny):
+    wanted = chosen(rows(sizes, jax.device_count()), options.only)
+    if not (options.only or options.tiny):
         options.output = options.output or FOLDER / "suite.json"
         options.page = options.page or PAGE
     given = " ".join(word for word in sys.argv[1:] if not word.startswith(("--output", "--page")))
     record = head(f"python -m benchmarks.suite {given}".strip())
     record |= {"backend": jax.default_backend(), "load": os.getloadavg()[0], "complete": False}
-    good = run(chosen, record, options.output, 60 * options.minutes, print, SHARE)
+    good = run(wanted, record, options.output, 60 * options.minutes, print, SHARE)
     lines = [line for row in record["rows"] for line in row["lines"]]
     if not record["rows"]:
         parser.error(f"--only={options.only} names no row; leave it out to see all")

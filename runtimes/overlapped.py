@@ -151,11 +151,6 @@ class Threads:
         self._offset = jax.make_array_from_callback(
             zeros.shape, NamedSharding(devices, P(AXIS)), lambda part: zeros[part]
         )
-        # Gloo connects processes at their first collective and gives up on one that is 30 s late.
-        # One may be, that finds none of the following programs in a cache.
-        number = jax.ShapeDtypeStruct((), np.int32)
-        connect = self._compiled(lambda x: jax.lax.psum(x, AXIS), [number])
-        jax.block_until_ready(connect(self._offset))
         given = (model, self._offset, table)
         own = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), given)
         shared = spec == P()

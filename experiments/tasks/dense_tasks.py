@@ -29,9 +29,7 @@ def classification(
     train, test, labels = sources.read(reading, dataset.train, dataset.test)
     changes = None if augment is None else AUGMENT.build(augment)
     plain = None if changes is None else changes.plain
-    functions = models.classifier(
-        model, l2, plain, compute, micro_batch, dataset.classes
-    )
+    functions = models.classifier(model, l2, plain, compute, micro_batch, dataset.classes)
 
     def init(key):
         return functions.init(key, take(train, slice(1)))

@@ -335,6 +335,16 @@ class Classifier(NamedTuple):
     hits: Callable  # parameters, examples -> [b], 1 where the class is right
 
 
+def check_output(inputs: jax.Array, found: jax.Array, classes: int) -> None:
+    """Raise ValueError unless a model returns [b, classes] for inputs [b, ...]."""
+    due = (len(inputs), classes)
+    if found.shape != due:
+        raise ValueError(
+            f"the model gets {inputs.shape} and returns {found.shape}, but {due} is due; let it "
+            "begin with x.reshape(len(x), -1), and end with a layer of `classes`"
+        )
+
+
 def classifier(
     model: Model, l2: float, plain: Callable | None, compute: str, micro_batch: int | None,
     classes: int | None = None,
@@ -366,13 +376,7 @@ def _classifier(
     def logits(params, examples):
         images = cast(seen(examples), dtype)
         found = model.apply({"params": cast(params, dtype)}, images)
-        due = (len(images), found.shape[-1] if classes is None else classes)
-        if found.shape != due:
-            raise ValueError(
-                f"the model gets {images.shape} and returns {found.shape}, but {due} is due, a "
-                "logit per class; let it begin with x.reshape(len(x), -1), and end with a layer of "
-                "`classes`"
-            )
+        check_output(images, found, found.shape[-1] if classes is None else classes)
         return found.astype(jnp.float32)
 
     def fit(params, examples):

@@ -81,11 +81,7 @@ def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2:
     def losses(params, points):
         inputs = points.x[:, None, :, None]
         predicted = module.apply({"params": params}, inputs)
-        if predicted.shape != (len(inputs), 1):
-            raise ValueError(
-                f"the model gets {inputs.shape} and returns {predicted.shape}, but one number for "
-                f"each point is due, {(len(inputs), 1)}; let it begin with x.reshape(len(x), -1)"
-            )
+        models.check_output(inputs, predicted, 1)
         decay = 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else 0.0
         return 0.5 * (predicted[:, 0] - points.y) ** 2 + decay
 

@@ -126,6 +126,14 @@ def test_the_tiny_suite_measures_rows_that_are_named(tmp_path):
     assert all(line["value"] >= 0 for row in record["rows"] for line in row["lines"])
 
 
+def test_parameters_are_compared_relative_to_the_second_sides(tmp_path):
+    for side, values in (("here", [3.0, 4.5]), ("cpu", [3.0, 4.0])):
+        (tmp_path / side).mkdir()
+        arrays = {"w": np.float32(values), "count": np.int32(7)}
+        np.savez(tmp_path / side / "parameters.npz", **arrays)
+    assert accelerator._apart(tmp_path / "here", tmp_path / "cpu") == pytest.approx(0.1)
+
+
 @pytest.mark.slow
 def test_the_tiny_command_for_accelerators_measures_every_row(tmp_path):
     ended = command("accelerator", "--tiny", "--minutes=60", f"--folder={tmp_path}")

@@ -98,6 +98,7 @@ SOURCES = {
     "run": run,
     "schedule": schedule,
 }
+GIVEN = ["python", "launch.py", "--config=c.py", "--config.wait=barrier"]
 REFUSED = {
     "one row": "has 1 workers, the config asks for 3",
     "in step": "at equal times all workers took about equally long",
@@ -116,13 +117,16 @@ def test_a_source_ends_with_advice_or_a_refusal(name, mini_batches, tmp_path, mo
         with pytest.raises(ValueError, match=REFUSED[name]):
             durations.read(text, own, [])
         return
-    advice = play.weigh(durations.read(text, own, ["python", "launch.py", "--config=c.py"]))
+    advice = play.weigh(durations.read(text, own, GIVEN))
     written = page.as_json(advice)
     json.dumps(records.plain(written), allow_nan=False)
     assert advice.verdict.close and len(advice.order) > 3 and written["verdict"]
     for one in advice.order:
         assert one.batch == pytest.approx(advice.reference.batch, rel=play.EQUAL + 1e-9)
+    assert any(f"{mini_batches} mini-batch" in fact for fact in page._facts(advice))
     words = page.command(advice, tmp_path / "advice")
+    names = [word.partition("=")[0] for word in words]
+    assert len(names) == len(set(names))  # what is advised replaces what was given
     assert words[-1].startswith("--workdir=") and all("=" in word for word in words[2:])
     if name == "kineto":  # whose exchange was recorded
         assert 0 < written["exchange_seconds"] < 1
