@@ -66,7 +66,8 @@ def one_large_layer(classes: int) -> Any:
 def foreseen(profile, sizes: list[int], plan: str, decoupled: bool) -> tuple[float, list]:
     """Return seconds of a step without its update, and spans of the plan.
 
-    They begin with the forward pass, or with the first message of a decoupled all-reduce.
+    They begin with the forward pass, or with the first message of a decoupled all-reduce. What is
+    sent after the backward pass does not slow it down.
     """
     import numpy as np
 
@@ -75,11 +76,13 @@ def foreseen(profile, sizes: list[int], plan: str, decoupled: bool) -> tuple[flo
 
     kind, _, size = plan.partition(":")
     own = {"bytes": float(size.removesuffix("MB")) * 1e6} if size else {}
-    forward, cost = profile.forward, profile.cost
+    forward, cost, ready = profile.forward, profile.cost, profile.ready
+    if kind == "single":
+        ready = np.full(len(sizes), (forward + ready[-1]) / profile.contention - forward)
     if not decoupled:
-        made = buckets.PLANNERS[kind](sizes, profile.ready, cost, **own)
+        made = buckets.PLANNERS[kind](sizes, ready, cost, **own)
         begins, ends = forward + made.start, forward + made.end
-        spans = [Span("compute", "planned", 0.0, forward + profile.ready[-1])]
+        spans = [Span("compute", "planned", 0.0, forward + ready[-1])]
         seconds = forward + made.finish
     else:
         each = np.diff(profile.ready, prepend=0.0)[::-1]
@@ -160,7 +163,8 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
             "predicted": planned[name] + update, "error": (planned[name] + update) / median - 1,
             "buckets": len(flat),
             "gain": serial / median, "hidden": (serial - median) / max(serial - best, 1e-9),
-            "computing": profile.forward + profile.ready[-1] + update,
+            "computing": (profile.forward + profile.ready[-1]) / profile.contention + update,
+            "contention": profile.contention,
             "exchange": float(profile.cost.seconds(sum(sizes))),
             "megabytes": sum(sizes) / 1e6,
         })  # fmt: skip
@@ -282,6 +286,7 @@ def child(rank: int, coordinator: str, model: str, turns: int, steps: int, folde
     for thread in pathlib.Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
+    distributed.connect()
     points, spans = measured(model, turns, steps)
     if rank == 0:
         found = json.dumps({"points": points, "timelines": trace(spans)})

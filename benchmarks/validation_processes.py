@@ -119,6 +119,7 @@ def all_reduces(repeats: int = 7) -> Callable[[], list[float]]:
 def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, address: str) -> None:
     """Run the cells that the record has not, as one of the processes; the first one writes."""
     distributed.initialize(address, WORKERS, rank)
+    distributed.connect()
     known = {tuple(point[name] for name in KEY) for point in points(path)}
     left = [cell for cell in cells() if cell not in known]
     distributed.agreed(None)  # nobody writes before all have read

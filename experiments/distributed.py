@@ -1,7 +1,7 @@
 """One run on several processes: how they find each other, agree, and end when one of them does.
 
-`initialize` comes before anything else that JAX does. Every process then runs the same program; the
-first one alone writes. JAX's coordination service, in process 0, notices a process that has died or
+`initialize` comes before anything else that JAX does, `connect` once its devices are there. Every
+process then runs the same program; the first one alone writes. JAX's coordination service, in process 0, notices a process that has died or
 does not answer any more and ends all others; what is added here is one sentence that says so and
 exit code 3. A process that leaves by itself, refused, failed or asked by a signal, first says why
 through the service, so that the others end within a second and repeat it. Texts and counters that
@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 
 from experiments import endings
 from runtimes import phases
@@ -131,6 +132,25 @@ def initialize(
         thread.join(2)
 
     atexit.register(over)  # before JAX takes leave of the service
+
+
+def connect() -> None:
+    """Connect the collectives of all devices, where a CPU host joins the others.
+
+    JAX gives a process 30 s to come to its first collective, and one may compile for longer than
+    another. All call it once their devices are there.
+    """
+    if processes() == 1 or jax.default_backend() != "cpu":
+        return
+    devices = jax.make_mesh((jax.device_count(),), ("all",), (jax.sharding.AxisType.Auto,))
+    each = jax.NamedSharding(devices, jax.P("all"))
+    ones = jax.make_array_from_callback((devices.size,), each, lambda _: np.ones(1, np.float32))
+    added = jax.shard_map(
+        lambda one: jax.lax.psum(one, "all"), mesh=devices, in_specs=jax.P("all"),
+        out_specs=jax.P("all"),
+    )  # fmt: skip
+    with phases.within(phases.OTHERS):
+        jax.block_until_ready(jax.jit(added)(ones))
 
 
 def check_address(address: str, listens: bool) -> None:

@@ -182,7 +182,7 @@ def _arms_of(module: ModuleType, config: ConfigDict) -> list[tuple[str, dict]]:
 def provide_cpu_devices(arms: list[Arm]) -> None:
     """Split a CPU into the devices that the arms ask for, unless the user has said how many.
 
-    Of several processes each has its share of them.
+    Of several processes each has its share of them, and all are connected.
     """
     wanted = max(runtime_builders.devices(arm.config) for arm in arms) // distributed.processes()
     if wanted > MOST_CPU_DEVICES and jax.config.jax_platforms in (None, "", "cpu"):
@@ -200,6 +200,7 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
             f"JAX finds no device ({str(error) or 'of that kind'}); correct JAX_PLATFORMS="
             f"{os.environ.get('JAX_PLATFORMS', '')}, or unset it"
         ) from error
+    distributed.connect()
 
 
 def to_the_end(arms: list[Arm]) -> list[Arm]:
