@@ -55,7 +55,7 @@ class UpdateLog:
         self.events: list[Event] = []
         self._rows: list[Schedule] = []
         self._made: list[Made] = []
-        self._observed: list[int] = []  # updates made before each loss
+        self._observed: list[tuple[int, int]] = []  # (updates, contributions held) at each loss
 
     @property
     def updates(self) -> int:
@@ -110,9 +110,9 @@ class UpdateLog:
         self._made.append(Made(now, workers, versions))
         return self._rows[-1]
 
-    def observed(self) -> None:
-        """Note that the rule has seen a loss."""
-        self._observed.append(self.updates)
+    def observed(self, held: int) -> None:
+        """Note that the rule has seen a loss, with contributions held for the next update."""
+        self._observed.append((self.updates, held))
 
     def take(self) -> Schedule | None:
         """Return the rows since the last call, with what has happened beside; None for none."""
@@ -131,7 +131,8 @@ class UpdateLog:
             "width": np.array([len(one.workers) for one in made], np.int64),
             "workers": np.array([who for one in made for who in one.workers], np.int64),
             "version": np.array([version for one in made for version in one.versions], np.int64),
-            "observed": np.array(self._observed, np.int64),
+            "observed": np.array([updates for updates, _ in self._observed], np.int64),
+            "held": np.array([held for _, held in self._observed], np.int64),
         }
 
     def resume(self, packed: Mapping[str, np.ndarray]) -> None:
@@ -143,31 +144,31 @@ class UpdateLog:
         ]
         times = packed["time"].tolist()
         self._made = [Made(*made) for made in zip(times, *columns, strict=True)]
-        self._observed = packed["observed"].tolist()
+        observed = packed["observed"]
+        held = packed.get("held", np.zeros_like(observed))
+        self._observed = list(zip(observed.tolist(), held.tolist(), strict=True))
 
     def repeated(
         self, arrivals: AsyncProtocol, state: Any, losses: Sequence[tuple[float, float]]
     ) -> Any:
         """Return the state of a rule after all updates, and after the losses that it has seen."""
-        for happened in self._in_order(losses):
-            if isinstance(happened, Made):
-                for arrival in zip(happened.workers, happened.versions, strict=True):
-                    state = arrivals.begun(state, *arrival, happened.time)
-                    state = arrivals.on_arrival(state, *arrival, happened.time).state
-                if arrivals.on_due is not None:
-                    state = arrivals.on_due(state, happened.time).state
-            elif arrivals.observe is not None:
-                state = arrivals.observe(state, *happened)
-        return state
-
-    def _in_order(self, losses: Sequence[tuple[float, float]]) -> Iterator[Made | tuple]:
-        """All updates, and the losses between them, as they came."""
         waiting = list(zip(self._observed, losses[: len(self._observed)], strict=True))
+
+        def observed(state, *until):
+            while waiting and waiting[0][0] <= until:
+                loss = waiting.pop(0)[1]
+                if arrivals.observe is not None:
+                    state = arrivals.observe(state, *loss)
+            return state
+
         for update, made in enumerate(self._made):
-            while waiting and waiting[0][0] <= update:
-                yield waiting.pop(0)[1]
-            yield made
-        yield from (loss for _, loss in waiting)
+            for held, arrival in enumerate(zip(made.workers, made.versions, strict=True)):
+                state = observed(state, update, held)
+                state = arrivals.begun(state, *arrival, made.time)
+                state = arrivals.on_arrival(state, *arrival, made.time).state
+            if arrivals.on_due is not None:
+                state = arrivals.on_due(state, made.time).state
+        return observed(state, np.inf)
 
 
 class State(NamedTuple):
@@ -519,7 +520,7 @@ class ParameterServer:
 
     def observe(self, seconds: float, loss: float) -> None:
         """Pass a training loss to a rule that follows it."""
-        self.log.observed()
+        self.log.observed(len(self._held))
         if self._arrivals.observe is not None:
             self.rule = self._arrivals.observe(self.rule, seconds, loss)
 
