@@ -1,12 +1,12 @@
 """One run on several processes: how they find each other, agree, and end when one of them does.
 
 `initialize` comes before anything else that JAX does, `connect` once its devices are there. Every
-process then runs the same program; the first one alone writes. JAX's coordination service, in process 0, notices a process that has died or
-does not answer any more and ends all others; what is added here is one sentence that says so and
-exit code 3. A process that leaves by itself, refused, failed or asked by a signal, first says why
-through the service, so that the others end within a second and repeat it. Texts and counters that
-all share are the service's keys, for which JAX has no public name yet: what is private in JAX
-stands in this module alone.
+process then runs the same program; the first one alone writes. JAX's coordination service, in
+process 0, notices a process that has died or does not answer any more and ends all others; what is
+added here is one sentence that says so and exit code 3. A process that leaves by itself, refused,
+failed or asked by a signal, first says why through the service, so that the others end within a
+second and repeat it. Texts and counters that all share are the service's keys, for which JAX has no
+public name yet: what is private in JAX stands in this module alone.
 
 JAX's own preemption service is switched off: it takes SIGTERM for itself and only tells those that
 ask for its sync point. Here the run asks at every evaluation anyway, see `asked_to_end`.

@@ -366,6 +366,10 @@ def on_ray(
     )(_execute)
 
     def start(group: Sequence[Arm]) -> Job:
+        if overwrite:  # once and here: a task that is started again goes on
+            for arm in group:
+                with records.start(root / arm.path, arm.config, overwrite=True):
+                    pass
         kept = restarts.without(command(group), (), ["overwrite"])
         output = root / group[0].path / OUTPUT
         files.make(output.parent)

@@ -260,7 +260,7 @@ PROFILE = Format(
     {
         "layers": [[str]],
         **dict.fromkeys(_TIMES, (None, [_is_time])),
-        **dict.fromkeys(("error", "forward"), (None, _is_finite)),
+        **dict.fromkeys(("error", "forward", "contention"), (None, _is_finite)),
     },
     ("layers", "ready"),
     "write it with experiments.profiling.save, or as docs/extend.md says",

@@ -25,7 +25,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from comms.buckets import buffers
-from comms.collectives import AXIS, AllReduce
+from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
 from comms.trees import named_leaves, path_text
 from experiments import distributed, files, formats, registry, stopwatch, tasks
@@ -41,6 +41,7 @@ class Profile(NamedTuple):
     """Inputs of a plan; `layers` alone are enough for plans that look at no times.
 
     error: distance of the last ready time from the whole backward pass, timed apart, over that.
+    contention: seconds of computing beside all-reduces, which `ready` has, over those alone.
     """
 
     layers: list[list[str]]  # paths of each layer's parameters, in backward order
@@ -49,6 +50,7 @@ class Profile(NamedTuple):
     seconds: np.ndarray | None = None  # [n] of an all-reduce
     error: float | None = None
     forward: float | None = None  # s of the forward pass; None: unknown
+    contention: float | None = None
 
     @property
     def cost(self) -> Table:
@@ -82,7 +84,8 @@ def load(path: str | os.PathLike) -> Profile:
         return Profile(stored["layers"])
     formats.checked(stored, path, formats.MEASURED_PROFILE)
     times = (np.array(stored[name], float) for name in _TIMES)
-    profile = Profile(stored["layers"], *times, stored.get("error"), stored.get("forward"))
+    known = (stored.get(name) for name in ("error", "forward", "contention"))
+    profile = Profile(stored["layers"], *times, *known)
     if len(profile.layers) != len(profile.ready):
         raise ValueError(
             f"profile {str(path)!r} has {len(profile.ready)} ready times for "
@@ -108,8 +111,8 @@ def measure(
 ) -> Profile:
     """Time the gradient of `batch_size` examples, and all-reduces up to the model's size.
 
-    overlap: with "threads" the gradient is timed in stages, each a program of its own, and
-    all-reduces while another thread computes, as they will.
+    overlap: with "threads" the gradient is timed in stages, each a program of its own, beside
+    all-reduces, and all-reduces while another thread computes, as they will.
     Of several processes all call this, and all get what process 0 has measured: workers that plan
     different buckets would wait for each other for ever.
     """
@@ -122,11 +125,11 @@ def measure(
     else:
         backward = measure_backward(task, batch_size, steps)
         beside = contextlib.nullcontext()
-    measured = [*backward.ready.tolist(), backward.error, backward.forward]
-    *ready, error, forward = distributed.agreed(measured)
+    measured = [*backward.ready.tolist(), *backward[-3:]]
+    *ready, error, forward, contention = distributed.agreed(measured)
     with beside:
         sizes, seconds = measure_all_reduce(devices, SIZES[:needed])
-    return Profile(backward.layers, np.array(ready), sizes, seconds, error, forward)
+    return Profile(backward.layers, np.array(ready), sizes, seconds, error, forward, contention)
 
 
 def describe(profile: Profile) -> str:
@@ -134,6 +137,8 @@ def describe(profile: Profile) -> str:
     fitted, r_squared = profile.fit
     worst = largest_error(fitted, profile.sizes, profile.seconds)
     accuracy = "" if profile.error is None else f" ({profile.error:+.0%} against the whole, alone)"
+    if profile.contention is not None:
+        accuracy = f" ({profile.contention - 1:+.0%} beside all-reduces)"
     return (
         f"measured: backward pass {1e3 * profile.ready[-1]:.3f} ms{accuracy}, all-reduce "
         f"{1e3 * fitted.alpha:.3f} ms and {1e9 * fitted.beta:.3g} ns a byte (R^2 {r_squared:.2f}, "
@@ -292,38 +297,37 @@ def measure_stages(task: Task, batch_size: int, devices: Sequence, rounds: int =
     """Return a profile without all-reduces, of training in threads with a bucket per layer.
 
     Stages are timed as they run, see `runtimes.overlapped`: a program each, while nothing is
-    exchanged. Of several processes all call this. `devices` are the first ones.
+    exchanged, then beside the all-reduces of all layers. Of several processes all call this.
+    `devices` are the first ones.
     """
     from algorithms.mg_wfbp import mg_wfbp
     from runtimes.mesh import Mesh
 
-    def kept(x, axis):
-        del axis
-        return x
-
     layers = backward_order(task, batch_size)
     method = mg_wfbp(optax.sgd(0.0), buckets="wfbp", profile=Profile(layers))
-    alone = method.buckets._replace(all_reduce=AllReduce(kept))
-    method = method._replace(details=method.details._replace(buckets=alone))
     runtime = Mesh(
         method, tasks.first_draw(task), task.train, _First(batch_size, tasks.count(task.train)),
         workers=len(devices), mini_batches=1, rounds_per_dispatch=rounds, overlap=THREADS,
     )  # fmt: skip
     params = jax.jit(task.init)(jax.random.key(0))
     run, _ = runtime.advance(runtime.start(params), np.inf, 2)
-    runtime.timeline = []
-    runtime.advance(run, np.inf, rounds)
-    runtime.close()
-    taken: dict[str, list[float]] = {}
-    for span in runtime.timeline:
-        taken.setdefault(span.name, []).append(span.end - span.start)
     made = buffers(params, method.buckets.leaves_of(params))
     last = {buffer.bucket: i for i, buffer in enumerate(made)}  # the stage that ends a layer
-    known = np.cumsum([np.median(taken[f"stage {i}"]) for i in range(len(made))])
+    known = {}
+    for runtime.exchanges in (False, True):
+        runtime.timeline = []
+        run, _ = runtime.advance(run, np.inf, rounds)
+        taken: dict[str, list[float]] = {}
+        for span in runtime.timeline:
+            taken.setdefault(span.name, []).append(span.end - span.start)
+        each = [np.median(taken[f"stage {i}"]) for i in range(len(made))]
+        known[runtime.exchanges] = np.cumsum(each)[[last[i] for i in range(len(layers))]]
+    runtime.close()
     loss, examples = jax.jit(_mean_loss(task)), jax.device_put(_examples(task, batch_size))
     forward = stopwatch.seconds({"forward": lambda: loss(params, examples)}, rounds)["forward"]
-    ready = np.maximum(known[[last[i] for i in range(len(layers))]] - forward, 0)
-    return Profile(layers, ready, None, None, None, forward)
+    ready = np.maximum(known[True] - forward, 0)
+    contention = float(known[True][-1] / known[False][-1])
+    return Profile(layers, ready, forward=forward, contention=contention)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ HOLDS, WHERE, FAILS, INCONCLUSIVE = "holds", "holds where", "does not hold", "in
 VERDICTS = (HOLDS, WHERE, FAILS, INCONCLUSIVE)
 LEVEL = 0.05  # of a test, and of the false discoveries among all of them
 NOISE = "in the noise"
+ROUNDING = 1e-12  # relative, of sums of a few numbers
 SAME = 0.02  # relative difference that counts as none: schedules end a little apart
 SECONDS, END, ACCURACY = "seconds_to_target", "final_train_loss", "test_accuracy"
 BYTES = "bytes_per_worker"
@@ -336,7 +337,8 @@ def compare(
     """Return whether ours is at most `bound` times theirs, plus `margin`.
 
     Of an accuracy ours has to be at least `bound` times theirs, minus `margin`; its difference
-    from the bound counts from half a test sample on, as seeds may agree by rounding.
+    from the bound counts from half a test sample on, as seeds may agree by rounding. Another
+    quantity that equals its bound in every seed is at most that, without a test.
     """
     if "_to_target" in quantity:
         reached(ours, theirs)
@@ -361,6 +363,8 @@ def compare(
             )
     beyond, p = difference(ours, theirs, quantity, bound, margin)
     beyond *= _sign(quantity)
+    if p == 1 and not beyond and not least:
+        return Answer(HOLDS, measured)
     if p < LEVEL and abs(beyond) >= least:
         return Answer(HOLDS if beyond <= 0 else FAILS, measured, "", p)
     return Answer(INCONCLUSIVE, measured, NOISE, p)
@@ -371,23 +375,30 @@ def difference(
 ) -> tuple[float, float]:
     """Return the mean of ours - (bound x theirs + margin), and the p-value of its being 0.
 
-    For an accuracy `margin` is subtracted. Raise Inconclusive where an arm has no deviation.
+    For an accuracy `margin` is subtracted. Differences within rounding are 0, and p is 1 where all
+    are. Raise Inconclusive where an arm has no deviation.
     """
     from scipy import stats  # late: it takes a moment to load
 
     margin *= _sign(quantity)
     a, b = (arm.get(f"{quantity}_by_seed") for arm in (ours, theirs))
     if a and b and list(ours["seeds"]) == list(theirs["seeds"]) and len(a) > 1:
-        beyond = np.asarray(a) - (bound * np.asarray(b) + margin)
-        differ = np.ptp(beyond) > 1e-12 * np.abs(beyond).max()  # by more than rounding
-        p = stats.ttest_1samp(beyond, 0.0).pvalue if differ else 0.0
+        beyond = _beyond(np.asarray(a), bound * np.asarray(b) + margin)
+        differ = np.ptp(beyond) > ROUNDING * np.abs(beyond).max()
+        p = stats.ttest_1samp(beyond, 0.0).pvalue if differ else float(not beyond.any())
         return float(beyond.mean()), float(p)
     (mean, spread, n), (other, noise, m) = (_moments(arm, quantity) for arm in (ours, theirs))
-    beyond = mean - bound * other - margin
+    beyond = float(_beyond(mean, bound * other + margin))
     if not spread and not noise:
-        return beyond, 0.0
+        return beyond, float(not beyond)
     test = stats.ttest_ind_from_stats(beyond, spread, n, 0.0, bound * noise, m, equal_var=False)
     return beyond, float(test.pvalue)
+
+
+def _beyond(values, limits) -> np.ndarray:
+    """Return values - limits, 0 where they differ by rounding."""
+    beyond = np.asarray(values - limits)
+    return np.where(np.abs(beyond) <= ROUNDING * np.abs(limits), 0.0, beyond)
 
 
 def sampling_error(accuracy: float, samples: float) -> float:
