@@ -109,6 +109,7 @@ class Mesh:
         asking = devices.devices.reshape(workers, -1)[:, 0]  # who speaks with the host
         self._here = [i for i, device in enumerate(asking) if device.process_index == me]
         self.timeline: list[overlapped.Span] | None = None
+        self.exchanges = True  # False: of overlapped rounds only computing, to be timed alone
         self._overlapped = None
         if injector is not None:
             one_round = rounds.Watched(algorithm, losses, mini_batches, injector, augment, team)
@@ -237,7 +238,7 @@ class Mesh:
         if self._injector is not None:
             self._injector.resume(waited)
         if self._overlapped is not None:
-            self._program.timeline = self.timeline
+            self._program.timeline, self._program.exchanges = self.timeline, self.exchanges
         model = self._program(*arguments)
         self._input.stage(after=model)
         # Queued collective programs can wait for each other for ever on CPU: one at a time.
