@@ -5,11 +5,13 @@
 
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
-turns. A point has the median seconds of a step, the seconds of all turns, what the profile foresees
-and the share that is hidden of what the plan of `optimal` would hide. Some more steps of one model
-at one rate are a Chrome trace, which Perfetto opens, with the plans beside them; of each schedule
-the step nearest to its median is in a picture. A second picture has the gains of all models and
-rates in the record, over the ratio of communication to computing.
+turns. With `--hosts=4`, more than there are cores, layers sleep the seconds that one of the hosts
+has measured alone, and only exchange for real. A point has the median seconds of a step, the
+seconds of all turns, what the profile foresees and the share that is hidden of what the plan of
+`optimal` would hide. Some more steps of one model at one rate are a Chrome trace, which Perfetto
+opens, with the plans beside them; of each schedule the step nearest to its median is in a picture.
+A second picture has the gains of all models and rates in the record, over the ratio of
+communication to computing.
 """
 
 import argparse
@@ -29,6 +31,7 @@ RECORD, TIMELINES = FOLDER / "overlap.json", FOLDER / "overlap_timelines.json"
 PICTURE, SHOWN = ROOT / "docs" / "overlap.png", ("gpt", "200mbit")
 GAINS = ROOT / "docs" / "overlap_gains.png"
 HOSTS, TURNS, STEPS, TRACED = 2, 5, 2, 6
+KEY = ("model", "rate", "hosts", "schedule")  # of a point
 # A model and the images or texts of a mini-batch.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "resnet18": ({"name": "images", "source": {"name": "noise", "samples": 256, "size": 32},
@@ -98,6 +101,48 @@ def foreseen(profile, sizes: list[int], plan: str, decoupled: bool) -> tuple[flo
     return seconds, [*spans, *map(Span, ["exchange"] * len(begins), names, begins, ends)]
 
 
+def slept(task: Any, batch: int) -> Any:
+    """Return a profile whose computing process 0 has measured, while all others waited."""
+    import jax
+    import numpy as np
+
+    from experiments import distributed, profiling
+
+    own = profiling.measure_backward(task, batch, 10) if distributed.is_writer() else None
+    ready, forward = distributed.agreed(own and [own.ready.tolist(), own.forward])
+    costs = profiling.measure_all_reduce(jax.devices(), profiling.sizes_of(task))
+    layers = profiling.backward_order(task, batch)
+    return profiling.Profile(layers, np.array(ready), *costs, forward=forward, contention=1.0)
+
+
+def let_sleep(threads, profile, of_buckets: list[list[int]]) -> None:
+    """Have the stages of rounds in threads sleep, and give what they have computed first.
+
+    of_buckets: layers of each bucket.
+    """
+    import time
+
+    import jax
+    import numpy as np
+
+    def sleeping(program, seconds):
+        known = []
+
+        def run(*values):
+            if not known:
+                known.append(jax.block_until_ready(program(*values)))
+            time.sleep(seconds)
+            return known[0]
+
+        return run
+
+    known = profile.forward + np.array([profile.ready[max(bucket)] for bucket in of_buckets])
+    each = [*np.diff(known, prepend=0.0), 0.0]  # the last stage is the rest
+    programs = threads._first._programs
+    threads._first._programs = [*map(sleeping, programs, each[: len(programs)])]
+    threads._end = sleeping(threads._end, 0.0)
+
+
 def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, dict]]:
     """Return (a point per schedule, spans of some steps and of the plan); on all processes."""
     import jax
@@ -105,7 +150,7 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
     import optax
 
     from algorithms.base import scale_by_samples
-    from algorithms.mg_wfbp import mg_wfbp
+    from algorithms.mg_wfbp import mg_wfbp, plan_with
     from comms import buckets
     from comms.trees import named_leaves
     from experiments import profiling, tasks
@@ -115,10 +160,19 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
     description, batch = MODELS[model]
     task, workers = tasks.build(description), jax.device_count()
     params = jax.jit(task.init)(jax.random.key(0))
-    profile = profiling.measure(task, batch, overlap="threads")
+    sleeps = workers > HOSTS
+    profile = slept(task, batch) if sleeps else profiling.measure(task, batch, overlap="threads")
+    schedules = {
+        name: own for name, own in SCHEDULES.items()
+        if not sleeps or (own[0], own[2]) == ("threads", "psum")
+    }  # fmt: skip
+    layer_sizes = [
+        sum(4 * np.size(leaf) for path, leaf in named_leaves(params) if path in layer)
+        for layer in profile.layers
+    ]
     sampler = sampling.Sampler(data.iid(task.labels, workers, 0), batch, 0)
-    arms, seconds = {}, {name: [] for name in SCHEDULES}
-    for name, (overlap, plan, all_reduce) in SCHEDULES.items():
+    arms, seconds = {}, {name: [] for name in schedules}
+    for name, (overlap, plan, all_reduce) in schedules.items():
         method = mg_wfbp(
             optax.chain(optax.trace(0.9), scale_by_samples(0.01)),
             buckets=plan, profile=profile, collective=all_reduce,
@@ -128,6 +182,9 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
             rounds_per_dispatch=steps, overlap=overlap,
         )  # fmt: skip
         run, _ = runtime.advance(runtime.start(params), np.inf, steps)
+        if sleeps:
+            let_sleep(runtime._program, profile, plan_with(plan, profile)(params)[0].buckets)
+            run, _ = runtime.advance(run, np.inf, steps)
         arms[name] = [runtime, run, method]
     for turn in range(turns):
         for name in list(arms)[:: 1 if turn % 2 else -1]:
@@ -137,21 +194,17 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
     spans = {}
     for name, (runtime, run, _) in arms.items():
         runtime.timeline = []
-        if SCHEDULES[name][0] == "threads":
+        if schedules[name][0] == "threads":
             runtime.advance(run, np.inf, TRACED)
         spans[name] = {"measured": runtime.timeline}
         runtime.close()
 
     ends = [span for span in spans["single"]["measured"] if span.name == "update"]
     update = float(np.median([span.end - span.start for span in ends]))
-    sizes = [
-        sum(4 * np.size(leaf) for path, leaf in named_leaves(params) if path in layer)
-        for layer in profile.layers
-    ]
     planned = {}
-    for name, (_, plan, _) in SCHEDULES.items():
+    for name, (_, plan, _) in schedules.items():
         decoupled = arms[name][2].buckets.all_reduce.gather is not None
-        planned[name], spans[name]["planned"] = foreseen(profile, sizes, plan, decoupled)
+        planned[name], spans[name]["planned"] = foreseen(profile, layer_sizes, plan, decoupled)
     serial, best = float(np.median(seconds["single"])), planned["optimal"] + update
     points = []
     for name, taken in seconds.items():
@@ -165,8 +218,8 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
             "gain": serial / median, "hidden": (serial - median) / max(serial - best, 1e-9),
             "computing": (profile.forward + profile.ready[-1]) / profile.contention + update,
             "contention": profile.contention,
-            "exchange": float(profile.cost.seconds(sum(sizes))),
-            "megabytes": sum(sizes) / 1e6,
+            "exchange": float(profile.cost.seconds(sum(layer_sizes))),
+            "megabytes": sum(layer_sizes) / 1e6,
         })  # fmt: skip
     return points, spans
 
@@ -251,7 +304,8 @@ def draw_gains(points: list[dict], path: pathlib.Path) -> None:
 
     cells: dict[tuple, dict[str, dict]] = {}
     for point in points:
-        cells.setdefault((point["model"], point["rate"]), {})[point["schedule"]] = point
+        if point["hosts"] == HOSTS:
+            cells.setdefault((point["model"], point["rate"]), {})[point["schedule"]] = point
     canvas = Figure(figsize=(10, 4), dpi=150, layout="constrained")
     panels = canvas.subplots(1, 2, sharey=True)
     for axes, other in zip(panels, ("single", "wfbp"), strict=True):
@@ -273,13 +327,13 @@ def draw_gains(points: list[dict], path: pathlib.Path) -> None:
     figures.save(canvas, path)
 
 
-def child(rank: int, coordinator: str, model: str, turns: int, steps: int, folder: str) -> None:
+def child(rank: int, coordinator: str, folder: str, options: argparse.Namespace) -> None:
     """Measure as one of the hosts; the first one writes what was found."""
     import jax
 
     from experiments import distributed
 
-    distributed.initialize(coordinator, HOSTS, rank)
+    distributed.initialize(coordinator, options.hosts, rank)
     jax.devices()
     # Only after JAX has made its threads: with a pool of one, a collective that waits in it would
     # keep everything else from computing.
@@ -287,7 +341,7 @@ def child(rank: int, coordinator: str, model: str, turns: int, steps: int, folde
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
     distributed.connect()
-    points, spans = measured(model, turns, steps)
+    points, spans = measured(options.model, options.turns, options.steps)
     if rank == 0:
         found = json.dumps({"points": points, "timelines": trace(spans)})
         pathlib.Path(folder, "found.json").write_text(found)
@@ -297,6 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=",".join(MODELS), help="with commas")
     parser.add_argument("--rate", default="100mbit,200mbit,1gbit", help="of all links, with commas")
+    parser.add_argument("--hosts", type=int, default=HOSTS)
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--steps", type=int, default=STEPS, help="of a turn")
     parser.add_argument("--output", type=pathlib.Path, default=RECORD, help="the record")
@@ -304,28 +359,29 @@ def main() -> None:
     options = parser.parse_args()
     if options.child is not None:
         rank, address, folder = options.child
-        child(int(rank), address, options.model, options.turns, options.steps, folder)
+        child(int(rank), address, folder, options)
         return
     if (reason := namespaces.unmet()) is not None:
         print(f"skipped: {reason}")
         return
+    count = options.hosts
     for model in options.model.split(","):
         for rate in options.rate.split(","):
-            with tempfile.TemporaryDirectory() as folder, namespaces.switch(HOSTS, rate) as hosts:
+            with tempfile.TemporaryDirectory() as folder, namespaces.switch(count, rate) as hosts:
                 address = f"{hosts[0].address}:{free_port()}"
-                own = [f"--model={model}", f"--turns={options.turns}", f"--steps={options.steps}"]
+                own = [f"--model={model}", f"--hosts={count}", f"--turns={options.turns}",
+                       f"--steps={options.steps}"]  # fmt: skip
                 program = [sys.executable, "-m", "benchmarks.overlap", *own, "--child"]
-                commands = [[*program, str(rank), address, folder] for rank in range(HOSTS)]
+                commands = [[*program, str(rank), address, folder] for rank in range(count)]
                 with namespaces.started(hosts, commands) as running:
                     if running[0].wait():
                         raise SystemExit(running[0].returncode)
                 found = json.loads(pathlib.Path(folder, "found.json").read_text())
-            points = [{"rate": rate, "hosts": HOSTS, **point} for point in found["points"]]
+            points = [{"rate": rate, "hosts": count, **point} for point in found["points"]]
             for point in points:
                 print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
-            key = ("model", "rate", "schedule")
-            put(options.output, "python -m benchmarks.overlap", key, points)
-            if (model, rate) == SHOWN and options.output == RECORD:
+            put(options.output, "python -m benchmarks.overlap", KEY, points)
+            if (model, rate, count) == (*SHOWN, HOSTS) and options.output == RECORD:
                 write(TIMELINES, json.dumps(found["timelines"]))
                 draw(found["timelines"], PICTURE)
     if options.output == RECORD:

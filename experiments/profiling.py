@@ -116,9 +116,6 @@ def measure(
     Of several processes all call this, and all get what process 0 has measured: workers that plan
     different buckets would wait for each other for ever.
     """
-    payload = payload_bytes(jax.eval_shape(task.init, jax.random.key(0)))
-    # One size beyond that of the model: no bucket can be larger, its token aside.
-    needed = 2 + sum(size < payload for size in SIZES[1:])
     devices = jax.devices() if devices is None else devices
     if overlap == THREADS:
         backward, beside = measure_stages(task, batch_size, devices), _computing(task, batch_size)
@@ -128,7 +125,7 @@ def measure(
     measured = [*backward.ready.tolist(), *backward[-3:]]
     *ready, error, forward, contention = distributed.agreed(measured)
     with beside:
-        sizes, seconds = measure_all_reduce(devices, SIZES[:needed])
+        sizes, seconds = measure_all_reduce(devices, sizes_of(task))
     return Profile(backward.layers, np.array(ready), sizes, seconds, error, forward, contention)
 
 
@@ -234,6 +231,12 @@ def measure_all_reduce(
     taken = stopwatch.seconds(programs, repeats, warm_ups=warm_ups)
     seconds = distributed.agreed([taken[size] / counts[size] for size in sizes])
     return np.array(sizes, float), np.array(seconds)
+
+
+def sizes_of(task: Task) -> tuple[int, ...]:
+    """Return the sizes to measure for a model: up to one beyond its own, as buckets have tokens."""
+    payload = payload_bytes(jax.eval_shape(task.init, jax.random.key(0)))
+    return SIZES[: 2 + sum(size < payload for size in SIZES[1:])]
 
 
 # --- backward pass ---
