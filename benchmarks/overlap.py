@@ -80,10 +80,11 @@ def foreseen(profile, sizes: list[int], plan: str, decoupled: bool) -> tuple[flo
     kind, _, size = plan.partition(":")
     own = {"bytes": float(size.removesuffix("MB")) * 1e6} if size else {}
     forward, cost, ready = profile.forward, profile.cost, profile.ready
-    if kind == "single":
-        ready = np.full(len(sizes), (forward + ready[-1]) / profile.contention - forward)
     if not decoupled:
         made = buckets.PLANNERS[kind](sizes, ready, cost, **own)
+        if len(made.buckets) == 1:
+            ready = np.full(len(sizes), (forward + ready[-1]) / profile.contention - forward)
+            made = buckets.PLANNERS["single"](sizes, ready, cost)
         begins, ends = forward + made.start, forward + made.end
         spans = [Span("compute", "planned", 0.0, forward + ready[-1])]
         seconds = forward + made.finish
@@ -143,8 +144,13 @@ def let_sleep(threads, profile, of_buckets: list[list[int]]) -> None:
     threads._end = sleeping(threads._end, 0.0)
 
 
-def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, dict]]:
-    """Return (a point per schedule, spans of some steps and of the plan); on all processes."""
+def measured(
+    model: str, turns: int, steps: int, sleeps: bool = False
+) -> tuple[list[dict], dict[str, dict]]:
+    """Return (a point per schedule, spans of some steps and of the plan); on all processes.
+
+    sleeps: layers sleep, and only schedules whose computing is layer by layer are there.
+    """
     import jax
     import numpy as np
     import optax
@@ -160,7 +166,6 @@ def measured(model: str, turns: int, steps: int) -> tuple[list[dict], dict[str, 
     description, batch = MODELS[model]
     task, workers = tasks.build(description), jax.device_count()
     params = jax.jit(task.init)(jax.random.key(0))
-    sleeps = workers > HOSTS
     profile = slept(task, batch) if sleeps else profiling.measure(task, batch, overlap="threads")
     schedules = {
         name: own for name, own in SCHEDULES.items()
@@ -341,7 +346,8 @@ def child(rank: int, coordinator: str, folder: str, options: argparse.Namespace)
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
     distributed.connect()
-    points, spans = measured(options.model, options.turns, options.steps)
+    given = options.model, options.turns, options.steps
+    points, spans = measured(*given, sleeps=options.hosts > HOSTS)
     if rank == 0:
         found = json.dumps({"points": points, "timelines": trace(spans)})
         pathlib.Path(folder, "found.json").write_text(found)
