@@ -55,4 +55,4 @@ def begin() -> None:
                 f"gossax: {place} is imported in place of {ROOT / room}; rename it, or install the "
                 f"wheel, which keeps its own folders apart: pip install {ROOT}"
             )
-    sys.meta_path.append(Aliases())
+    sys.meta_path.insert(0, Aliases())  # before the finder of files below a package

@@ -149,7 +149,7 @@ def missing() -> str:
 RUNS = ("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
 # (flag is given, conflict in the command line, sentence about it).
 COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
-    (lambda: FLAGS.report, lambda: given(*RUNS),
+    (lambda: FLAGS.report, lambda: given(*RUNS) or given("advise"),
      "--report only writes the report again; leave out {}"),
     (lambda: FLAGS.watch, lambda: given(*RUNS) or given("report", "advise"),
      "--watch only shows a page; leave out {}"),
@@ -157,7 +157,8 @@ COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
      "--paper belongs to --report; give it, too"),
     (lambda: given("port"), lambda: not FLAGS.watch,
      "--port belongs to --watch; give it, too"),
-    (lambda: FLAGS.advise, lambda: given(*_ABOUT_ARMS),
+    (lambda: FLAGS.advise,
+     lambda: given("print_commands", "num_processes", "process_id", *_ABOUT_ARMS),
      "--advise trains arms of its own; leave out {}"),
     (lambda: not FLAGS.advise, lambda: given("rule", "no_training"),
      "{} belongs to --advise; give it, too"),
@@ -178,6 +179,8 @@ COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
      "--dry_run looks at a device of each arm in one process; leave out --num_processes"),
     (lambda: FLAGS.arm, is_elsewhere,
      "--arm runs arms in this process; leave out --jobs and --executor"),
+    (lambda: FLAGS.restarts, lambda: given("report", "watch", "advise"),
+     "--restarts starts runs again; leave out {}"),
     (lambda: FLAGS.restarts, is_elsewhere,
      "--restarts is for the processes of one run; leave out --jobs and --executor"),
     (lambda: FLAGS.num_processes is not None, is_elsewhere,
@@ -191,7 +194,8 @@ def parse(argv: list[str]) -> list[str]:
         print(FIRST)
         sys.exit(0)
     try:
-        argv, entries = config_files.overrides(FLAGS.read_flags_from_files(argv))
+        sys.argv = FLAGS.read_flags_from_files(argv)  # for commands that are made of it
+        argv, entries = config_files.overrides(sys.argv)
         rest = FLAGS(argv)
         for name in () if FLAGS.version else ("workdir", "report", "watch", "advise", "jobset"):
             records.refuse_remote(FLAGS[name].value or "", f"--{name}")
@@ -217,9 +221,11 @@ def parse(argv: list[str]) -> list[str]:
 
 def executor() -> Callable:
     """Return what runs the arms, as the flags say; ValueError where it cannot."""
-    from experiments import executors
+    from experiments import executors, restarts
 
-    many = {"command": functools.partial(executors.command, sys.argv)}
+    # What is started anywhere goes on: runs to overwrite are removed before.
+    argv = restarts.without(sys.argv, (), ["overwrite"])
+    many = {"command": functools.partial(executors.command, argv)}
     if FLAGS.executor == "slurm":
         from experiments import slurm
 
@@ -398,7 +404,7 @@ def main(_) -> None:
 
         where = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
         call = None if None in where else restarts.RollCall(FLAGS.workdir, *where)
-        sys.exit(restarts.run(sys.argv, FLAGS.restarts, call))
+        sys.exit(restarts.run(sys.argv, FLAGS.restarts, call, FLAGS.workdir))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

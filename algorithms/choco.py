@@ -73,9 +73,9 @@ def growth(chosen: Reducer, W: np.ndarray, size: int) -> Callable[[float], float
             norm = jnp.maximum(jnp.sqrt(jnp.sum(x**2) + jnp.sum(known**2)), 1e-30)
             return (x / norm, known / norm), jnp.log(norm)
 
-        first, *keys = jax.random.split(jax.random.key(0), UPDATES + 1)
-        x = jax.random.normal(first, (len(W), size))
-        return jax.lax.scan(step, (x - x.mean(0)[None], jnp.zeros_like(x)), jnp.stack(keys))[1]
+        keys = jax.random.split(jax.random.key(0), UPDATES + 1)
+        x = jax.random.normal(keys[0], (len(W), size))
+        return jax.lax.scan(step, (x - x.mean(0)[None], jnp.zeros_like(x)), keys[1:])[1]
 
     def factor(gamma: float) -> float:
         with jax.ensure_compile_time_eval():

@@ -134,7 +134,9 @@ def two_phase(codec: Codec) -> Reducer:
         return reduced.total, reduced.sent - rounding, state
 
     def payload(leaf, workers, update):
-        return Payload((quantise.two_phase_bytes(math.prod(leaf.shape), workers, codec),))
+        size = math.prod(leaf.shape)  # of one alone nothing is rounded
+        coded = quantise.two_phase_bytes(size, workers, codec)
+        return Payload((4 * size if workers == 1 else coded,))
 
     def encode(x, key):
         return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))

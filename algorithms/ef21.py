@@ -68,15 +68,15 @@ def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
 
 
 def add_up() -> optax.GradientTransformation:
-    """Turn changes into their running sum, from zero."""
+    """Turn changes into their running sum, from zero and in float32, as workers keep theirs."""
 
     def update_fn(updates, state, params=None):
         del params
-        total = jax.tree.map(jnp.add, state, updates)
-        return total, total
+        total = jax.tree.map(lambda known, new: known + new.astype(known.dtype), state, updates)
+        return jax.tree.map(lambda known, new: known.astype(new.dtype), total, updates), total
 
     def init_fn(params):
-        return jax.tree.map(jnp.zeros_like, params)
+        return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -113,9 +113,10 @@ def _estimated(name, optimizer, workers, eta, exchange) -> Algorithm:
             "method keeps estimates; write what is inside of it"
         )
     reducer = with_estimates(inner, eta, workers)
-    return compressed(
+    method = compressed(
         name, optax.chain(add_up(), optimizer), _everywhere(reducer), weighting="equal"
     )
+    return method._replace(needs=method.needs._replace(workers=workers))
 
 
 def _everywhere(reducer: Reducer) -> Callable[[str, Any], Reducer]:

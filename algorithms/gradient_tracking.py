@@ -53,7 +53,9 @@ def follow_the_mean(
             lambda g, old: jnp.where(batches > 0, g, old), updates, state.gradient
         )
         tracker = jax.tree.map(lambda y, g, old: y + (g - old), state.mixed, newest, state.gradient)
-        step, inner = optimizer.update(tracker, state.optimizer, params, batches=batches, **extra)
+        # One without gradients goes on along its tracker, whatever its rate makes of its batches.
+        extra["batches"] = jnp.maximum(batches, 1)
+        step, inner = optimizer.update(tracker, state.optimizer, params, **extra)
         x, y = mix((optax.apply_updates(params, step), tracker), active)
         return jax.tree.map(jnp.subtract, x, params), Tracking(y, newest, inner)
 

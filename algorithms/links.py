@@ -20,6 +20,7 @@ class Links(NamedTuple):
     weights: np.ndarray | None = None  # [M, n] of the senders in each matching; a worker's own
     # weight is one minus the sum over the active ones; None: the method's matrix
     period: int | None = None  # updates after which `active` begins again; None: never
+    fixed: int = 0  # updates up to which they are chosen, as for a stretch, and later only drawn
 
 
 def given(active: Any) -> Any:

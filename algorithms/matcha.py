@@ -104,7 +104,8 @@ def periodic(
         return drawn(start, count) | ((first <= update) & (update < last))
 
     alpha = mixing.best_step(graph)
-    return _gossip_over(optimizer, graph, Links(partners, active), alpha, order, weighting)
+    links = Links(partners, active, fixed=last)
+    return _gossip_over(optimizer, graph, links, alpha, order, weighting)
 
 
 def _stretch(dense: Sequence[int]) -> tuple[int, int]:

@@ -271,8 +271,11 @@ def lasting(method: Sender, params, workers: int, total: float) -> tuple[Transfe
     Bytes are counted in a settled update over all links.
     """
     payloads = method.messages(params, workers, Row(method.settled))
-    whole = sum(payload.size for payload in payloads)
-    sizes = [payload.size / whole if whole else 1 / len(payloads) for payload in payloads]
+    sizes = [payload.size for payload in payloads]
+    if any(payload.exchanged for payload in payloads):  # as often as there are matchings
+        sizes = [collective_bytes(payload, workers) for payload in payloads]
+    whole = sum(sizes)
+    sizes = [size / whole if whole else 1 / len(payloads) for size in sizes]
     shares = transfers(payloads, sizes)
     if len(shares) == 1:
         return (shares[0]._replace(seconds=total),)

@@ -25,7 +25,6 @@ LOCAL_STEPS, WORKERS, FACTOR = 20, 8, 4
 OUTER = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7)
 GENTLE = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7 / WORKERS)
 AVERAGING = part("sgd", learning_rate=1 / WORKERS)
-BY_SPEED = local_updates.dynamic([1 / FACTOR, *[1.0] * (WORKERS - 1)], LOCAL_STEPS)
 
 
 def _pushed(**changes) -> dict:
@@ -39,7 +38,7 @@ GROUPS = {  # method -> its changes
     "async_nesterov_small": _pushed(algorithm=part("local_sgd", server=GENTLE)),
     "async_average": _pushed(algorithm=part("local_sgd", server=AVERAGING)),
     "async_diloco": _pushed(algorithm=part("async_diloco")),
-    "async_diloco_by_speed": _pushed(algorithm=part("async_diloco"), mini_batches=list(BY_SPEED)),
+    "async_diloco_by_speed": _pushed(algorithm=part("async_diloco")),  # and steps, see `sweep`
 }
 RATES = (0.0004, 0.0008, 0.0016, 0.0032, 0.0063, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 LOWER_RATES = {"async_nesterov": (0.00005, 0.0001, 0.0002)}  # rates below the common grid
@@ -53,7 +52,7 @@ def _uneven(wait, method: str = "all_reduce") -> dict:
 
 UNEVEN = {  # method -> its changes
     "ringleader": _uneven(part("k_async", k=1), "ringleader"),
-    "ringmaster": _uneven(part("ringmaster", limit=FACTOR * WORKERS)),  # the slow worker counts
+    "ringmaster": _uneven(part("ringmaster", limit=1)),  # and its limit, see `sweep`
     "rennala": _uneven(part("rennala", k=WORKERS)),
     "k_async": _uneven(part("k_async", k=WORKERS // 2)),
 }
@@ -84,10 +83,19 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield every method at every rate of its grid."""
+def by_speed(factor: float) -> list[int]:
+    """Return local steps by which a slow worker 0 pushes as often as the others (DyLU)."""
+    return list(local_updates.dynamic([1 / factor, *[1.0] * (WORKERS - 1)], LOCAL_STEPS))
+
+
+def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+    """Yield every method at every rate of its grid; what depends on the slow worker follows it."""
+    factor = config.delay.factors.to_dict()[0]
+    limit = part("ringmaster", limit=round(factor * WORKERS))  # the slow worker counts
+    own = {"async_diloco_by_speed": {"mini_batches": by_speed(factor)},
+           "ringmaster": {"wait": limit}}  # fmt: skip
     for group, changes in ALL.items():
-        yield from base.at_rates(group, changes, rates_of(group), "g")
+        yield from base.at_rates(group, changes | own.get(group, {}), rates_of(group), "g")
 
 
 claims = papers.claims("asynchronous", "frontier_async")

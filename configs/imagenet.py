@@ -82,13 +82,18 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield all-reduce, local SGD, D-PSGD on a ring, and SwarmSGD in 8 bits, at equal images."""
+def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+    """Yield all-reduce, local SGD, D-PSGD on a ring, and SwarmSGD in 8 bits, at equal images.
+
+    An update of local SGD has eight mini-batches of every worker, one of SwarmSGD two of one.
+    """
     yield "all_reduce", {}
-    yield "local_sgd/H=8", {"algorithm": part("local_sgd"), "mini_batches": 8}
+    local = {"algorithm": part("local_sgd"), "mini_batches": 8, "updates": -(-config.updates // 8)}
+    yield "local_sgd/H=8", local
     ring = {"graph": part("ring"), "wait": part("neighbour_barrier")}
     yield "dpsgd/ring", ring | {"algorithm": part("dpsgd")}
     yield (
         "swarm/H=2/8 bits",
-        {"algorithm": part("swarm", bits=8), "mini_batches": 2, "wait": part("random_pairs")},
+        {"algorithm": part("swarm", bits=8), "mini_batches": 2, "wait": part("random_pairs"),
+         "updates": -(-config.updates * config.workers // 2)},
     )

@@ -12,6 +12,13 @@ from experiments.records import plain
 WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", "wall_seconds")
 
 
+def common(summaries: Sequence[Mapping]) -> tuple[float | None, str]:
+    """Return the target of all arms, None where they have several, and their clocks."""
+    targets = {summary["target_loss"] for summary in summaries}
+    clocks = sorted({summary["clock"] for summary in summaries})
+    return targets.pop() if len(targets) == 1 else None, " or ".join(clocks)
+
+
 def at_target(
     records: Sequence[Mapping], target_loss: float | None, column: str = "seconds"
 ) -> float | None:

@@ -184,6 +184,8 @@ def value(config: ConfigDict, key: str, text: str | bool) -> Any:
     if isinstance(before, float):
         try:
             return float(found) if registry.is_number(found) else float(text)
+        except OverflowError:
+            return float(text)  # inf
         except ValueError:
             pass
     return found
@@ -211,7 +213,8 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
             )
         with node.unlocked(), node.ignore_type():
             node[last] = value
-        config = registry.canonical(config)
+        if not registry.is_number(value):  # a part may be written in another way
+            config = registry.canonical(config)
     return config
 
 

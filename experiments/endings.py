@@ -31,6 +31,14 @@ _asked: list[int] = []  # signals that have been noted and not yet raised
 _deferring = 0  # nested `deferred`
 
 
+def name_of(number: int) -> str:
+    """Return the name of a signal; some real-time ones have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def code(number: int) -> int:
     """Return the exit code of a program that a signal ends."""
     return 128 + number
@@ -38,7 +46,7 @@ def code(number: int) -> int:
 
 def sentence(number: int, starts_over: bool = False) -> str:
     """Return what the program says then; starts_over: the same command would not go on."""
-    what = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    what = "interrupted" if number == signal.SIGINT else f"ended by {name_of(number)}"
     if starts_over:
         return f"{what}; the same command starts over, without --overwrite it goes on"
     return f"{what}; the same command goes on from here"

@@ -4,6 +4,7 @@ An executor runs groups of arms, each group as one program, and returns why arms
 of the arm: one line}. A failing arm is no reason to stop the others. See also `experiments.slurm`.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import hashlib
@@ -24,6 +25,7 @@ from rich.console import Console
 
 from experiments import (
     distributed,
+    endings,
     files,
     loggers,
     records,
@@ -103,8 +105,8 @@ class Shown:
         return Watched(on_record, ended, say)
 
 
-# (groups, workdir, whether to run finished arms again, progress) -> failures
-Executor = Callable[[Groups, Path, bool, Shown], dict[str, str]]
+# (groups, workdir, progress) -> failures
+Executor = Callable[[Groups, Path, Shown], dict[str, str]]
 
 # --- in this process ---
 
@@ -112,7 +114,6 @@ Executor = Callable[[Groups, Path, bool, Shown], dict[str, str]]
 def here(
     groups: Groups,
     root: Path,
-    overwrite: bool,
     shown: Shown,
     *,
     log_to: Sequence[str] = (),
@@ -123,7 +124,7 @@ def here(
     log_to: names of `loggers.LOGGERS`. checkpoint_seconds: see `train.run`.
     """
     failures: dict[str, str] = {}
-    how = {"overwrite": overwrite, "checkpoint_seconds": checkpoint_seconds}
+    how = {"checkpoint_seconds": checkpoint_seconds}
     waiting = list(groups)
     while waiting:
         group = waiting.pop(0)
@@ -227,9 +228,9 @@ def follow(
                         failures |= {} if failure is None else {arm.path: failure}
                 if ended is not None:
                     running.remove(entry)
-    finally:
-        for _, job in running:
-            job.stop()
+    finally:  # all at once: each may have to be waited for
+        with concurrent.futures.ThreadPoolExecutor(max(1, len(running))) as pool:
+            list(pool.map(lambda entry: entry[1].stop(), running))
     return failures
 
 
@@ -250,26 +251,23 @@ def _failure(place: Path, config: ConfigDict, ended: str) -> str | None:
     return ended or "its process left no summary"
 
 
-def unfinished(groups: Groups, root: Path, overwrite: bool, shown: Shown) -> Groups:
+def unfinished(groups: Groups, root: Path, shown: Shown) -> Groups:
     """Return the groups with work left; the others are shown as finished."""
     left = []
     for group in groups:
-        if not overwrite and all(records.is_finished(root / a.path, a.config) for a in group):
+        if all(records.is_finished(root / a.path, a.config) for a in group):
             for arm in group:
                 shown.arm(arm.config).ended(None)
             continue
         left.append(group)
         for arm in group:
             (root / arm.path / records.ERROR).unlink(missing_ok=True)
-            if overwrite:
-                (root / arm.path / records.SUMMARY).unlink(missing_ok=True)
     return left
 
 
 def local(
     groups: Groups,
     root: Path,
-    overwrite: bool,
     shown: Shown,
     *,
     command: Callable[[Sequence[Arm]], list[str]],
@@ -301,14 +299,14 @@ def local(
 
         return Job(lambda: process_words(process.poll(), output), stop)
 
-    return follow(unfinished(groups, root, overwrite, shown), start, jobs, root, shown)
+    return follow(unfinished(groups, root, shown), start, jobs, root, shown)
 
 
 def process_words(code: int | None, output: Path, what: str = "its process") -> str | None:
     """Return how a process has ended, see `Job`; code: its exit code or, negative, the signal."""
     if not code:
         return code if code is None else ""
-    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    how = f"exit code {code}" if code > 0 else endings.name_of(-code)
     return f"{what} ended with {how}; see {output}"
 
 
@@ -338,7 +336,6 @@ def _read(flag: str, settings: str, kinds: Mapping[str, type], way_out: str) -> 
 def on_ray(
     groups: Groups,
     root: Path,
-    overwrite: bool,
     shown: Shown,
     *,
     command: Callable[[Sequence[Arm]], list[str]],
@@ -352,7 +349,7 @@ def on_ray(
     where its run goes on from the last checkpoint.
     """
     resources = ray_resources(settings)
-    left = unfinished(groups, root, overwrite, shown)
+    left = unfinished(groups, root, shown)
     if not left:
         return {}
     SESSION.provide(1, resources, 0)
@@ -366,14 +363,9 @@ def on_ray(
     )(_execute)
 
     def start(group: Sequence[Arm]) -> Job:
-        if overwrite:  # once and here: a task that is started again goes on
-            for arm in group:
-                with records.start(root / arm.path, arm.config, overwrite=True):
-                    pass
-        kept = restarts.without(command(group), (), ["overwrite"])
         output = root / group[0].path / OUTPUT
         files.make(output.parent)
-        reference = task.remote(kept, str(output.resolve()), os.getcwd())
+        reference = task.remote(command(group), str(output.resolve()), os.getcwd())
 
         def poll() -> str | None:
             if not ray.wait([reference], timeout=0)[0]:
@@ -438,7 +430,9 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
     is started again as a whole, which goes on from the last checkpoint.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", path.lower()).strip("-")[:24].strip("-")
-    name = "-".join(filter(None, ("gossax", slug, hashlib.sha256(path.encode()).hexdigest()[:6])))
+    whole = "\0".join([path, *command])  # with the workdir: an arm of one sweep is no other's
+    own = hashlib.sha256(whole.encode()).hexdigest()[:6]
+    name = "-".join(filter(None, ("gossax", slug, own)))
     count, words = pods["processes"], ["python", "launch.py", *command[2:]]
     words = [word.replace("$(", "$$(") for word in words]  # else Kubernetes' variables
     # Also of one process, or JAX would look for others in a Pod with an index.

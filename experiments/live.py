@@ -80,10 +80,10 @@ class Attendance:
         return False
 
 
-def page(root: Path, version: int, looks: dict[Path, figures.Look]) -> tuple[str, str]:
+def page(root: Path, version: int, looks: dict[tuple, figures.Look]) -> tuple[str, str]:
     """Return the page of what is there now, and how far its runs are.
 
-    looks: at the schedules of runs that have been looked at before, to which new ones are added.
+    looks: at the schedules that have been looked at before, to which new ones are added.
     """
     arms, unfinished = report.gather(root)
     failed = sum(one.state.startswith("failed") for one in unfinished)
@@ -99,12 +99,19 @@ def page(root: Path, version: int, looks: dict[Path, figures.Look]) -> tuple[str
             name = f"{name}, {one.place}" if name in taken else name
             taken.add(name)
             lines.append((name, [metrics]))
-    new = [arm for arm in arms if arm.places[0] not in looks]
+    keys = {arm.name: _schedules(arm) for arm in arms}
+    new = [arm for arm in arms if keys[arm.name] not in looks]
     found = report.looks_of(new, writes=False)
-    looks |= {arm.places[0]: found[arm.name] for arm in new if arm.name in found}
-    seen = {arm.name: looks[arm.places[0]] for arm in arms if arm.places[0] in looks}
+    looks |= {keys[name]: look for name, look in found.items()}
+    seen = {name: looks[key] for name, key in keys.items() if key in looks}
     text = report.whole(root, arms, unfinished, seen, lines, state=now, version=version)
     return text, now
+
+
+def _schedules(arm: report.Arm) -> tuple:
+    """Return what names the schedules of an arm as they are: a longer run has another one."""
+    paths = [place / records.SCHEDULE for place in arm.places]
+    return tuple((path, path.stat().st_mtime_ns) for path in paths if path.exists())
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -227,7 +234,7 @@ def _abandoned(root: Path, now: State) -> str:
 
 def _follow(root: Path, attended: Attendance, server: Server) -> None:
     """Show records as they arrive, until nobody works on the workdir and nothing is new."""
-    looks: dict[Path, figures.Look] = {}
+    looks: dict[tuple, figures.Look] = {}
     stamp, changed = None, time.monotonic()
     while True:
         began = time.monotonic()

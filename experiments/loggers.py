@@ -33,8 +33,8 @@ def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
         nonlocal writer
         seconds, where = record["seconds"], str(workdir / "tensorboard")
         if writer is None:
-            # Points that a killed run wrote after its last checkpoint are hidden.
-            writer = tensorboardX.SummaryWriter(where, purge_step=record["update"])
+            # Without a step to purge from: samples and bytes are steps, too, which it would purge.
+            writer = tensorboardX.SummaryWriter(where)
             writer.add_text("config", f"```\n{config}\n```", walltime=seconds)
         axes = {"": "update", "_by_samples": "samples", "_by_bytes": "bytes_per_worker"}
         for name, value in _finite(record).items():
@@ -74,6 +74,7 @@ def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
                 config=config.to_dict(),
                 id=files.read_text(known),
                 resume="allow",
+                reinit="create_new",  # arms that train together have a run each
             )
             run.define_metric("*", step_metric="update")
         run.log(_finite(record))

@@ -99,7 +99,9 @@ TRANSFORMS = _of_optax() | {
     "muon": muon,
     "selective_transform": selective_transform,
 }
-# Whose rate only scales their updates, whatever their other numbers are; a test tries them all.
+# Whose rate only scales their updates, whatever their other numbers are; a test tries them all. Two
+# of them do so without these parameters: a rate of its own, and momentum after the rate.
+APART = {muon: "adam_learning_rate", optax.rmsprop: "momentum"}
 SCALED = frozenset({
     optax.adabelief, optax.adadelta, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw,
     optax.adamw, optax.adan, optax.amsgrad, optax.lamb, optax.lion, muon, optax.novograd,
@@ -335,7 +337,9 @@ class _Described:
 
     def scales(self) -> bool:
         """Return whether the transform of rate r gives r times what it gives with rate 1."""
-        if self.factory in SCALED and not any(isinstance(v, Mapping) for v in self.own.values()):
+        apart = self.own.get(APART.get(self.factory)) is not None
+        inner = any(isinstance(v, Mapping) for v in self.own.values())
+        if self.factory in SCALED and not (apart or inner):
             return True
         self.make(1.0)  # refuses what it cannot use, by the entry of the config
         return found_to_scale(text(self.own), self.is_steady)
@@ -436,8 +440,5 @@ def _schedule(part: Part) -> optax.Schedule:
     """Return a schedule; one of optax begins, or peaks, at 1 where nothing else is said."""
     spec = spec_of(part)
     parameters = SCHEDULE.opened(spec.get("name"))[1]
-    if "peak_value" in parameters:
-        spec = {"init_value": 0.0, "peak_value": 1.0} | spec
-    elif "init_value" in parameters:
-        spec = {"init_value": 1.0} | spec
-    return SCHEDULE.build(spec)
+    usual = {"init_value": 0.0 if "peak_value" in parameters else 1.0, "peak_value": 1.0}
+    return SCHEDULE.build({name: usual[name] for name in usual if name in parameters} | spec)

@@ -15,6 +15,7 @@ visual performance model*, CACM 2009).
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -295,6 +296,8 @@ PEAKS = {
     "H100 PCIe": _nvidia(756e12, 2.0e12, 80e9),
     "H100 NVL": _nvidia(835e12, 3.9e12, 94e9),
     "H200": _nvidia(989.4e12, 4.8e12, 141e9),
+    "GH200": _nvidia(989.4e12, 4.0e12, 96e9),
+    "TPU v4 lite": _tpu(138e12, 0.614e12, 8e9),
     "TPU v4": _tpu(275e12, 1.2e12, 32e9),
     "TPU v5 lite": _tpu(197e12, 0.819e12, 16e9),
     "TPU v5e": _tpu(197e12, 0.819e12, 16e9),
@@ -307,7 +310,7 @@ PEAKS = {
 
 def peak_of(kind: str) -> Peak | None:
     """Return what is known of a device of this kind; None: nothing."""
-    known = [name for name in PEAKS if name.lower() in kind.lower()]
+    known = [name for name in PEAKS if re.search(rf"\b{re.escape(name)}\b", kind, re.IGNORECASE)]
     return PEAKS[max(known, key=len)] if known else None
 
 

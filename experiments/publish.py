@@ -114,8 +114,11 @@ def take(root: str | Path, folder: Path = FOLDER) -> Path:
 
 def _config(root: Path, arm: str) -> ConfigDict:
     """Return the config of an arm, or of the first of its seeds."""
-    own = [*sorted((root / arm).glob(f"seed_*/{records.CONFIG}")), root / arm / records.CONFIG]
-    return records.read_config(next(filter(Path.exists, [*own, root / records.CONFIG])))
+    places = [place for top in (root / arm, root) for place in (*sorted(top.glob("seed_*")), top)]
+    found = next((place for place in places if (place / records.CONFIG).exists()), None)
+    if found is None:
+        raise ValueError(f"{root} has no {records.CONFIG} of the arm {arm!r}; run the sweep again")
+    return records.read_config(found / records.CONFIG)
 
 
 def _rounded(value: Any) -> Any:

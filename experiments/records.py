@@ -226,12 +226,8 @@ def check(
     # First what lies there, then whether it is ours: another process may be about to begin.
     there = present(workdir, (*RUN_FILES, *RUN_FOLDERS))
     mine = is_ours(workdir, config)
-    path = config.get("initial")
-    if overwrite and path is not None and workdir.resolve() in Path(path).resolve().parents:
-        raise ValueError(
-            f"workdir {workdir}: --overwrite would remove {path}, which config.initial names; "
-            "choose another --workdir"
-        )
+    if overwrite:
+        check_initial(workdir, config)
     if mine is not None and CONFIG in there:
         raise ValueError(f"workdir {workdir} holds a {CONFIG} {mine}; choose another --workdir")
     if mine is None and not overwrite:
@@ -243,6 +239,16 @@ def check(
                 "a longer one goes on from; choose another --workdir, or --overwrite it"
             )
     refuse(workdir, there, ours=mine is None)
+
+
+def check_initial(workdir: Path, config: ml_collections.ConfigDict) -> None:
+    """Raise ValueError where a run that is overwritten has the parameters that a config names."""
+    path = config.get("initial")
+    if path is not None and workdir.resolve() in Path(path).resolve().parents:
+        raise ValueError(
+            f"workdir {workdir}: --overwrite would remove {path}, which config.initial names; "
+            "choose another --workdir"
+        )
 
 
 def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:

@@ -18,7 +18,6 @@ import hashlib
 import importlib
 import inspect
 import itertools
-import math
 import operator
 import re
 import sys
@@ -305,7 +304,7 @@ def several(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _is_finite(value) -> bool:
-    return is_number(value) and math.isfinite(value)
+    return is_number(value) and abs(value) <= sys.float_info.max
 
 
 SHORTEST = 1e-6  # s between two evaluations
@@ -573,7 +572,7 @@ def _are_finite(value: Any) -> bool:
         return all(map(_are_finite, value))
     if hasattr(value, "items"):
         return all(map(_are_finite, value.values()))
-    return not is_number(value) or is_number(value, Integral) or math.isfinite(value)
+    return not is_number(value) or abs(value) <= sys.float_info.max
 
 
 # --- code that is brought along ---

@@ -66,7 +66,7 @@
     const names = data.strips.map(({name}) => name);
     if (!names.length) return;
     const of = (name) => data.strips.find((strip) => strip.name === name);
-    const shown = [of(options("upper", names)), of(options("lower", [...names, "–"], names[1]))];
+    const shown = [of(options("upper", names)), of(options("lower", [...names, "–"], names[1] ?? "–"))];
     const strips = shown.filter(Boolean), all = strips.reduce((sum, {lanes}) => sum + lanes.length, 0);
     const layout = {barmode: "overlay", height: 110 + 22 * Math.max(4, all) + 34 * strips.length};
     layout.annotations = [];

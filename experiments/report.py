@@ -93,6 +93,10 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     together = records.read_summary(root, formats.SWEEP) or {}
     order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]
     members = {name: members[name] for name in dict.fromkeys([*order, *members])}
+    for name, runs in members.items():  # some may be trained longer already
+        members[name], shorter = _longest(runs)
+        for place, _, _ in shorter:
+            unfinished.append(Unfinished(str(place.relative_to(root)), "as long as before"))
     for name in [name for name in members if _mixed(members[name])]:
         for place, config, summary in members.pop(name):
             folder = place.parent if place.name.startswith("seed_") else place
@@ -108,6 +112,19 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
         runs = [records.read_metrics(place, whole=True) for place in found]
         arms.append(Arm(name, found, config, aggregates.aggregate(summaries), summaries, runs))
     return arms, unfinished
+
+
+def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
+    """Return the runs that are as long as any, and those that differ in their length alone."""
+    lengths = [tuple(config.get(name) or 0 for name in records.LENGTHS) for _, config, _ in runs]
+    equal = [{**config, "seed": None, **dict.fromkeys(records.LENGTHS)} for _, config, _ in runs]
+    if any(config != equal[0] for config in equal):
+        return list(runs), []
+    kept = [length == max(lengths) for length in lengths]
+    return (
+        [run for run, keep in zip(runs, kept, strict=True) if keep],
+        [run for run, keep in zip(runs, kept, strict=True) if not keep],
+    )
 
 
 def _mixed(runs: Sequence[tuple[Path, dict, dict]]) -> str:
@@ -227,10 +244,16 @@ def headline(arms: Sequence[Arm]) -> str:
     """Return the result in a sentence: which arm is first at the target, and how much sooner."""
     target, _ = _of_all(arms)
     summaries = {arm.name: arm.summary for arm in arms}
+    for field, words in (("target_loss", "targets"), ("clock", "clocks")):
+        if len({summary[field] for summary in summaries.values()}) > 1:
+            return f"The arms have different {words}, so that none is sooner than another."
     names = _ordered(arms)
     first = summaries[names[0]]
-    seconds, loss = first["seconds_to_target"], first["train_loss"]
+    seconds = first["seconds_to_target"]
     if seconds is None:
+        losses = {name: summary["train_loss"] for name, summary in summaries.items()}
+        loss, name = min((np.inf if losses[name] is None else losses[name], name) for name in names)
+        first, loss = summaries[name], losses[name]
         missed = "" if target is None else f"No arm reaches loss {target:.3g} with every seed. "
         lowest = ", the lowest" if len(arms) > 1 else ""
         end = "without a loss" if loss is None else f"with a training loss of {loss:.3g}{lowest}"
@@ -238,7 +261,7 @@ def headline(arms: Sequence[Arm]) -> str:
     others = [name for name in names[1:] if summaries[name]["seconds_to_target"] is not None]
     reaches = f"{first['name']} reaches loss {target:.3g}"
     if not others or not seconds:
-        only = ", and no other arm does" if len(arms) > 1 and not others else ""
+        only = ", and no other arm does with every seed" if len(arms) > 1 and not others else ""
         return f"{reaches} after {seconds:.3g} s{only}."
     baseline = first["baseline"] if first["baseline"] in others else others[0]
     other = summaries[baseline]["seconds_to_target"]
@@ -286,7 +309,7 @@ def _ordered(arms: Sequence[Arm]) -> list[str]:
 
 
 def _of_all(arms: Sequence[Arm]) -> tuple[float | None, str]:
-    return arms[0].summary["target_loss"], arms[0].summary["clock"]
+    return aggregates.common([arm.summary for arm in arms])
 
 
 def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look]:

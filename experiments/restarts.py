@@ -11,8 +11,8 @@ growing, so that no clocks are compared, and writes down who goes on. Who has no
 
 import contextlib
 import json
+import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
@@ -41,6 +41,7 @@ class RollCall:
         self._folder = place.with_name(f".{place.name}.restarts")
         self._coordinator, self._me, self._beats = coordinator, process, 0
         self.members: tuple[int, ...] = tuple(range(processes))
+        self._decision = self._read(DECISION)  # of the last call, or of an earlier launch
 
     def call(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Find out who goes on; raises Gone where this process does not.
@@ -48,7 +49,7 @@ class RollCall:
         stopped: whether somebody has asked this parent to end, which ends the call.
         """
         files.make(self._folder)
-        begun, old = time.monotonic(), self._read(DECISION)
+        begun, old = time.monotonic(), self._decision
         first = {member: self._read(f"{member}.json") for member in self.members}
         while not stopped():
             waited = time.monotonic() - begun
@@ -61,7 +62,7 @@ class RollCall:
                     self._write(DECISION, {"members": self.members, "at": time.time_ns()})
                     return
             elif (found := self._read(DECISION)) not in (None, old):
-                self.members = tuple(found["members"])
+                self._decision, self.members = found, tuple(found["members"])
                 break
             elif waited > 2 * PATIENCE:
                 raise Gone(
@@ -109,16 +110,28 @@ def without(argv: Iterable[str], valued: Iterable[str], switches: Iterable[str] 
     return kept
 
 
-def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int:
+def _configs(workdir: str | os.PathLike | None) -> dict[pathlib.Path, int]:
+    """Return when the config of each run in a directory was written."""
+    found = () if workdir is None else pathlib.Path(workdir).rglob("config.json")
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+def run(
+    argv: Sequence[str],
+    restarts: int,
+    call: RollCall | None = None,
+    workdir: str | os.PathLike | None = None,
+) -> int:
     """Run a command of Python, and again for at most `restarts` times; return its last exit code.
 
     argv: without the name of Python. call: where the command says which process of several this is.
+    workdir: of its runs. Once one of them has begun, the command overwrites nothing more.
 
     Signals that ask to end go to the command, in a session of its own, and nothing is restarted
     afterwards. Once it has been started again, a refusal also counts as a loss: the others may
     have needed longer to come back than it waits for them.
     """
-    argv = without(argv, ["restarts"])
+    argv, there = without(argv, ["restarts"]), _configs(workdir)
     flags, running, asked = [], None, []
 
     def pass_on(number: int, _) -> None:
@@ -139,8 +152,10 @@ def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int
         lost = killed or code == DEAD or (start > 0 and code == REFUSED)
         if asked or not lost or start == restarts:
             break
-        how = f"was ended by {signal.Signals(-code).name}" if killed else f"has ended with {code}"
+        how = f"was ended by {endings.name_of(-code)}" if killed else f"has ended with {code}"
         say(f"this process {how}; it starts again, {start + 1} of {restarts} times")
+        if _configs(workdir) != there:
+            argv = without(argv, (), ["overwrite"])
         time.sleep(PAUSE)
         if call is not None and not asked:
             before = call.members

@@ -180,6 +180,8 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
         ("restore" in chosen and algorithm.server is not None, "config.actors.restore is for "
          "methods with a model per worker; under a server a worker begins anew from the newest "
          "model; leave it out"),
+        (chosen.get("least_workers", 1) > config.workers, "config.actors.least_workers="
+         f"{chosen.get('least_workers')} is more than config.workers={config.workers}; lower it"),
     ):  # fmt: skip
         if misfit:
             raise ValueError(f"actors: {why}")

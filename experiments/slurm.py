@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import pickle
-import re
 import shutil
 import signal
 import subprocess
@@ -73,14 +72,12 @@ class Command:
     def __call__(self) -> int:
         """Run the command; return its exit code."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_asked", True))
-        command = self.command
         if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":  # the job has begun before
             from submitit import JobEnvironment
 
             with contextlib.suppress(FileNotFoundError):
                 os.remove(JobEnvironment().paths.result_pickle)
-            command = self._resuming()
-        self._process = subprocess.Popen(command, preexec_fn=_bear_signals)
+        self._process = subprocess.Popen(self.command, preexec_fn=_bear_signals)
         while self._runs():
             self._tell()
             time.sleep(POLL_SECONDS)
@@ -103,10 +100,7 @@ class Command:
         until = time.monotonic() + self.grace
         while time.monotonic() < until and self._runs():
             time.sleep(POLL_SECONDS)
-        return DelayedSubmission(type(self)(self._resuming(), self.grace))
-
-    def _resuming(self) -> list[str]:
-        return [c for c in self.command if not re.match(r"--?overwrite(=|$)", c)]
+        return DelayedSubmission(type(self)(self.command, self.grace))
 
     def _tell(self) -> None:
         """Ask the run to end, once: a second signal would end it without a checkpoint."""
@@ -365,7 +359,6 @@ def refuse_to_overwrite(root: Path) -> None:
 def run(
     groups: Groups,
     root: Path,
-    overwrite: bool,
     shown: Shown,
     *,
     command: Callable[[Sequence[Arm]], list[str]],
@@ -380,7 +373,7 @@ def run(
     the same time; 1: as many as Slurm lets. cluster: "local" tries it out without Slurm. Raises
     ValueError where Slurm does not take the jobs.
     """
-    left = unfinished(groups, root, overwrite, shown)
+    left = unfinished(groups, root, shown)
     if not left:
         return {}
     import submitit

@@ -270,7 +270,9 @@ def check(arms: list[Arm], workdir: str, overwrite: bool, here: bool = True) -> 
                         f"workdir {root}: {other} holds the arm as another number of --seeds has "
                         "laid it out, and a report would count it too; choose another --workdir"
                     )
-            records.check(root / arm.path, arm.config, overwrite=overwrite)
+            records.check(root / arm.path, arm.config, overwrite)
+            for other in arms if overwrite else ():
+                records.check_initial(root / other.path, arm.config)
             with _named(arm):
                 prepared = prepare.prepare(arm.config, task)
                 if runtime_builders.RUNTIMES[arm.config.runtime].cluster:
@@ -445,15 +447,21 @@ def run(
 ) -> dict[str, str]:
     """Run the arms; return why some have failed, by their paths.
 
+    overwrite: the runs that are there are removed first, whenever their arms are due.
     together: arms that differ only in data run as one program, see `prepare.alike`.
     """
+    root = pathlib.Path(workdir)
     if distributed.is_writer():
         files.make(workdir)
         files.tidy(workdir)
         claim(arms, workdir)
+        again = distributed.is_queued_again(os.environ)
+        for arm in arms if overwrite and not again else ():  # at once: what is ended later goes on
+            with records.start(root / arm.path, arm.config, overwrite=True):
+                pass
+    distributed.agreed(None)  # nobody looks before
     console = Console(quiet=not distributed.is_writer())
-    shown = executors.Shown(console, len(arms))
-    return execute(groups(arms, together), pathlib.Path(workdir), overwrite, shown)
+    return execute(groups(arms, together), root, executors.Shown(console, len(arms)))
 
 
 def keep_programs() -> None:
@@ -565,7 +573,7 @@ def _compare(
     if any(arm.path for arm in arms):
         records.write_json(root / records.SUMMARY, {"arms": merged})
     curves = [(name, metrics) for name, (_, metrics, _) in found.items()]
-    drawn = figures.draw(curves, arms[0].config.target_loss, merged[0]["clock"])
+    drawn = figures.draw(curves, *aggregates.common(merged))
     figures.save(drawn, root / "figure.png")
     tables.print_table(console, tables.of_arms(merged))
     for line in stopped:

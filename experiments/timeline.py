@@ -80,9 +80,10 @@ def trace(
     name: of the run; clock: what its seconds are, "virtual" or "wall". Only the first `most`
     stretches are drawn, and `otherData` says so.
     """
-    drawn = stretches(schedule, most)
+    drawn = stretches(schedule, most + 1)
     contents, until = "all of the run", np.inf
-    if drawn.begin.size == most:
+    if drawn.begin.size > most:
+        drawn = Stretches(*(column[:most] for column in drawn))
         until = drawn.begin.max(initial=0) / NANOSECONDS
         contents = (
             f"the first {most} events, which begin within {until:.4g} s of "

@@ -35,7 +35,7 @@ from experiments.checkpoints import Checkpoint, Unreadable, Writing
 from experiments.prepare import Prepared
 from runtimes import packing, phases
 from runtimes.base import Run
-from runtimes.simulate import Batched
+from runtimes.simulate import ANOTHER_CLOCK, Batched
 from stragglers.schedule import Schedule, concatenate
 from stragglers.slow_worker import ENTRIES, Watch
 
@@ -521,14 +521,19 @@ class Arm:
         metrics, path = self.recorder.records, self.recorder.workdir / records.METRICS
         for entry in metrics:
             formats.checked(entry, path, formats.RESUMED_LINE)
-        observed = [(entry["seconds"], entry["train_loss"]) for entry in metrics]
+        losses = [entry["train_loss"] for entry in metrics]  # None: it was not finite
+        losses = [math.nan if loss is None else loss for loss in losses]
+        observed = list(zip([entry["seconds"] for entry in metrics], losses, strict=True))
         packed = checkpoint.packed
         if checkpoint.bring is not None:
             packed = checkpoint.bring(self._runtime.pack(self.state))
         self.state, happened = self._runtime.resume(self.state, packed, observed)
         if not self._runtime.replays:
             happened = checkpoint.schedule
-        self._last, self._evaluation = metrics[-1], checkpoint.evaluation - checkpoint.between
+        elif _updates_by(happened, metrics[-1]["seconds"]) != metrics[-1]["update"]:
+            raise ValueError(ANOTHER_CLOCK)
+        self._last = metrics[-1] | {"train_loss": losses[-1]}
+        self._evaluation = checkpoint.evaluation - checkpoint.between
         if happened is not None:
             known = self._last["update"] - happened.offset
             self._history = [happened.slice(0, known)] if known else []
@@ -542,7 +547,7 @@ class Arm:
         self._began -= checkpoint.wall_seconds
         if self._between is None:
             waited = len(metrics) > 1 and metrics[-2]["update"] == self._last["update"]
-            self._ended = self._last["train_loss"] is None or self._is_over(waited)
+            self._ended = not math.isfinite(losses[-1]) or self._is_over(waited)
         self.resumed_at_end = self.budget() is None
 
     def _next(self) -> int | None:
@@ -597,8 +602,9 @@ class Arm:
             network = prepare.network(config, shapes)
             seconds = messages.fallback_seconds(found, config.workers, network)
         # All who take part in an update fall back together, and they may be a few.
-        several = self._history[-1].workers.shape[1] if self._history else config.workers
-        updates = found.updates * config.workers / several
+        taking_part = sum(int((each.workers < config.workers).sum()) for each in self._history)
+        several = taking_part / max(1, sum(each.updates for each in self._history))
+        updates = found.updates * config.workers / (several or config.workers)
         return {
             "bytes_per_worker": self._sent + more,
             "planned_bytes_per_worker": self._sent,
@@ -616,6 +622,11 @@ class Arm:
         packed = packing.pack({"params": mean})
         with files.replacing(self.recorder.workdir / records.PARAMETERS) as file:
             np.savez(file, **packed)
+
+
+def _updates_by(schedule: Schedule | None, seconds: float) -> int:
+    """Return the updates that a schedule from the beginning has until a time."""
+    return 0 if schedule is None else int(np.searchsorted(schedule.time, seconds, "right"))
 
 
 def _evaluations(config: ConfigDict) -> int:

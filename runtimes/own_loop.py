@@ -129,7 +129,7 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
 
     def exchange_fn(state, params, **extra):
         """Exchange base - params, and lead from params to where the next local steps begin."""
-        extra = {"batches": state.steps, "nominal": state.steps} | extra
+        extra = {"batches": state.steps, "nominal": jnp.maximum(state.steps, 1)} | extra
         progress = jax.tree.map(jnp.subtract, state.base, _needed(params))
         moved, inner = core.update(progress, state.method, state.base, **extra)
         base = optax.apply_updates(state.base, moved)
@@ -147,6 +147,11 @@ class _Core:
             raise ValueError(f"as_optax: needs batch_size >= 1, got {batch_size}; give the samples")
         self._method, self._batch_size = method, batch_size
         links = method.links
+        if links is not None and links.fixed >= HORIZON:
+            raise ValueError(
+                f"as_optax: links are chosen for {links.fixed} updates, and {HORIZON} are kept; "
+                "give active=method.links.active(update, 1)[0], or end the stretch before"
+            )
         self._active = None if links is None else links.active(0, links.period or HORIZON)
 
     def init(self, params) -> MethodState:
@@ -218,8 +223,10 @@ class _Core:
         }
         if self._active is not None and "active" not in extra:
             rows = jnp.asarray(np.packbits(self._active, axis=1, bitorder="little"))
+            again = self._method.links.fixed  # what is chosen does not come again
+            later = again + (state.updates - again) % (len(rows) - again)
             row = jnp.unpackbits(
-                rows[state.updates % len(rows)],
+                rows[jnp.where(state.updates < again, state.updates, later)],
                 count=self._active.shape[1],
                 bitorder="little",
             )

@@ -46,6 +46,8 @@ def within(what: str) -> Iterator[None]:
         yield
         return
     before, _what, _steps = _what, what, _steps + 1
+    if what == COMPILING:  # another program, which takes as long as it takes
+        _durations.clear()
     try:
         yield
     finally:
@@ -73,5 +75,6 @@ def now() -> Phase:
     what = _what
     if what == DEVICES and (due := _callbacks()):
         what = DELAY if max(due) > time.monotonic() else CALLBACK
-    median = statistics.median_low(list(_durations)) if _durations else None
+    durations = list(_durations)  # the main thread may change it
+    median = statistics.median_low(durations) if durations else None
     return Phase(what, _steps, _dispatches, _update, median)

@@ -26,6 +26,10 @@ from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
 UPDATE = "clock/update"  # beside the packed model
+ANOTHER_CLOCK = (
+    "resume: the clock makes other updates than it made before, as a file that the config reads, "
+    "such as a trace or a profile, is another one now; bring the old one back, or start over"
+)
 
 
 class Simulation(NamedTuple):
@@ -201,7 +205,9 @@ class Simulator:
             done += [] if schedule is None else [schedule]
             plan = self.planner.observe(plan, seconds, loss)
         # Updates since the last loss, where a run had come to its end.
-        further = int(packed.get(UPDATE, [0])[0]) - plan.update
+        further = int(packed.get(UPDATE, [plan.update])[0]) - plan.update
+        if further < 0:
+            raise ValueError(ANOTHER_CLOCK)
         plan, schedule = self.planner.skip(plan, np.inf, further)
         done += [] if schedule is None else [schedule]
         return Simulation(model, plan), concatenate(done) if done else None

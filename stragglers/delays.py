@@ -7,6 +7,7 @@ the distribution and not by luck.
 
 import enum
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -129,7 +130,7 @@ def weibull(scale: float, shape: float) -> Law:
     def inverse(u):
         return scale * (-np.log1p(-u)) ** (1 / shape)
 
-    mean = scale * math.gamma(1 + 1 / shape)
+    mean = scale * scipy.special.gamma(1 + 1 / shape)  # inf where no float has it
     return _law("weibull", inverse, mean, residual=_by_shape(shape), scale=scale, shape=shape)
 
 
@@ -147,13 +148,15 @@ def gamma(shape: float, scale: float) -> Law:
 def lognormal(mu: float, sigma: float) -> Law:
     """Draw durations whose logarithm is normal with mean `mu` and deviation `sigma`."""
     _positive("lognormal", sigma=sigma)
-    if not math.isfinite(mu):
+    if not abs(mu) < math.log(sys.float_info.max):
         raise ValueError(f"lognormal: needs a finite mu, got mu={mu}; pass a log of seconds")
 
     def inverse(u):
         return np.exp(mu + sigma * scipy.special.ndtri(u))
 
-    return _law("lognormal", inverse, math.exp(mu + sigma**2 / 2), mu=mu, sigma=sigma)
+    with np.errstate(over="ignore"):
+        mean = np.exp(mu + sigma**2 / 2)
+    return _law("lognormal", inverse, mean, mu=mu, sigma=sigma)
 
 
 def uniform(low: float, high: float) -> Law:

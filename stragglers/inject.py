@@ -243,8 +243,12 @@ class Injector:
             count = round_index if self._per_round else self._attempts[worker]
             lasts = 0.0
             if self._delay is not None:
-                counter = self._rounds[round_index].first[worker] + done - 1
-                lasts = float(self._delay.duration(worker, began, count, counter))
+                record = self._rounds[round_index]
+                counter = record.first[worker] + done - 1
+                # One draw holds for all of a round, as it begins; costs belong to samples.
+                holds = self._per_round and self._delay.cost is None
+                at = record.start[worker] if holds else began
+                lasts = float(self._delay.duration(worker, at, count, counter))
             self._attempts[worker] += 1
         record = self._rounds[round_index]
         record.tried[worker] = done
@@ -332,6 +336,8 @@ class Injector:
             if hides(transfer) and not transfer.late:
                 share = transfer.leaves
                 passed = now - (last + share * (ready - last) if share else begun)
+            elif transfer.others and len(self._here) == self.workers:  # else they are not known
+                passed = now - record.ready[:-1].max()
             left = max(left, -passed)
             seconds = np.broadcast_to(lasting(transfer, now + left), self.workers)[worker]
             left += float(seconds)

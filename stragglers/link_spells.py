@@ -30,6 +30,7 @@ from stragglers.traces import files
 
 STREAM = 4  # of random numbers; pairs have 2 and 3
 ENDLESS = 1e300  # s
+LATEST = 1e8  # s of a recorded change; a date is later
 Switch = int | Sequence[Sequence[int]] | None
 OF_NODE = {"link": False, "node": True}  # of -> True if all links of a node are slow together
 
@@ -138,21 +139,20 @@ def listed(
     """
     links = _links(of, switch, workers)
     known: dict[int, list[tuple[float, float]]] = {}
-    for time, name, factor in changes:
-        ends = str(name).split("-")
-        if not (
-            len(ends) == 2 - OF_NODE[of]
-            and all(end.isdecimal() and int(end) < workers for end in ends)
-            and float(time) >= 0
-            and 0 < float(factor) < np.inf
-        ):
+    for change in changes:
+        try:
+            time, name, factor = float(change[0]), str(change[1]), float(change[2])
+            ends = [int(end) for end in name.split("-")]
+            right = len(change) == 3 and len(ends) == 2 - OF_NODE[of]
+            right &= max(ends) < workers and time >= 0 and 0 < factor < np.inf
+        except (TypeError, ValueError, IndexError):
+            right = False
+        if not right:
             raise ValueError(
-                f"spells: the change {[time, name, factor]} needs a time >= 0 s, a {of} among "
-                f"{workers} workers from 0 on, as {'0' if OF_NODE[of] else '0-1'}, and a factor > "
-                "0; correct it"
+                f"spells: the change {change} needs a time >= 0 s, a {of} among {workers} workers "
+                f"from 0 on, as {'0' if OF_NODE[of] else '0-1'}, and a factor > 0; correct it"
             )
-        first, second = int(ends[0]), int(ends[-1])
-        known.setdefault(int(links[first, second, 0]), []).append((float(time), 1 / float(factor)))
+        known.setdefault(int(links[ends[0], ends[-1], 0]), []).append((time, 1 / factor))
     longest = max(map(len, known.values()), default=0)
     sojourns = np.zeros((int(links.max()) + 1, longest + 2, 3))
     sojourns[..., SPEED], sojourns[:, 1:, SWITCH] = 1.0, ENDLESS
@@ -169,8 +169,15 @@ def recorded(path: str, of: str = "link", switch: Switch = None, workers: int = 
     files are read as by the delay `trace`.
     """
     found = files.read(path, files.Columns(worker=of, time="time", duration="factor"))
+    unit = files.SECONDS[files.unit_of(found.clock) or "s"]
+    latest = unit * max(float(times.max()) for times in found.times.values())
+    if latest > LATEST:
+        raise ValueError(
+            f"spells: {path} has changes until {latest:.4g} s after the begin of the run, as dates "
+            "would be; write seconds since the begin"
+        )
     changes = [
-        (time, name, factor)
+        (unit * time, name, factor)
         for name, factors in found.durations.items()
         for time, factor in zip(found.times[name], factors, strict=True)
     ]

@@ -6,6 +6,7 @@ of M mini-batches each (Non-blocking SGD, arXiv 2211.00889, run-time analysis).
 
 import functools
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -77,7 +78,6 @@ class Moments(NamedTuple):
     share: float  # of the mini-batches in a non-blocking round
 
 
-@functools.lru_cache(maxsize=64)  # a table asks for the same ones repeatedly
 def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str) -> Moments:
     """Return the means of a round of M mini-batches per worker, of duration `law` (2211.00889).
 
@@ -94,7 +94,16 @@ def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str
             f"theory: needs workers >= 1 and mini_batches >= 1, got {workers} and {mini_batches}; "
             "set at least 1"
         )
-    return methods[draw](law, workers, mini_batches, in_flight)
+    # Laws of one's own may be equal but for how they are drawn.
+    return _moments(methods[draw], law, law.inverse, workers, mini_batches, in_flight)
+
+
+@functools.lru_cache(maxsize=64)  # a table asks for the same ones repeatedly
+def _moments(
+    method: Callable, law: Law, inverse: Callable, workers: int, mini_batches: int, in_flight: str
+) -> Moments:
+    del inverse  # it is the law's, which is compared without it
+    return method(law, workers, mini_batches, in_flight)
 
 
 def finished(progress: np.ndarray, in_flight: str) -> np.ndarray:
@@ -242,7 +251,8 @@ def _weibull_order(k: int, n: int, scale: float, shape: float) -> float | None:
     terms = (
         math.comb(k - 1, j) * (-1) ** j * (n - k + 1 + j) ** (-1 - 1 / shape) for j in range(k)
     )
-    return scale * math.gamma(1 + 1 / shape) * k * math.comb(n, k) * math.fsum(terms)
+    mean = scale * float(scipy.special.gamma(1 + 1 / shape))
+    return math.inf if math.isinf(mean) else mean * k * math.comb(n, k) * math.fsum(terms)
 
 
 def _exponential_order(k: int, n: int, scale: float) -> float:

@@ -174,6 +174,11 @@ def spells(law: Law | Process, mini_batches: int) -> Process:
     if not mini_batches >= 1:
         raise ValueError(f"spells: needs mini_batches >= 1, got {mini_batches}; set at least 1")
     process = as_process(law)
+    if process.costs is not None:
+        raise ValueError(
+            f"spells: {process.name} has a cost for every sample, which a spell cannot hold; write "
+            "by_sample(spells(...)), so that the rest of the duration is held"
+        )
 
     def bind(seed: int) -> Draw:
         draw = process.seeded(seed).draw

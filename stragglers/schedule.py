@@ -218,7 +218,10 @@ class Schedule:
 
     @property
     def idle_fraction(self) -> float:
-        """Share of worker time, from each worker's first start to its last finish, that is idle."""
+        """Share of worker time, from each worker's first start to its last finish, that is idle.
+
+        A worker that is in no update is not counted: it may still be at its first contribution.
+        """
         begin = np.full(self.workers.max() + 1, np.inf)
         end = np.zeros_like(begin)
         spans = self.finish > self.start  # not partners that go on
@@ -403,7 +406,10 @@ def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
     mean = float(((last - (batches - 1) / 2) * batches)[real].sum() / weight)
     staleness = float((schedule.staleness * batches)[real].sum() / weight)
     used = np.bincount(schedule.workers[real], batches[real], workers)[:workers]
-    sent = np.bincount(schedule.workers.ravel(), minlength=workers)[:workers]
+    sends = np.full(schedule.workers.shape, True)
+    if schedule.partner is not None:  # who meets itself sends nothing
+        sends = schedule.partner != np.arange(schedule.workers.shape[1])
+    sent = np.bincount(schedule.workers[sends], minlength=workers)[:workers]
     shares = (part / max(1.0, part.sum()) for part in (used, sent))
     return Diagnostics(largest, mean, staleness, *shares, *_waiting(schedule, workers))
 
@@ -412,14 +418,38 @@ def _waiting(schedule: Schedule, workers: int) -> tuple[np.ndarray, np.ndarray]:
     """Return shares of the updates [P], and seconds [P, P], in which others waited for workers."""
     takes_part = (schedule.finish > schedule.start) & (schedule.workers < workers)
     ready = np.where(takes_part, schedule.start + schedule.busy, -np.inf)
-    rows = np.flatnonzero(takes_part.any(axis=1))
-    last = schedule.workers[rows, ready[rows].argmax(axis=1)]
-    lasted = schedule.finish[rows].max(axis=1) - schedule.start[rows].min(axis=1)
-    waited = (schedule.idle[rows] * takes_part[rows]).max(axis=1) > NOTHING * lasted
-    limits = np.bincount(last[waited], minlength=workers) / max(1, rows.size)
+    last = np.take_along_axis(schedule.workers, _last(schedule, ready, takes_part), axis=1)
+    begin = np.where(takes_part, schedule.start, np.inf).min(axis=1, keepdims=True)
+    end = np.where(takes_part, schedule.finish, -np.inf).max(axis=1, keepdims=True)
+    waits_long = takes_part & (schedule.idle > NOTHING * (end - begin))
+    row, position = np.nonzero(waits_long & (last != schedule.workers))
+    delayed = np.unique(np.stack([row, last[row, position]]), axis=1)  # a worker once an update
+    limits = np.bincount(delayed[1], minlength=workers) / max(1, takes_part.any(axis=1).sum())
     waits = np.zeros((workers, workers))
     row, position = np.nonzero(takes_part)
-    by_row = np.full(schedule.updates, -1)
-    by_row[rows] = last
-    np.add.at(waits, (schedule.workers[row, position], by_row[row]), schedule.idle[row, position])
+    waiting, awaited = schedule.workers[row, position], last[row, position]
+    np.add.at(waits, (waiting, awaited), schedule.idle[row, position])
     return limits, waits
+
+
+def _last(schedule: Schedule, ready: np.ndarray, takes_part: np.ndarray) -> np.ndarray:
+    """Return the position [T, k] of who was ready last among those that each position waits for.
+
+    In a pair that is one of the two; where a round lands at neighbours, who is ready as the wait
+    ends; else who is ready last of all.
+    """
+    positions = np.arange(ready.shape[1])
+    if schedule.partner is not None:
+        theirs = np.take_along_axis(ready, schedule.partner, axis=1)
+        return np.where(theirs > ready, schedule.partner, positions)
+    last = np.repeat(ready.argmax(axis=1)[:, None], positions.size, axis=1)
+    if schedule.population is not None:  # a server, for which all of an update wait alike
+        return last
+    ended = schedule.finish - schedule.communication
+    near = NOTHING * (schedule.finish - schedule.start)
+    early = takes_part & (schedule.idle > near) & (ended + near < ready.max(axis=1)[:, None])
+    for row in np.flatnonzero(early.any(axis=1)):
+        order = np.argsort(ready[row], kind="stable")
+        at = np.searchsorted(ready[row][order], ended[row] + near[row], "right") - 1
+        last[row] = order[np.maximum(at, 0)]
+    return last

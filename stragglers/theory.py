@@ -163,13 +163,12 @@ def _fewer(counts: np.ndarray, k: int, workers: int) -> np.ndarray:
 _LEVELS = np.concatenate([np.linspace(1e-4, 0.99, 4000), 1 - np.geomspace(0.01, 1e-6, 2000)[1:]])
 
 
-def _rates(law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return limits t in seconds, and F(t) / E[min(X, t)] of each."""
+def _trials(law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return limits t in seconds, F(t) and the part of E[min(X, t)] in which X ends, of each."""
     levels = np.concatenate([[0.0], _LEVELS])
     limits = law.quantile(levels)
     below = np.concatenate([[0.0], np.cumsum((limits[1:] + limits[:-1]) / 2 * np.diff(levels))])
-    seconds = below + (1 - levels) * limits  # E[min(X, t)]
-    return limits, np.divide(levels, seconds, out=np.zeros_like(levels), where=levels > 0)
+    return limits, levels, below
 
 
 def trial_rate(law: Law, limit: float) -> float:
@@ -182,18 +181,26 @@ def trial_rate(law: Law, limit: float) -> float:
         >>> round(trial_rate(exponential(0.5), limit=0.1), 2)
         2.0
     """
-    limits, rates = _rates(law)
+    limits, levels, below = _trials(law)
     if not limit >= limits[0]:
         raise ValueError(
             f"theory: no mini-batch of {law} ends within {limit} s; set at least {limits[0]:g}"
         )
-    return float(rates[np.searchsorted(limits, limit, side="right") - 1])
+    last = int(np.searchsorted(limits, limit, side="right")) - 1
+    if last == limits.size - 1:
+        return float(levels[last] / (below[last] + (1 - levels[last]) * limits[last]))
+    low, high = levels[last], levels[last + 1]
+    for _ in range(50):  # F(t) lies between these
+        middle = (low + high) / 2
+        low, high = (middle, high) if law.quantile(middle) <= limit else (low, middle)
+    ended = below[last] + (limits[last] + limit) / 2 * (low - levels[last])
+    return float(low / (ended + (1 - low) * limit))
 
 
 def best_limit(law: Law) -> float:
     """Return the limit in seconds at which a worker has the most gradients a second."""
-    limits, rates = _rates(law)
-    return float(limits[np.argmax(rates)])
+    limits, levels, below = (values[1:] for values in _trials(law))
+    return float(limits[np.argmax(levels / (below + (1 - levels) * limits))])
 
 
 # --- non-blocking rounds

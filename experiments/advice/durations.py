@@ -92,7 +92,7 @@ def read(
     Raises ValueError for a source that cannot be read, has too little in it, or other workers.
     """
     path = Path(text)
-    if path.is_dir() and (_holds_run(path) or not any(path.glob("*.*"))):
+    if is_there(text) and path.is_dir() and (_holds_run(path) or not any(path.iterdir())):
         own = _recorded(path, trusted)
         schedule = load(path / records.SCHEDULE)
         _check_workers(f"{path}", schedule.all_workers, config or own)
@@ -130,10 +130,23 @@ def read(
     return Source(measured, config, list(command), registry.text(part))
 
 
+def part_of(path: Path) -> registry.Part:
+    """Return the delay that repeats what `write` has written, which is checked already."""
+    return registry.part("trace", path=f"{path}", scale=1.0, in_step=True)
+
+
 def as_part(text: str) -> registry.Part:
     """Return the delay that a text names: a trace where it is a file or a pattern of files."""
-    found = Path(text).expanduser().exists() or (glob.has_magic(text) and "(" not in text)
+    found = is_there(text) or (glob.has_magic(text) and "(" not in text)
     return registry.part("trace", path=text) if found else text
+
+
+def is_there(text: str) -> bool:
+    """Return whether a text is the path of a file or folder; a law may be too long for one."""
+    try:
+        return Path(text).expanduser().exists()
+    except OSError:
+        return False
 
 
 def _holds_run(path: Path) -> bool:

@@ -156,7 +156,7 @@ def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0
 
     workers: of a delay that has no records, by default 8, or as many as a public trace has.
     """
-    if (Path(text) / CONFIG).exists():
+    if durations.is_there(text) and (Path(text) / CONFIG).exists():
         measured = durations.read(text, None, []).measured
     else:
         part = durations.as_part(text)

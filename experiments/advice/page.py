@@ -14,6 +14,7 @@ from experiments.advice.observatory import Loss
 from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
+from stragglers.rule import most_mini_batches
 
 ADVICE, PAGE = "advice.json", "advice.html"
 COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
@@ -56,7 +57,7 @@ def launch(
     if trust and not config:  # the command names the record again
         start.append(f"--trust={','.join(trust)}")
     # The name of a folder is no word of the user's.
-    law = [] if Path(text).exists() else [text]
+    law = [] if durations.is_there(text) else [text]
     trusted = {*trust, *registry.named_modules([*named, *law])}
     if config:
         given = config_files.read(config, entries, trust).config
@@ -157,7 +158,7 @@ def command(advice: Advice, root: Path) -> list[str]:
         changes |= {"runtime": "simulate", "devices": 1}
     free = config.delay.name == prepare.NO_DELAY
     if (free and "runtime" in changes) or (not free and source.delay != ""):
-        trace = registry.part("trace", path=f"{root / play.DURATIONS[0]}")
+        trace = durations.part_of(root / play.DURATIONS[0])
         changes["delay"] = source.delay or registry.text(trace)
         for name in ("seconds", "evaluate_every"):
             changes[name] = f"{config[name] * advice.config.seconds / config.seconds:.4g}"
@@ -201,7 +202,7 @@ def _facts(advice: Advice) -> Iterator[str]:
     recorded = advice.source.config.communication != advice.config.communication
     by = "as it was recorded" if recorded else "by config.communication"
     yield (
-        f"your job: rounds of {count} mini-batch{'es' * (count > 1)} of "
+        f"your job: rounds of {count} mini-batch{'es' * (most_mini_batches(count) > 1)} of "
         f"{advice.config.batch_size} samples, by config.mini_batches and config.batch_size; an "
         f"exchange takes {_exchange(advice):.3g} s, {by}"
     )

@@ -453,11 +453,12 @@ def verdict(
     close = [one for one in order[1:] if np.isfinite(means.get(one.name, np.inf))
              and len(cases[one.name]) == slower.size > 1
              and np.mean(slower < cases[one.name]) < SURE]  # fmt: skip
-    arrived = np.isfinite(cases.get(own.name, ())).sum()
+    mine = "could not be trained"
+    if own.name in cases:
+        mine = f"with {np.isfinite(cases[own.name]).sum()} of {len(cases[first.name])}"
     reason = (f"{first.name} {how} {gain:.2f} times as fast as {own.name}, at an equal batch"
               if np.isfinite(gain)
-              else f"{first.name} was at the target with every seed, and {own.name} with {arrived} "
-                   f"of {len(cases[first.name])}")  # fmt: skip
+              else f"{first.name} was at the target with every seed, and {own.name} {mine}")
     if close:
         reason = f"not sure: {reason}, and {close[0].name} is as fast within their spread"
     return Verdict(order, reason, [first, *close])
@@ -571,13 +572,15 @@ def _seconds(
         changes = {
             "name": f"{one.name}/rate={rate:g}", "baseline": None, "seed": seed,
             "wait": one.arm.wait.to_dict(), "mini_batches": one.arm.mini_batches,
-            "delay": registry.part("trace", path=f"{workdir / DURATIONS[repeat]}", scale=1.0),
+            "delay": durations.part_of(workdir / DURATIONS[repeat]),
             "optimizer.learning_rate": rate, "stop_at_target": True,
             "evaluate_every": config.seconds / EVALUATIONS,
         }  # fmt: skip
         path = f"{ARMS}/{one.name}/{config.seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
         places[one.name, rate, repeat] = path
+    for arm in arms:  # an advice on another config may be there
+        records.check(workdir / arm.path, arm.config)
     failures = sweep.run(arms, f"{workdir}", False, together=True) if arms else {}
     found = {key: records.read_summary(workdir / path, formats.WHOLE_SUMMARY)["seconds_to_target"]
              for key, path in places.items() if path not in failures}  # fmt: skip

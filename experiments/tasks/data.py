@@ -110,7 +110,9 @@ def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
 
         shorter = min(image.shape[:2])
         height, width = (max(size, round(side * size / shorter)) for side in image.shape[:2])
-        scaled = np.asarray(Image.fromarray(image).resize((width, height), Image.BILINEAR))
+        flat = image[..., 0] if image.shape[-1:] == (1,) else image  # grey ones have no axis there
+        scaled = np.asarray(Image.fromarray(flat).resize((width, height), Image.BILINEAR))
+        scaled = scaled.reshape(height, width, *image.shape[2:])
         top, left = (height - size) // 2, (width - size) // 2
         image = scaled[top : top + size, left : left + size]
     return Images(image, np.int32(record["label"]))

@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -19,6 +19,7 @@ MOST_BYTES = 2**33  # of features in float32
 MOST_CLASSES = 2**20
 
 Read = tuple[np.ndarray, np.ndarray]  # features [n, d], targets [n]
+Named = tuple[np.ndarray, np.ndarray, list[str] | None]  # and the names of features
 
 
 def points(
@@ -51,7 +52,7 @@ def points(
             f"of {test_x.shape[1]} to test; give more points, of as many features"
         )
     if standardise:
-        mean, deviation = x.mean(axis=0), x.std(axis=0)
+        mean, deviation = (f(x, axis=0, dtype=np.float64) for f in (np.mean, np.std))
         deviation[deviation == 0] = 1  # a feature that is constant
         x, test_x = (((part - mean) / deviation).astype(np.float32) for part in (x, test_x))
     if regression:
@@ -95,7 +96,7 @@ def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2:
 def _read(files: list[str], target: str) -> list[Read]:
     """Return features and targets of files of one kind."""
     suffix = Path(files[0]).suffix.lower()
-    readers: dict[str, Callable[[Path, str], Read]] = {
+    readers: dict[str, Callable[[Path, str], Named]] = {
         ".npz": _npz, ".csv": _text, ".tsv": _text, ".parquet": _parquet,
     }  # fmt: skip
     try:
@@ -103,7 +104,7 @@ def _read(files: list[str], target: str) -> list[Read]:
         for place in places:
             reading.opened(place).close()
         if suffix in readers:
-            return [readers[suffix](place, target) for place in places]
+            return _in_one_order([readers[suffix](place, target) for place in places])
         return _svmlight(places)
     except _NoTarget as error:
         raise ValueError(f"points: {' or '.join(files)} {error}") from None
@@ -119,16 +120,28 @@ class _NoTarget(ValueError):
     """Missing name of what is to be predicted."""
 
 
-def _npz(path: Path, target: str) -> Read:
+def _in_one_order(parts: Sequence[Named]) -> list[Read]:
+    """Return features in the order of the first part's names."""
+    first = parts[0][2]
+    found = []
+    for x, y, names in parts:
+        if names is not None and sorted(names) != sorted(first):
+            only = ", ".join(sorted(set(names) ^ set(first))[:8])
+            raise ValueError(f"they have other columns than each other: {only}")
+        found.append((x if names == first else x[:, [names.index(n) for n in first]], y))
+    return found
+
+
+def _npz(path: Path, target: str) -> Named:
     arrays = reading.arrays(path)
     if "x" not in arrays:
         raise ValueError(f"it has no 'x' but {', '.join(arrays) or 'nothing'}")
     if target not in arrays:
         raise _NoTarget(f"has no array {target!r}; give target='...' of {', '.join(arrays)}")
-    return arrays["x"], arrays[target]
+    return arrays["x"], arrays[target], None
 
 
-def _text(path: Path, target: str) -> Read:
+def _text(path: Path, target: str) -> Named:
     with path.open(encoding="utf-8-sig") as file:
         header = file.readline()
         delimiter = max(",;\t", key=header.count)
@@ -141,10 +154,11 @@ def _text(path: Path, target: str) -> Read:
         raise ValueError("it has names and no points")
     if table.shape[1] != len(columns):
         raise ValueError(f"it has {table.shape[1]} columns below {len(columns)} names")
-    return np.delete(table, which, axis=1), table[:, which]
+    names = columns[:which] + columns[which + 1 :]
+    return np.delete(table, which, axis=1), table[:, which], names
 
 
-def _parquet(path: Path, target: str) -> Read:
+def _parquet(path: Path, target: str) -> Named:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
@@ -152,7 +166,8 @@ def _parquet(path: Path, target: str) -> Read:
     table = parquet.read_table(path)
     which = _column(table.column_names, target)
     columns = [np.asarray(column.to_numpy(), np.float64) for column in table.columns]
-    return np.stack(columns[:which] + columns[which + 1 :], axis=1), columns[which]
+    features, names = columns[:which] + columns[which + 1 :], list(table.column_names)
+    return np.stack(features, axis=1), columns[which], names[:which] + names[which + 1 :]
 
 
 def _column(columns: list[str], target: str) -> int:

@@ -731,13 +731,13 @@ class Supervisor:
         self._alive.discard(who)
         self.deaths += 1
         self._died[who] += 1
-        dying = sum(died > DEATHS for died in self._died.values())
+        dying = sum(died >= DEATHS for died in self._died.values())
         if dying and not (self.spares and self._workers - dying >= self._least):
             raise WorkersLost(
                 f"the process of worker {who} has died {DEATHS} times in a row without {without}; "
                 "see its memory, then give the same command again"
             )
-        return self._died[who] <= DEATHS
+        return self._died[who] < DEATHS
 
     def _check_enough(self, now: float) -> None:
         """Raise WorkersLost where there have been too few workers for long."""

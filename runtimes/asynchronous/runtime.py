@@ -196,8 +196,10 @@ class AsynchronousRuntime(ProcessRuntime):
 
     def _kept(self, run: AsynchronousRun) -> dict[int, worker.WorkerState]:
         """Return the memories of the workers at the snapshot, without those that died since."""
-        if self._running is None or not jax.tree.leaves(self._first_state()):
+        if not jax.tree.leaves(self._first_state()):
             return {}
+        if self._running is None:
+            return {who: state for who, (_, state) in self._states.items()}
         import ray
 
         asked, found = {}, {}

@@ -63,6 +63,17 @@ _FORGOTTEN = "several workers have gone at once, with what they had said to each
 _LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
 
 
+def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
+    """Return the state of a rule whose workers wait for each other; no draw of it comes again.
+
+    (): each worker keeps a state of its own.
+    """
+    if parts.rule.arrivals.apart:
+        return ()
+    rounds = np.array([state.meetings for state in states], np.int64)
+    return parts.rule.arrivals.init()._replace(rounds=rounds)
+
+
 class Coordinator(Supervisor):
     """The workers of a run, and the log of their meetings."""
 
@@ -71,7 +82,7 @@ class Coordinator(Supervisor):
     def __init__(self, parts: GossipParts, log: PairLog, options: Options, pool: ActorPool):
         super().__init__(parts.rule.workers, options, pool)
         self.log, self._parts = log, parts
-        self._rule = parts.rule.arrivals.init()  # of workers that wait for each other
+        self._rule: Any = ()  # see `shared_state`
         self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
         self._away: dict[int, WorkerSnapshot] = {}  # and what they begin with
@@ -84,7 +95,7 @@ class Coordinator(Supervisor):
         """Start all processes and, when they have compiled, the clock at `elapsed` seconds."""
         import ray
 
-        workers = self._workers
+        workers, self._rule = self._workers, shared_state(self._parts, states)
         self._last = [WorkerSnapshot(state, Counted()) for state in states]
         stored = [ray.put(state) for state in states]
 
@@ -137,7 +148,7 @@ class Coordinator(Supervisor):
                     counted = counted._replace(deaths=self.deaths)
                     now = time.monotonic()
                     away = {who for who, since in self._since.items() if now - since > MISSED}
-                    away |= {who for who, died in self._died.items() if died > DEATHS}
+                    away |= {who for who, died in self._died.items() if died >= DEATHS}
                     there = np.array([who not in away for who in range(self._workers)])
                     return self.log.take(lines), states, counted, there
 
@@ -228,7 +239,8 @@ class Coordinator(Supervisor):
         last, models = self._last[who], [one.state.params for one in self._last]
         difference = jax.tree.map(np.subtract, params, last.state.params)
         whole = jax.tree.map(lambda *leaves: sum(leaves), *models)
-        moved = Counted(moved=_length(difference) / _length(whole))
+        size = _length(whole)  # 0 of models that begin there
+        moved = Counted(moved=_length(difference) / size if size else 0.0)
         self._of_gone = total(self._of_gone, last.counted, moved)
         self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
 

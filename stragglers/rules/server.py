@@ -310,6 +310,8 @@ class _Adaptive:
     def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:
         """Take note of the first loss; choose K anew by a later one once the interval is over."""
         loss = loss - self._lowest
+        if not math.isfinite(loss):
+            return state
         if math.isnan(state.first_loss):
             if loss <= 0:
                 raise ValueError(
@@ -317,7 +319,7 @@ class _Adaptive:
                     f"lowest_loss={self._lowest:g}; set lowest_loss to what the loss tends to"
                 )
             return state._replace(first_loss=loss)
-        if seconds < state.next_choice or not math.isfinite(loss):
+        if seconds < state.next_choice:
             return state
         passed = self._interval * (1 + seconds // self._interval)
         ratio = state.first_loss / loss if loss > 0 else math.inf

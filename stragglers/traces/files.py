@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -83,7 +84,7 @@ class Recorded(NamedTuple):
     """Durations as they were recorded, before their unit is known.
 
     durations, times: name of a worker -> numbers in the order of their times, and these, which are
-    lines where there are none. column: of these numbers.
+    places where there are none. column, clock: of these numbers, and of the times.
     empty: rows without a value. in_step: True if workers seem to go in step. apart: seconds of
     communication that a profile has beside the computing, of all workers.
     """
@@ -94,6 +95,7 @@ class Recorded(NamedTuple):
     in_step: bool
     apart: np.ndarray
     times: dict[str, np.ndarray]
+    clock: str | None
 
 
 def trace(
@@ -130,7 +132,7 @@ def trace(
             )
     if mean is not None and scale is not None:
         raise ValueError(f"trace: scale={scale} and mean={mean} exclude each other; give one")
-    found = read(path, Columns(worker, time, duration, waiting))
+    found = read(path, Columns(worker, time, duration, waiting), scale)
     if found.in_step and not in_step:
         raise ValueError(f"trace: {path}: {IN_STEP}")
     names = sorted(found.durations, key=natural)
@@ -166,11 +168,11 @@ def trace(
     return replace(process, names=tuple(names), read=said, exchange=exchange)
 
 
-def read(path: str, wanted: Columns) -> Recorded:
+def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     """Return the durations in a file, a folder or the files of a pattern.
 
-    wanted: the names of columns, see `stragglers.processes.trace`. ValueError for what cannot be
-    read.
+    wanted: the names of columns, see `stragglers.processes.trace`. scale: seconds of a number whose
+    column has no unit. ValueError for what cannot be read.
     """
     try:
         rows, comma = _tables(path, wanted.worker)
@@ -188,16 +190,17 @@ def read(path: str, wanted: Columns) -> Recorded:
         full = _long(full, wanted.time, wanted.duration)
     columns = full[0][1] if full else []
     whose, when, what, waits = _places(path, columns, wanted)
-    unit = 1.0
-    if waits is not None:
-        unit = SECONDS[unit_of(columns[waits]) or "s"] / SECONDS[unit_of(columns[what]) or "s"]
+    unit = 1.0  # of the waits, in that of the durations
+    if waits is not None and (own := unit_of(columns[waits])):
+        named = unit_of(columns[what])
+        unit = SECONDS[own] / (SECONDS[named] if named else scale or 1.0)
     if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
     apart = columns.index(APART) if APART in columns else None
     observed: dict[str, list[tuple[float, Place, float]]] = {}
-    for place, row in full[1:]:
+    for order, (place, row) in enumerate(full[1:]):
         cells = row + [None] * (len(columns) - len(row))
-        at = place.line if when is None else _time(cells[when], comma)
+        at = order if when is None else _time(cells[when], comma)
         seconds = _number(cells[what], comma)
         seconds -= 0.0 if waits is None else unit * _number(cells[waits], comma)
         fits = not any(row[len(columns) :])
@@ -225,7 +228,8 @@ def read(path: str, wanted: Columns) -> Recorded:
     times = {name: np.array([row[0] for row in each]) for name, each in observed.items()}
     in_step = when is not None and _in_step(list(observed.values()))
     beside = [] if apart is None else [float(row[apart]) for _, row in full[1:]]
-    return Recorded(durations, columns[what], empty, in_step, np.array(beside), times)
+    clock = None if when is None else columns[when]
+    return Recorded(durations, columns[what], empty, in_step, np.array(beside), times, clock)
 
 
 def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
@@ -259,13 +263,14 @@ def unit_of(column: str) -> str | None:
 
 # --- files ---
 
+DECIMAL = re.compile(r"^([-+]?\d*),(\d+)")  # a number with a decimal comma
 APART = "communication apart [s]"  # the column of a table that is made of profiles
 
 
 def _tables(path: str, worker: str) -> tuple[Rows, str]:
     """Return the cells of all files of a path, with the name of a file where it is a worker."""
     place = Path(path).expanduser()
-    pattern = f"{place}/*" if place.is_dir() else f"{place}"
+    pattern = f"{glob.escape(str(place))}/*" if place.is_dir() else f"{place}"
     if not glob.has_magic(pattern) or place.is_file():
         return _cells(place)
     paths = sorted(filter(os.path.isfile, glob.glob(pattern)), key=natural)
@@ -275,6 +280,8 @@ def _tables(path: str, worker: str) -> tuple[Rows, str]:
     names = _varying(paths)
     for name, one in zip(names, paths, strict=True):
         rows, comma = _cells(Path(one))
+        if comma == ",":  # the others may have points
+            rows = [(line, [DECIMAL.sub(r"\1.\2", cell) for cell in row]) for line, row in rows]
         (at, header), *rest = rows or [(Place(one, 1), [])]
         if _plain(worker) not in map(_plain, header):
             header, rest = [worker, *header], [(line, [name, *row]) for line, row in rest]
@@ -284,17 +291,25 @@ def _tables(path: str, worker: str) -> tuple[Rows, str]:
                 f"{', '.join(header)}"
             )
         joined += rest if joined else [(at, header), *rest]
-    return joined, comma
+    return joined, "."
 
 
 def _varying(paths: Sequence[str]) -> list[str]:
-    """Return the number in which each path differs from the others, or the name of its file."""
+    """Return the number in which each path differs from the others, or the name of its file.
+
+    Where files in several folders have one name, it is the parts in which their paths differ.
+    """
     parts = [re.split("([0-9]+)", path) for path in paths]
+    if len(set(map(len, parts))) == 1:
+        differing = [one for one in zip(*parts, strict=True) if len(set(one)) > 1]
+        if len(differing) == 1 and differing[0][0].isdecimal():
+            return list(differing[0])
     stems = [Path(path).name.partition(".")[0] for path in paths]
-    if len(set(map(len, parts))) > 1:
+    if len(set(stems)) == len(stems):
         return stems
-    differing = [one for one in zip(*parts, strict=True) if len(set(one)) > 1]
-    return list(differing[0]) if len(differing) == 1 and differing[0][0].isdecimal() else stems
+    steps = list(itertools.zip_longest(*(Path(path).parts for path in paths), fillvalue=""))
+    steps = [one for one in steps if len(set(one)) > 1]
+    return ["/".join(filter(None, one)) for one in zip(*steps, strict=True)]
 
 
 def _cells(path: Path) -> tuple[Rows, str]:
@@ -308,8 +323,8 @@ def _cells(path: Path) -> tuple[Rows, str]:
         packed = start.startswith(b"\x1f\x8b")
         try:
             data = (gzip.GzipFile(fileobj=file) if packed else file).read(reading.MOST_BYTES + 1)
-        except EOFError as error:
-            raise ValueError("it ends too early") from error
+        except (EOFError, zlib.error) as error:
+            raise ValueError("it ends too early or is damaged") from error
     if len(data) > reading.MOST_BYTES:
         raise ValueError(f"it has more than {reading.MOST_BYTES / 1e6:.0f} MB")
     text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
@@ -394,10 +409,14 @@ def _of_profile(document: object) -> list[list[str]]:
     events = [event for event in events if event.get("ph") == "X" and "dur" in event]
     steps: dict[int, tuple[float, float]] = {}
     for kind in ("user_annotation", "gpu_user_annotation"):  # where there are both, the device's
+        spans: dict[int, tuple[float, float]] = {}  # over all of its streams
         for event in events:
             found = STEP.match(event["name"]) if event.get("cat") == kind else None
             if found:
-                steps[int(found[1])] = _interval(event)
+                begin, end = _interval(event)
+                known = spans.get(int(found[1]), (begin, end))
+                spans[int(found[1])] = min(begin, known[0]), max(end, known[1])
+        steps |= spans
     if not steps:
         raise ValueError("it has no ProfilerStep; call the profiler's step() after each step")
     kernels = [event for event in events if event.get("cat") == "kernel"]
@@ -438,7 +457,7 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
     for i, others in enumerate(USUAL):
         if names[i] == default[i] and names[i] not in plain:
             names[i] = next((name for name in others if name in {*plain} - {*names}), names[i])
-    if wanted == default and default.duration not in plain and {*plain}.issuperset(STEP_TIME):
+    if wanted == default and names[2] not in plain and {*plain}.issuperset(STEP_TIME):
         names[1:3] = STEP_TIME
     places: list[int | None] = []
     for parameter, name in zip(Columns._fields, names, strict=True):
@@ -469,7 +488,8 @@ def _long(rows: Rows, time: str | None, duration: str) -> Rows:
     numbered = len(whose) > 1 and len(set(whose.values())) == 1 and len(set(names)) == len(names)
     if not numbered or len({unit_of(columns[i]) for i in whose}) > 1:
         return rows
-    if {"worker", _plain(duration)} & set(map(_plain, columns)):
+    long = {"worker", *USUAL[0], _plain(duration), *USUAL[2]} - {"time"}
+    if long & set(map(_plain, columns)):
         return rows
     if all(math.isfinite(_number(column, ".")) for column in columns):  # there is no header
         return rows
