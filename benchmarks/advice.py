@@ -5,9 +5,8 @@ and says how noisy gradients are there. Then every rule is weighed, and RULES ar
 parameters with which the advice compares them, at the best of several rates, with three more seeds,
 each with resampled durations of its own.
 
-Two rules differ where their mean difference over these seeds is larger than two standard errors of
-it. Spearman's correlation of predicted with trained seconds is that of rules that differ: from the
-fastest on, each next one that differs from the last. Points go to
+A pair of rules counts where its mean difference over these seeds is larger than two standard errors
+of it, and is right where it was predicted in the order of the trained seconds. Points go to
 docs/results/benchmarks/advice.json; arms that are finished in the workdir are not trained again.
 
     python -m benchmarks.advice
@@ -16,15 +15,12 @@ docs/results/benchmarks/advice.json; arms that are finished in the workdir are n
 
 import argparse
 import itertools
-import shutil
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.harness import FOLDER, put
-from experiments import compiled, config_files, records, train
+from experiments import config_files, records, sweep, train
 from experiments.advice import durations, play
 
 SLOW = "jitter(mean=1.0, sigma=0.1)"
@@ -71,19 +67,21 @@ def compare(name: str, workdir: Path) -> dict:
     seconds = {row["rule"]: np.array(after.results[row["rule"]].seconds) for row in equal}
     predicted = {row["rule"]: row["predicted"] for row in equal}
     order = sorted(seconds, key=lambda rule: seconds[rule].mean())
-    apart = list(_apart(order, seconds))
+    ranking = [
+        {key: float(f"{value:.4g}") if isinstance(value, float) else value
+         for key, value in row.items()}
+        for row in records.plain(rows)
+    ]  # fmt: skip
     pairs = [(a, b) for a, b in itertools.combinations(order, 2) if _differ(seconds, a, b)]
     return {
         "source": name, "workers": source.measured.workers, "rules": len(equal),
         "never": len([row for row in rows if not np.isfinite(row["trained"])]),
-        "edges": sum(row["edge"] for row in rows), "noise": advice.ratio, "differ": len(apart),
-        "spearman": _spearman(apart, predicted, seconds),
-        "spearman_of_all": _spearman(order, predicted, seconds),
+        "edges": sum(row["edge"] for row in rows), "noise": advice.ratio,
         "pairs": len(pairs), "right": sum(predicted[a] < predicted[b] for a, b in pairs),
         "advised": advised.name, "best": order[0],
         "longer": float(seconds[advised.name].mean() / seconds[order[0]].mean()),
         "verdict": advice.verdict.reason, "trained_verdict": after.verdict.reason,
-        "smaller": play.of_smaller(after), "ranking": _finite(rows),
+        "smaller": play.of_smaller(after), "ranking": ranking,
     }  # fmt: skip
 
 
@@ -94,40 +92,13 @@ def _differ(seconds: dict[str, np.ndarray], one: str, other: str) -> bool:
     return bool(abs(difference.mean()) > 2 * error)
 
 
-def _apart(order: Sequence[str], seconds: dict[str, np.ndarray]) -> Iterator[str]:
-    """Yield the fastest rule, and each next one that differs from the last."""
-    last = None
-    for rule in order:
-        if last is None or _differ(seconds, last, rule):
-            last = rule
-            yield rule
-
-
-def _spearman(order: Sequence[str], predicted: dict, seconds: dict) -> float | None:
-    """Return the correlation of the ranks; None for fewer than three rules."""
-    if len(order) < 3:
-        return None
-    means = [seconds[rule].mean() for rule in order]
-    return float(stats.spearmanr([predicted[rule] for rule in order], means).statistic)
-
-
-def _finite(rows: Sequence[dict]) -> list[dict]:
-    """Return rows in which null stands for what never came to an end, with four digits."""
-    return [{key: (float(f"{value:.4g}") if np.isfinite(value) else None)
-             if isinstance(value, float) else value for key, value in row.items()}
-            for row in rows]  # fmt: skip
-
-
 def main() -> None:
     """Compare the sources that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sources", default=",".join(SOURCES), help="names, with commas")
     parser.add_argument("--workdir", type=Path, default=Path("runs/advice_benchmark"))
-    parser.add_argument("--fresh", action="store_true", help="remove the workdir first")
     options = parser.parse_args()
-    compiled.keep_programs()
-    if options.fresh:
-        shutil.rmtree(options.workdir, ignore_errors=True)
+    sweep.keep_programs()
     for name in options.sources.split(","):
         point = compare(name, options.workdir / name)
         print({key: value for key, value in point.items() if key != "ranking"}, flush=True)

@@ -17,7 +17,6 @@ deviation.
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
 import random
@@ -29,11 +28,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from benchmarks.harness import ROOT, descendants, free_port, kill
+from benchmarks.harness import ROOT, commands, cpu, descendants
+from benchmarks.same_behaviour import WALL, compare, fields
 
 LIMIT = 900.0  # s that a launch may take
 SIZES = (0, 16, 24, 32, 48, 64, 96, 128, 200, 300)  # kB of a small disk
@@ -59,6 +58,7 @@ MESH = (
     "--config.delay=deterministic(value=0.005)", "--config.updates=24", "--config.seconds=100000",
     "--config.evaluate_every=0.05",
 )  # fmt: skip
+COUNTERS = ("summary.json/updates", "summary.json/samples", "summary.json/train_loss")
 
 
 class Way(NamedTuple):
@@ -66,7 +66,6 @@ class Way(NamedTuple):
 
     flags: tuple[str, ...] = ()
     processes: int = 1
-    arms: int = 1
     virtual: bool = True  # its clock
 
 
@@ -75,26 +74,11 @@ WAYS = {
     "asynchronous": Way(("--config.wait=k_async(k=2)", "--config.algorithm=dc_asgd",
                          "--config.mini_batches=1")),
     "gossip": Way(("--config.wait=first_finisher", "--config.algorithm=dpsgd")),
-    "together": Way(("--sweep", "--together"), arms=3),
-    "jobs": Way(("--sweep", "--jobs=2"), arms=3),
+    "together": Way(("--sweep", "--together")),
+    "jobs": Way(("--sweep", "--jobs=2")),
     "mesh": Way(MESH, virtual=False),
     "two": Way(MESH, processes=2, virtual=False),
 }  # fmt: skip
-
-
-def left(workdir: pathlib.Path, virtual: bool = True) -> tuple:
-    """Return what of a finished run must be equal, as bytes: all but wall times."""
-    arrays = {}
-    for name in ("schedule.npz", "parameters.npz") if virtual else ("parameters.npz",):
-        with np.load(workdir / name) as file:
-            arrays |= {(name, key): (a.dtype, a.shape, a.tobytes()) for key, a in file.items()}
-    metrics = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((workdir / "summary.json").read_text())
-    if not virtual:
-        return arrays, [summary[name] for name in ("updates", "samples", "train_loss")]
-    for record in (*metrics, summary):
-        del record["wall_seconds"]
-    return arrays, metrics, summary
 
 
 class Trials:
@@ -118,24 +102,15 @@ class Trials:
     def start(self, place: pathlib.Path) -> list[subprocess.Popen]:
         """Start all processes of a launch; what they print is in `self.log`."""
         self.log.unlink(missing_ok=True)
-        command = [sys.executable, "launch.py", f"--config={self.config}", f"--workdir={place}"]
-        command += ["--checkpoint_seconds=0", *self.way.flags]
-        where = [f"--coordinator_address=127.0.0.1:{free_port()}"]
-        where.append(f"--num_processes={self.way.processes}")
-        devices = 4 // self.way.processes
-        own = {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_COMPILATION_CACHE_DIR": str(self.root / "programs"),
-        }
+        flags = [f"--config={self.config}", f"--workdir={place}", "--checkpoint_seconds=0"]
+        own = cpu(4 // self.way.processes) | {
+            "JAX_COMPILATION_CACHE_DIR": str(self.root / "programs")
+        }  # fmt: skip
         running = []
-        for rank in range(self.way.processes):
-            joins = [*where, f"--process_id={rank}"] if self.way.processes > 1 else []
+        for command in commands([*flags, *self.way.flags], self.way.processes):
             with self.log.open("a") as log:
                 running.append(
-                    subprocess.Popen(
-                        [*command, *joins], cwd=ROOT, stdout=log, stderr=log, env=os.environ | own
-                    )
+                    subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=own)
                 )
         return running
 
@@ -158,13 +133,18 @@ class Trials:
     def equal(self, place: pathlib.Path) -> bool:
         """Return whether a finished run is the undisturbed one, and nothing else is left."""
         over = [path for path in place.rglob("*") if path.name.endswith((".tmp", ".lock"))]
-        arms = [""] if self.way.arms == 1 else [f"all_reduce/{n}" for n in range(self.way.arms)]
-        both = [[left(root / arm, self.way.virtual) for root in (place, self.whole)]
-                for arm in arms]  # fmt: skip
-        return not over and all(ours == theirs for ours, theirs in both)
+        return not over and not compare(self.kept(self.whole), self.kept(place))
 
-    def shoot(self, place: pathlib.Path, number: int) -> tuple[int, list[int], str] | None:
-        """Launch and send a signal to one process: its exit code, the others', the words.
+    def kept(self, place: pathlib.Path) -> dict:
+        """Return what must be equal of a finished run: all but wall times, less on a mesh."""
+        return {
+            name: value for name, value in fields(place, WALL, {}).items()
+            if "checkpoint/" not in name
+            and (self.way.virtual or "parameters.npz/" in name or name.endswith(COUNTERS))
+        }  # fmt: skip
+
+    def signalled(self, number: int, place: pathlib.Path) -> bool | None:
+        """Launch, send a signal to one process, and judge exit codes and words.
 
         None: it had ended before.
         """
@@ -181,12 +161,20 @@ class Trials:
             victim.send_signal(number)
             if number == signal.SIGKILL and self.draw.random() < 0.5:
                 for pid in young:  # of --jobs, which would finish their arms
-                    kill(pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             code, *others = self.codes([victim, *running])
             said = self.log.read_text(errors="replace")
             if "in use by" not in said:
-                return None if code == 0 and not any(others) else (code, others, said)
+                break
             time.sleep(1)  # children of the last one finish their arms
+        if code == 0 and not any(others):
+            return None
+        if number == signal.SIGKILL:
+            good = code == -signal.SIGKILL and set(others) <= {3}
+        else:
+            good = {code, *others} == {128 + signal.SIGTERM} and "ended by SIGTERM" in said
+        return good and "Traceback" not in said
 
     def count(self, tries: int, disturb: Callable[[pathlib.Path], bool | None]) -> Counter:
         """Disturb launches, finish and compare each; return how many were "good" and "bad"."""
@@ -204,21 +192,6 @@ class Trials:
                       f"{self.log.read_text()[-1000:]}", flush=True)  # fmt: skip
             shutil.rmtree(place)
         return counts
-
-    def killed(self, place: pathlib.Path) -> bool | None:
-        shot = self.shoot(place, signal.SIGKILL)
-        if shot is None:
-            return None
-        code, others, said = shot
-        return code == -signal.SIGKILL and set(others) <= {3} and "Traceback" not in said
-
-    def ended(self, place: pathlib.Path) -> bool | None:
-        shot = self.shoot(place, signal.SIGTERM)
-        if shot is None:
-            return None
-        code, others, said = shot
-        words = "ended by SIGTERM" in said and "Traceback" not in said
-        return words and {code, *others} == {128 + signal.SIGTERM}
 
     def full(self, place: pathlib.Path) -> bool | None:
         """Launch on a disk without room, and copy what is there to one with room."""
@@ -253,8 +226,8 @@ def main() -> None:
         for name in names:
             trials = Trials(pathlib.Path(folder), name, random.Random(f"{options.seed} {name}"))
             for fault, tries, among, disturb in (
-                ("SIGKILL", options.kills, names, trials.killed),
-                ("SIGTERM", options.terms, names, trials.ended),
+                ("SIGKILL", options.kills, names, partial(trials.signalled, signal.SIGKILL)),
+                ("SIGTERM", options.terms, names, partial(trials.signalled, signal.SIGTERM)),
                 ("full disk", options.disks, on_disk, trials.full),
             ):
                 share = -(-tries // len(among)) if name in among else 0

@@ -7,7 +7,7 @@ everything: planning the schedule, choosing samples, dispatching.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,9 @@ from algorithms.base import AXIS, scale_by_samples
 from algorithms.powersgd import factor_bytes, factored_all_reduce, first_factor
 from comms import bitmap, compact, lattice, quantise, sketch, sparse, topology
 from experiments import tasks
-from experiments.tasks import data, dense_tasks, models, sampling
-from runtimes import mesh, packing, simulate
+from experiments.tasks import data, dense_tasks, sampling
+from runtimes import mesh, simulate
+from runtimes.base import NO_OVERLAP
 from runtimes.rounds import Table
 from stragglers import delays
 from stragglers.rule import Rule, Setting
@@ -33,7 +34,6 @@ MINI_BATCHES, BATCH = 8, 16
 STALE_RATE = 0.001  # stable with gradients that are 63 updates old
 STALE_BATCH = 32
 STALE_LAW = delays.shifted_exponential(1.0, 1.0)
-MODELS = {"softmax 784x10": models.logistic, "MLP 784x128x10": models.mlp}
 
 # --- hand-written steps ---
 
@@ -95,6 +95,17 @@ def carry_of(params, workers: int | None = None) -> tuple[optax.Params, optax.Op
     return stacked, jax.vmap(plain().init)(stacked)
 
 
+def going_on(advance: Callable, carry) -> Callable:
+    """Return a candidate: advance(carry) -> carry, from where the last turn has ended."""
+
+    def turn():
+        nonlocal carry
+        carry = advance(carry)
+        return carry
+
+    return turn
+
+
 def scanned(step: Callable, carry, rows, examples) -> Callable:
     """Return a candidate: a step for each of rows [T, ...], in one program."""
 
@@ -102,26 +113,19 @@ def scanned(step: Callable, carry, rows, examples) -> Callable:
     def run(carry, rows, examples):
         return jax.lax.scan(lambda c, r: (step(c, r, examples), None), carry, rows)[0]
 
-    def turn():
-        nonlocal carry
-        carry = run(carry, rows, examples)
-        return carry
-
-    return turn
+    return going_on(lambda carry: run(carry, rows, examples), carry)
 
 
 def one_by_one(step: Callable, carry, rows, examples) -> Callable:
     """Return a candidate: a call of the compiled step for each of rows [T, ...]."""
-    program = jax.jit(step, donate_argnums=0)
-    rows = list(rows)
+    program, rows = jax.jit(step, donate_argnums=0), list(rows)
 
-    def turn():
-        nonlocal carry
+    def run(carry):
         for row in rows:
             carry = program(carry, row, examples)
         return carry
 
-    return turn
+    return going_on(run, carry)
 
 
 def replay(task, indices, rate: float) -> Callable:
@@ -138,19 +142,24 @@ def replay(task, indices, rate: float) -> Callable:
     return scanned(step, points, jnp.asarray(indices), examples)
 
 
+def stacked(workers: int) -> NamedSharding:
+    """Return the sharding of arrays [workers, ...] over as many devices, the first ones."""
+    devices = jax.make_mesh(
+        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
+    )
+    return NamedSharding(devices, P(AXIS))
+
+
 def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable:
     """Return the step by hand: (params, state, table, examples, count) -> same.
 
     Stacked params and optimizer state; table [workers, rounds * mini_batches, b] of sample
     indices; `count` rounds in one dispatch.
     """
-    devices = jax.make_mesh(
-        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
-    )
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     @functools.partial(
-        jax.shard_map, mesh=devices, in_specs=(P(AXIS), P(AXIS), P(AXIS), P(), P()),
+        jax.shard_map, mesh=stacked(workers).mesh, in_specs=(P(AXIS), P(AXIS), P(AXIS), P(), P()),
         out_specs=P(AXIS), check_vma=False,
     )  # fmt: skip
     def rounds(params, state, table, examples, count):
@@ -194,10 +203,11 @@ def task_and_sampler(workers: int) -> tuple[tasks.Task, sampling.Sampler]:
     """Return digits with an MLP; beyond 64 workers the images repeat, so that all have some."""
     task = tasks.build({"name": "digits", "model": {"name": "mlp"}})
     repeats = max(1, workers * MINI_BATCHES * BATCH // len(task.labels) // 4)
-    train = jax.tree.map(lambda a: np.concatenate([a] * repeats), task.train)
-    labels = np.concatenate([task.labels] * repeats)
-    sampler = sampling.Sampler(data.SPLITS["iid"](labels, workers, 0), BATCH, 0)
-    return task._replace(train=train), sampler
+    train, labels = jax.tree.map(
+        lambda a: np.concatenate([a] * repeats), (task.train, task.labels)
+    )
+    task = task._replace(train=train, labels=labels)
+    return task, sampler_of(task, workers, BATCH)
 
 
 def fixed_indices(sampler, workers, updates, mini_batches=MINI_BATCHES) -> jax.Array:
@@ -220,14 +230,14 @@ def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES) -
     runtime = simulate.Simulator(
         method, task.losses, task.train, sampler, rule, mini_batches=mini_batches
     )
-    state = runtime.start(task.init(jax.random.key(0)))
+    return advancing(runtime, task, updates)
 
-    def run():
-        nonlocal state
-        state, _ = runtime.advance(state, np.inf, updates)
-        return state.model
 
-    return run
+def advancing(runtime, task, updates: int) -> Callable:
+    """Return a candidate: the updates of a runtime, which return its model."""
+    start = runtime.start(task.init(jax.random.key(0)))
+    turn = going_on(lambda state: runtime.advance(state, np.inf, updates)[0], start)
+    return lambda: turn().model
 
 
 def barrier(workers, mini_batches=MINI_BATCHES) -> Rule:
@@ -255,13 +265,7 @@ def all_reduce_sides(
     rule = barrier(workers, mini_batches)
     ours = simulated(all_reduce(optimizer()), task, sampler, rule, updates, mini_batches)
     rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, -1)
-    examples = jax.tree.map(jnp.asarray, task.train)
-
-    def floor(loop):
-        carry = carry_of(task.init(jax.random.key(0)))  # which is given away
-        return loop(union_step(task.losses), carry, rows, examples)
-
-    return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
+    return {"ours": ours} | _by_hand(union_step, task, None, rows, loops)
 
 
 def gossip_sides(
@@ -276,13 +280,18 @@ def gossip_sides(
     rule = neighbours(method, workers, mini_batches)
     ours = simulated(method, task, sampler, rule, updates, mini_batches)
     rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, workers, -1)
+    return {"ours": ours} | _by_hand(step, task, workers, rows, loops)
+
+
+def _by_hand(step: Callable, task, copies: int | None, rows, loops) -> dict[str, Callable]:
+    """Return a hand-written step in loops; each has a carry of its own, which it gives away."""
     examples = jax.tree.map(jnp.asarray, task.train)
-
-    def floor(loop):
-        carry = carry_of(task.init(jax.random.key(0)), workers)
-        return loop(step(task.losses), carry, rows, examples)
-
-    return {"ours": ours} | {name: floor(loop) for name, loop in loops.items()}
+    return {
+        name: loop(
+            step(task.losses), carry_of(task.init(jax.random.key(0)), copies), rows, examples
+        )
+        for name, loop in loops.items()
+    }
 
 
 def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]:
@@ -297,46 +306,59 @@ def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]
 
 
 def mesh_sides(
-    task, sampler, workers: int, mini_batches: int = MINI_BATCHES, rounds: int = 20
+    task, sampler, workers: int, updates: int = 20, mini_batches: int = MINI_BATCHES
 ) -> dict[str, Callable]:
-    """Return plain rounds of the mesh and hand-written ones, a dispatch each; on all processes."""
-    devices = jax.make_mesh(
-        (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
-    )
-    stacked, everywhere = NamedSharding(devices, P(AXIS)), NamedSharding(devices, P())
-    runtime = mesh.Mesh(
-        all_reduce(optimizer()), task.losses, task.train, sampler, workers=workers,
-        mini_batches=mini_batches, rounds_per_dispatch=1,
-    )  # fmt: skip
-    params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
-    model = runtime.start(params).model
-    counters = np.arange(mini_batches) + np.zeros((workers, 1), np.int64)
-    indices = np.asarray(sampler.indices(np.arange(workers)[:, None], counters))
-    table = packing.place(Table(indices, np.zeros(workers, np.int32)), stacked)
-    examples = packing.place(jax.tree.map(np.asarray, task.train), everywhere)
-    count = np.int32(1)
-    ours = runtime.dispatch.lower(model, table, examples, None, count).compile()
-
+    """Return plain rounds of the mesh and hand-written ones, a dispatch each."""
+    method = all_reduce(optimizer())
+    program, model, *rest = compiled_round(method, task, sampler, workers, mini_batches)
+    table, examples, _, count = rest
     plain = optimizer()
+    params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
     carry = params, jax.tree.map(np.asarray, plain.init(params))
     carry = jax.tree.map(lambda a: np.broadcast_to(a, (workers, *np.shape(a))), carry)
-    carry = packing.place(carry, stacked)
+    carry = jax.device_put(carry, stacked(workers))
     step = hand_written(task.losses, plain, workers, mini_batches)
     by_hand = step.lower(*carry, table.indices, examples, count).compile()
+    return {
+        "ours": dispatched(program, model, *rest, rounds=updates),
+        "by hand": dispatched(
+            lambda carry, *rest: by_hand(*carry, *rest), carry, table.indices, examples, count,
+            rounds=updates,
+        ),
+    }
 
-    def our_turn():
-        nonlocal model
-        for _ in range(rounds):
-            model = jax.block_until_ready(ours(model, table, examples, None, count))
-        return model
 
-    def hand_turn():
-        nonlocal carry
+def compiled_round(
+    method, task, sampler, workers: int, mini_batches: int = 1, overlap: str = NO_OVERLAP,
+    options: Mapping | None = None,
+) -> tuple:  # fmt: skip
+    """Return the compiled program of a plain round on the mesh, and its arguments.
+
+    These are (model, table, examples, draws, rounds). options: of the compiler.
+    """
+    runtime = mesh.Mesh(
+        method, task.losses, task.train, sampler, workers=workers, mini_batches=mini_batches,
+        rounds_per_dispatch=1, overlap=overlap,
+    )  # fmt: skip
+    model = runtime.start(task.init(jax.random.key(0))).model
+    counters = np.arange(mini_batches) + np.zeros((workers, 1), np.int64)
+    indices = sampler.indices(np.arange(workers)[:, None], counters)
+    where = stacked(workers)
+    table = jax.device_put(Table(np.asarray(indices), np.zeros(workers, np.int32)), where)
+    examples = jax.device_put(task.train, NamedSharding(where.mesh, P()))
+    arguments = model, table, examples, None, np.int32(1)
+    return runtime.dispatch.lower(*arguments).compile(compiler_options=options), *arguments
+
+
+def dispatched(program: Callable, carry, *rest, rounds: int = 20) -> Callable:
+    """Return a candidate: some rounds, each of which has ended before the next one."""
+
+    def run(carry):
         for _ in range(rounds):
-            carry = jax.block_until_ready(by_hand(*carry, table.indices, examples, count))
+            carry = jax.block_until_ready(program(carry, *rest))
         return carry
 
-    return {"ours": our_turn, "by hand": hand_turn}
+    return going_on(run, carry)
 
 
 # --- calls that encode and decode a gradient once, as one worker would ---
@@ -396,75 +418,48 @@ def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int
     rows, coordinates, dense = gradients(size, density)
     busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
     key, words = jax.random.key(CODEC_SEED), bitmap.payload_bytes
-    q, keys = first_factor(dense.shape, 4, key), jax.random.split(key)
-    both = jnp.stack([dense, dense])
+    found: dict[str, tuple[Callable, int]] = {}
 
-    def call(run, *args, **static):
-        return functools.partial(jax.jit(functools.partial(run, **static)), *args)
+    def add(name: str, message: int, run: Callable, *args, **static) -> None:
+        program = jax.jit(functools.partial(run, **static))
+        found[name] = functools.partial(program, *args), message
 
     def alone(codec):
         """Return a collective of a single worker: its sums are copies."""
         return lambda *args: jax.vmap(codec, axis_name=AXIS)(*(a[None] for a in args))
 
-    found = {COPY: (call(jnp.copy, dense), 4 * size)}
+    add(COPY, 4 * size, jnp.copy, dense)
     kinds = {"rows": (rows, busy, (ROW,)), "coordinates": (coordinates, k, ())}
     for kind, (x, count, shape) in kinds.items():
+        known = words(len(x))
         for r in (1, 5):
-            found[f"S2, {kind}, r = {r}"] = (
-                call(_s2, x, rows=r, columns=3 * count),
-                words(len(x)) + sketch.payload_bytes(r, 3 * count, shape),
-            )
-        found[f"S2 peeled, {kind}, r = 3"] = (
-            call(_s2, x, rows=3, columns=count, decode=sketch.recover),
-            words(len(x)) + sketch.payload_bytes(3, count, shape),
-        )
-        found[f"bitmap, {kind}"] = (
-            call(lambda x: bitmap.unpack(bitmap.pack(bitmap.occupied(x)), len(x)), x),
-            words(len(x)),
-        )
+            add(f"S2, {kind}, r = {r}", known + sketch.payload_bytes(r, 3 * count, shape),
+                _s2, x, rows=r, columns=3 * count)  # fmt: skip
+        add(f"S2 peeled, {kind}, r = 3", known + sketch.payload_bytes(3, count, shape),
+            _s2, x, rows=3, columns=count, decode=sketch.recover)  # fmt: skip
+        add(f"bitmap, {kind}", known,
+            lambda x: bitmap.unpack(bitmap.pack(bitmap.occupied(x)), len(x)), x)  # fmt: skip
     for name, codec in (("bf16", quantise.BFLOAT16), ("fp16", quantise.FLOAT16)):
-        found[f"{name}, as integers"] = (
-            call(_on_the_wire, dense, codec=codec), codec.payload_bytes(size)
-        )  # fmt: skip
+        add(f"{name}, as integers", codec.payload_bytes(size), _on_the_wire, dense, codec=codec)
+    both, keys = jnp.stack([dense, dense]), jax.random.split(key)
     for name, codec in IN_TWO_PHASES.items():
-        found[name + BOTH] = (
-            call(_both, both, keys, codec=codec), quantise.two_phase_bytes(size, 2, codec)
-        )  # fmt: skip
-    return found | {
-        "exact union, rows": (
-            call(alone(lambda x: compact.all_reduce(x, 2 * busy)[0]), rows),
-            compact.payload_bytes(rows.shape, rows.dtype, 2 * busy),
-        ),
-        "top-k": (
-            call(lambda x: sparse.decode(sparse.top_k(x, k, ordered=False), size), dense),
-            sparse.payload_bytes(k, dense.dtype),
-        ),
-        "random-k": (
-            call(lambda x: sparse.random_k_decode(sparse.random_k(x, k, key), size, key), dense),
-            sparse.random_k_payload_bytes(k, dense.dtype),
-        ),
-        "QSGD, 4 bits": (
-            call(lambda x: quantise.qsgd_decode(quantise.qsgd(x, 7, key), size, 7), dense),
-            quantise.qsgd_payload_bytes(size, 7),
-        ),
-        "natural": (
-            call(lambda x: quantise.natural_decode(quantise.natural(x, key)), dense),
-            quantise.natural_payload_bytes(size),
-        ),
-        "sign": (
-            call(lambda x: quantise.sign_decode(quantise.sign(x), size), dense),
-            quantise.sign_payload_bytes(size),
-        ),
-        "bf16": (
-            call(lambda x: (x.astype(jnp.bfloat16), x.astype(jnp.bfloat16).astype(x.dtype)), dense),
-            2 * size,
-        ),
-        "lattice, 8 bits": (
-            call(_on_a_lattice, lattice.in_buckets(dense.ravel()), bits=8),
-            lattice.payload_bytes(size, 8),
-        ),
-        "PowerSGD, rank 4": (
-            call(alone(factored_all_reduce), dense, q),
-            factor_bytes(dense.shape, 4),
-        ),
-    }  # fmt: skip
+        add(name + BOTH, quantise.two_phase_bytes(size, 2, codec), _both, both, keys, codec=codec)
+    add("exact union, rows", compact.payload_bytes(rows.shape, rows.dtype, 2 * busy),
+        alone(lambda x: compact.all_reduce(x, 2 * busy)[0]), rows)  # fmt: skip
+    add("top-k", sparse.payload_bytes(k, dense.dtype),
+        lambda x: sparse.decode(sparse.top_k(x, k, ordered=False), size), dense)  # fmt: skip
+    add("random-k", sparse.random_k_payload_bytes(k, dense.dtype),
+        lambda x: sparse.random_k_decode(sparse.random_k(x, k, key), size, key), dense)  # fmt: skip
+    add("QSGD, 4 bits", quantise.qsgd_payload_bytes(size, 7),
+        lambda x: quantise.qsgd_decode(quantise.qsgd(x, 7, key), size, 7), dense)  # fmt: skip
+    add("natural", quantise.natural_payload_bytes(size),
+        lambda x: quantise.natural_decode(quantise.natural(x, key)), dense)  # fmt: skip
+    add("sign", quantise.sign_payload_bytes(size),
+        lambda x: quantise.sign_decode(quantise.sign(x), size), dense)  # fmt: skip
+    add("bf16", 2 * size, lambda x: (x.astype(jnp.bfloat16),
+                                     x.astype(jnp.bfloat16).astype(x.dtype)), dense)  # fmt: skip
+    add("lattice, 8 bits", lattice.payload_bytes(size, 8),
+        _on_a_lattice, lattice.in_buckets(dense.ravel()), bits=8)  # fmt: skip
+    add("PowerSGD, rank 4", factor_bytes(dense.shape, 4),
+        alone(factored_all_reduce), dense, first_factor(dense.shape, 4, key))  # fmt: skip
+    return found

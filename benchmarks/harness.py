@@ -10,19 +10,18 @@ import datetime
 import gc
 import importlib.metadata
 import json
-import math
 import os
 import pathlib
 import platform
-import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from experiments import stopwatch
+from experiments import files, records, stopwatch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "results" / "benchmarks"
@@ -41,15 +40,10 @@ class Line(NamedTuple):
     facts: Mapping[str, Any] = {}  # JSON values
 
     @property
-    def excess(self) -> float:
-        """Return the value over its goal; 0 without a goal."""
-        return 0.0 if self.goal is None else self.value / self.goal
-
-    @property
     def verdict(self) -> str:
         if self.goal is None:
             return ""
-        return "met" if self.value <= self.goal else f"missed by {self.excess:.3g}x"
+        return "met" if self.value <= self.goal else f"missed by {self.value / self.goal:.3g}x"
 
 
 class Row(NamedTuple):
@@ -107,17 +101,18 @@ def run(
 ) -> bool:  # fmt: skip
     """Measure the rows in order within `seconds`; return whether none failed.
 
-    record: what is known beforehand; its `rows` are filled in, and its `complete` becomes true.
-    path: of the record on the disk, if any. share: of the seconds that are left, for the turns of
-    one row. A row is not broken off: the last one may end later.
+    record: what is known beforehand; its `rows` are filled in, where one that has run takes the
+    place of an earlier one of its name, and its `complete` becomes true. path: of the record on the
+    disk, if any. share: of the seconds that are left, for the turns of one row. A row is not broken
+    off: the last one may end later. SystemExit where there are no rows.
     """
     end = clock() + seconds
-    done = record.setdefault("rows", [])
+    done, own = record.setdefault("rows", []), []
     section = None
 
     def save() -> None:
         if path is not None:
-            write(path, json.dumps(finite(record), indent=1) + "\n")
+            write_record(path, record)
 
     for row in rows:
         if row.section != section:
@@ -127,6 +122,7 @@ def run(
             say(f"-- {section}")
         entry = {"section": row.section, "name": row.name, "state": "under way", "lines": []}
         done.append(entry)
+        own.append(entry)
         save()
         began = clock()
         left = end - began
@@ -137,12 +133,20 @@ def run(
         else:
             entry |= _measured(row, entry["lines"], share * max(left, 0.0), save, say)
         entry["seconds"] = clock() - began
-        if entry["state"] != RAN:
+        if entry["state"] == RAN:
+            done[:] = [one for one in done if one is entry or one["name"] != row.name]
+        else:
             say(f"{row.name}: {entry['state']}: {entry['word']}")
         save()
+    if not own:
+        raise SystemExit("--only names no row; leave it out to see all")
     record["complete"] = True
     save()
-    return all(entry["state"] != FAILED for entry in done)
+    ran = sum(entry["state"] == RAN for entry in own)
+    goals = [line for entry in own for line in entry["lines"] if line["goal"] is not None]
+    met = sum(line["value"] <= line["goal"] for line in goals)
+    say(f"{ran} of {len(own)} rows ran, {met} of {len(goals)} goals are met")
+    return all(entry["state"] != FAILED for entry in own)
 
 
 def _measured(row: Row, lines: list, budget: float, save: Callable, say: Callable) -> dict:
@@ -174,15 +178,10 @@ def _shown(line: Line) -> str:
     return f"{line.name:44} {number:>18} {goal:>8} {line.verdict:18} {rest}".rstrip()
 
 
-def finite(value: Any) -> Any:
-    """Return the same with null for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(child) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(child) for child in value]
-    if isinstance(value, float) or hasattr(value, "dtype"):
-        return float(value) if math.isfinite(value) else None
-    return value
+def devices_of_cpu(count: int) -> None:
+    """Divide the CPU into devices, unless XLA_FLAGS has done so; before JAX looks for any."""
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 # --- records ---
@@ -221,10 +220,13 @@ def put(path: pathlib.Path, command: str, key: Sequence[str], points: Sequence[d
 
 def write(path: pathlib.Path, text: str) -> None:
     """Replace a file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text)
-    os.replace(beside, path)
+    files.make(path.parent)
+    files.write(path, text, durable=False)
+
+
+def write_record(path: pathlib.Path, record: dict) -> None:
+    """Write a record; numbers that are not finite are null."""
+    write(path, json.dumps(records.plain(record), indent=1) + "\n")
 
 
 # --- processes of this machine ---
@@ -240,12 +242,19 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def kill(pid: int) -> bool:
-    """SIGKILL a process; return whether it was still there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-        return True
-    return False
+def commands(flags: Sequence[str], processes: int, address: str = "127.0.0.1") -> list[list[str]]:
+    """Return the command of each process of a run of launch.py; address: of the first one."""
+    command = [sys.executable, "launch.py", *flags]
+    if processes == 1:
+        return [command]
+    joined = f"--coordinator_address={address}:{free_port()}", f"--num_processes={processes}"
+    return [[*command, *joined, f"--process_id={rank}"] for rank in range(processes)]
+
+
+def cpu(devices: int) -> dict[str, str]:
+    """Return the environment of a process that has some devices of the CPU."""
+    flag = f"--xla_force_host_platform_device_count={devices}"
+    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks import namespaces
-from benchmarks.harness import FOLDER, free_port, put
+from benchmarks.harness import FOLDER, commands, put
 from comms import cost
 from experiments import records
 
@@ -27,13 +27,8 @@ CONFIG, RECORD = "configs/links.py", FOLDER / "seconds_to_loss.json"
 
 def launched(hosts: Sequence[namespaces.Host], arguments: Sequence[str]) -> int:
     """Run launch.py with these flags on all hosts; return the exit code of the first."""
-    where = [f"--coordinator_address={hosts[0].address}:{free_port()}"]
-    where.append(f"--num_processes={len(hosts)}")
-    commands = [
-        [sys.executable, "launch.py", *arguments, *where, f"--process_id={rank}"]
-        for rank in range(len(hosts))
-    ]
-    with namespaces.started(hosts, commands) as running:
+    each = commands(arguments, len(hosts), hosts[0].address)
+    with namespaces.started(hosts, each) as running:
         return running[0].wait()
 
 
@@ -76,7 +71,6 @@ def main() -> None:
     parser.add_argument("--rate", default="1gbit,100mbit", help="of all links, with commas")
     parser.add_argument("--config", default=CONFIG, help="of a sweep")
     parser.add_argument("--flags", default="", help="more of them for launch.py")
-    parser.add_argument("--output", type=pathlib.Path, help="the record")
     options = parser.parse_args()
     reason = namespaces.unmet()
     if reason is not None:
@@ -88,8 +82,6 @@ def main() -> None:
             parser.error("launch runs once; give one number of --hosts and one --rate")
         with namespaces.switch(int(options.hosts), options.rate) as hosts:
             sys.exit(launched(hosts, flags))
-    known = options.config == CONFIG  # the record is of this one alone
-    path = options.output or (RECORD if known else None)
     with tempfile.TemporaryDirectory() as folder:
         for count in map(int, options.hosts.split(",")):
             free = swept(count, None, options.config, flags, f"{folder}/{count}")
@@ -97,9 +89,9 @@ def main() -> None:
                 real = swept(count, rate, options.config, flags, f"{folder}/{count}_{rate}")
                 for point in (points := list(rows(count, rate, real, free))):
                     print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
-                if path is not None:
+                if options.config == CONFIG:  # the record is of this one alone
                     key = ("method", "hosts", "rate")
-                    put(path, "python -m benchmarks.links sweep", key, points)
+                    put(RECORD, "python -m benchmarks.links sweep", key, points)
 
 
 if __name__ == "__main__":

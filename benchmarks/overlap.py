@@ -167,21 +167,19 @@ def measured(
     task, workers = tasks.build(description), jax.device_count()
     params = jax.jit(task.init)(jax.random.key(0))
     profile = slept(task, batch) if sleeps else profiling.measure(task, batch, overlap="threads")
-    schedules = {
-        name: own for name, own in SCHEDULES.items()
-        if not sleeps or (own[0], own[2]) == ("threads", "psum")
-    }  # fmt: skip
     layer_sizes = [
         sum(4 * np.size(leaf) for path, leaf in named_leaves(params) if path in layer)
         for layer in profile.layers
     ]
     sampler = sampling.Sampler(data.iid(task.labels, workers, 0), batch, 0)
-    arms, seconds = {}, {name: [] for name in schedules}
-    for name, (overlap, plan, all_reduce) in schedules.items():
+    arms: dict[str, list] = {}
+    for name, (overlap, plan, all_reduce) in SCHEDULES.items():
         method = mg_wfbp(
             optax.chain(optax.trace(0.9), scale_by_samples(0.01)),
             buckets=plan, profile=profile, collective=all_reduce,
         )  # fmt: skip
+        if sleeps and (overlap != "threads" or method.buckets.all_reduce.gather is not None):
+            continue
         runtime = mesh.Mesh(
             method, task.losses, task.train, sampler, workers=workers, mini_batches=1,
             rounds_per_dispatch=steps, overlap=overlap,
@@ -191,6 +189,7 @@ def measured(
             let_sleep(runtime._program, profile, plan_with(plan, profile)(params)[0].buckets)
             run, _ = runtime.advance(run, np.inf, steps)
         arms[name] = [runtime, run, method]
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(turns):
         for name in list(arms)[:: 1 if turn % 2 else -1]:
             runtime, run, _ = arms[name]
@@ -199,7 +198,7 @@ def measured(
     spans = {}
     for name, (runtime, run, _) in arms.items():
         runtime.timeline = []
-        if schedules[name][0] == "threads":
+        if SCHEDULES[name][0] == "threads":
             runtime.advance(run, np.inf, TRACED)
         spans[name] = {"measured": runtime.timeline}
         runtime.close()
@@ -207,8 +206,9 @@ def measured(
     ends = [span for span in spans["single"]["measured"] if span.name == "update"]
     update = float(np.median([span.end - span.start for span in ends]))
     planned = {}
-    for name, (_, plan, _) in schedules.items():
-        decoupled = arms[name][2].buckets.all_reduce.gather is not None
+    for name, (*_, method) in arms.items():
+        decoupled = method.buckets.all_reduce.gather is not None
+        plan = SCHEDULES[name][1]
         planned[name], spans[name]["planned"] = foreseen(profile, layer_sizes, plan, decoupled)
     serial, best = float(np.median(seconds["single"])), planned["optimal"] + update
     points = []

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG, CHANGES = "configs/nonblocking.py", {"updates": "20"}
@@ -57,15 +57,6 @@ sys.stdin.read()
 """
 
 
-class Path(NamedTuple):
-    """The way of one run through the code."""
-
-    modules: list[str]  # that are loaded at its end
-    lines: int  # of them
-    files: list[str]  # that are entered
-    moves: int  # between files before the simulator exists
-
-
 class _Walk:
     """Calls between files of this repository, for `sys.setprofile`."""
 
@@ -92,8 +83,8 @@ def _is_ours(file: str | None) -> bool:
     return file is not None and file.startswith(f"{ROOT}/") and "site-packages" not in file
 
 
-def walk() -> Path:
-    """Run the arm once in this process, which should be a fresh one."""
+def walk() -> tuple[dict[str, int], list[str]]:
+    """Run the arm once in this process, a fresh one; return the numbers and the files entered."""
     seen = _Walk()
     with tempfile.TemporaryDirectory() as folder:
         from experiments import config_files, train
@@ -104,16 +95,20 @@ def walk() -> Path:
             train.run(config, pathlib.Path(folder, "run"))
         finally:
             sys.setprofile(None)
-    ours = {
-        name: file
+    loaded = [
+        pathlib.Path(file)
         for name, module in list(sys.modules.items())
-        if _is_ours(file := getattr(module, "__file__", None)) and "benchmarks" not in name
-    }
-    ours.pop("__main__", None)
-    lines = sum(len(pathlib.Path(file).read_text().splitlines()) for file in ours.values())
+        if _is_ours(file := getattr(module, "__file__", None))
+        and "benchmarks" not in name and name != "__main__"
+    ]  # fmt: skip
+    seen.files.discard(__file__)
     files = sorted(str(pathlib.Path(file).relative_to(ROOT)) for file in seen.files)
-    own = str(pathlib.Path(__file__).relative_to(ROOT))
-    return Path(sorted(ours), lines, [file for file in files if file != own], seen.moves)
+    return {
+        "modules loaded": len(loaded),
+        "lines of these": sum(len(path.read_text().splitlines()) for path in loaded),
+        "files entered": len(files),
+        "moves before the simulator exists": seen.moves,
+    }, files
 
 
 def launches() -> dict[str, list[tuple[float, float]]]:
@@ -171,14 +166,10 @@ def main() -> None:
                 f"({min(ratios):.2f} to {max(ratios):.2f})"
             )
         return
-    path = walk()
-    numbers = {
-        "modules loaded": len(path.modules), "lines of these": path.lines,
-        "files entered": len(path.files), "moves before the simulator exists": path.moves,
-    }  # fmt: skip
+    numbers, files = walk()
     for what, number in numbers.items():
         print(f"{number:6d} {what}")
-    print("\n".join(path.files))
+    print("\n".join(files))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ The task is noise of the shape of images with a softmax, or an MLP, in float32.
                    They get durations and samples for nothing; our side plans and draws them.
 
 Every side is a process that waits while another has its turn. FedJAX is installed into an
-environment of its own in --environments, in which only NumPy and JAX are sure to be there: imports
+environment of its own in `runs/peers`, in which only NumPy and JAX are sure to be there: imports
 stand where they are needed. Points go to docs/results/benchmarks/peers.json.
 """
 
@@ -31,6 +31,8 @@ from collections.abc import Callable
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+ENVIRONMENTS = ROOT / "runs" / "peers"
+TURNS = 5  # of every side
 SAMPLES, INPUTS, CLASSES = 8192, 784, 10
 RATE = 0.05  # of local steps
 STALE_RATE = 0.001  # of gradients that are some updates old
@@ -253,25 +255,22 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", default=",".join(name for name in SIDES if name != "gossax"))
-    parser.add_argument("--timed", type=int, default=5, help="turns of every side")
-    parser.add_argument("--environments", type=pathlib.Path, default=ROOT / "runs" / "peers")
-    parser.add_argument("--output", type=pathlib.Path, default=FOLDER / "peers.json")
     options = parser.parse_args()
     for task, takes in TAKES.items():
         names = ["gossax", *(name for name in options.peers.split(",") if name in takes)]
         if len(names) == 1:
             continue
-        found = compare(task, names, options.timed, options.environments)
+        found = compare(task, names, TURNS, ENVIRONMENTS)
         middle = {name: statistics.median(times) for name, times in found.items()}
         rows = [
             {
                 "task": task, "side": name, "seconds": middle[name], "least": min(times),
                 "greatest": max(times), "times_ours": middle[name] / middle["gossax"],
-                "goal": GOALS.get(name), "version": version(name, options.environments),
+                "goal": GOALS.get(name), "version": version(name, ENVIRONMENTS),
             }
             for name, times in found.items()
         ]  # fmt: skip
-        put(options.output, "python -m benchmarks.peers", ("task", "side"), rows)
+        put(FOLDER / "peers.json", "python -m benchmarks.peers", ("task", "side"), rows)
         for row in rows:
             print(" ".join(f"{name}={value}" for name, value in row.items()), flush=True)
 

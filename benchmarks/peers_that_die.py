@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import namespaces
-from benchmarks.harness import ROOT, free_port
+from benchmarks.harness import ROOT, commands, cpu
 
 WORKERS, UPDATES = 4, 120
-COMMAND = (
-    sys.executable, "launch.py", "--config=configs/nonblocking.py", "--config.runtime=mesh",
+FLAGS = (
+    "--config=configs/nonblocking.py", "--config.runtime=mesh",
     f"--config.workers={WORKERS}", "--config.algorithm=all_reduce", "--config.mini_batches=2",
     "--config.task=synthetic_logistic(samples=256, dimension=8)", "--config.communication=0",
     "--config.delay=deterministic(value=0.01)", f"--config.updates={UPDATES}",
@@ -137,18 +137,14 @@ def launch(
     trial: Trial, here: pathlib.Path, address: str, on: list[list[str]]
 ) -> list[subprocess.Popen]:
     """Start the processes of a run, one of them the victim; they print into PROCESS.txt."""
-    devices, moment, running = WORKERS // trial.processes, MOMENTS[trial.moment], []
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    moment, running = MOMENTS[trial.moment], []
+    environment = cpu(WORKERS // trial.processes) | {
         "XDG_CACHE_HOME": str(here.parent), "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    common = [*moment.flags, f"--config.wait={moment.wait}", f"--workdir={here / 'run'}"]
-    common += [f"--num_processes={trial.processes}"]
-    common += [f"--coordinator_address={address}:{free_port()}"]
+    flags = [*FLAGS, *moment.flags, f"--config.wait={moment.wait}", f"--workdir={here / 'run'}"]
     if trial.fault == STILL:
-        common.append(f"--stuck_seconds={STUCK:g}")
-    for rank in range(trial.processes):
-        command = [*COMMAND, *common, f"--process_id={rank}"]
+        flags.append(f"--stuck_seconds={STUCK:g}")
+    for rank, command in enumerate(commands(flags, trial.processes, address)):
         if rank == trial.victim:
             victim = ["victim", trial.moment, trial.fault, str(rank), str(here / "mark")]
             command[1:1] = ["-m", OWN, *victim]

@@ -1,18 +1,19 @@
 """A comparison of all that experiments compute, before a change of the code and after it.
 
     python -m benchmarks.same_behaviour --against=main
-    python -m benchmarks.same_behaviour --against=main --only=methods,slurm
+    python -m benchmarks.same_behaviour --against=main --only=methods,mesh
 
 Either side, the commit and this checkout, runs the same command lines with its own code and its own
-configs. Parameters, schedules, metrics, summaries, configs, the numbers of reports and the scripts
-of jobs have to be equal bit for bit. Records of the commit are kept below `runs/same_behaviour`,
-under everything that they follow from, so that a second comparison runs this checkout alone.
+configs. Parameters, schedules, metrics, summaries, configs and the numbers of reports have to be
+equal bit for bit. Records of the commit are kept below `runs/same_behaviour`, under everything that
+they follow from, so that a second comparison runs this checkout alone.
 
 What a change renames, drops or adds on purpose stands in RENAMED and ADDED; any other difference
 fails with a sentence. What follows the clock on the wall is in WALL and REAL_TIME.
 """
 
 import concurrent.futures
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -35,8 +36,8 @@ from benchmarks.every_method import METHODS
 
 _AGAINST = flags.DEFINE_string("against", "HEAD", "Commit whose code runs on the other side.")
 _ONLY = flags.DEFINE_list("only", [], "Experiments; default: all.")
-_JOBS = flags.DEFINE_integer("at_once", 2, "How many experiments run.", lower_bound=1)
 
+AT_ONCE = 2  # experiments that run
 ROOT = pathlib.Path(__file__).parents[1]
 KEPT = ROOT / "runs" / "same_behaviour"
 
@@ -57,16 +58,15 @@ REAL_TIME = (
     *(f"schedule.npz/{name}" for name in ("time", "start", "finish", "busy", "communication")),
 )  # fmt: skip
 # What follows the name of an arm in the name of a field.
-_ARM = re.compile(r"(?:^|/)[^/]+\.(?:jsonl?|npz|html|sh|txt)\b")
+_ARM = re.compile(r"(?:^|/)[^/]+\.(?:jsonl?|npz)\b")
 
 
 class Experiment(NamedTuple):
-    """Flags of `launch.py`; {known} stands for the commit's records of the experiment `after`."""
+    """Flags of `launch.py`, and how it is run."""
 
     flags: tuple[str, ...]
-    run: Callable[["Side", str, list[str]], None] | None = None  # None: launch it
+    run: Callable[["Side", str], None] | None = None  # None: from its beginning to its end
     excluded: tuple[str, ...] = WALL
-    after: str | None = None  # the experiment whose records of the commit it reads
 
 
 class Side(NamedTuple):
@@ -82,14 +82,16 @@ class Side(NamedTuple):
 # --- experiments ---
 
 
-def launch(side: Side, name: str, arguments: list[str], **options) -> subprocess.Popen:
-    """Start `launch.py` of a side; what it prints goes beside its records."""
-    place = side.place(name)
-    with place.with_suffix(".log").open("a") as log:
+def launch(side: Side, name: str, *more: str, flags: tuple[str, ...] = ()) -> subprocess.Popen:
+    """Start `launch.py` of a side; what it prints goes beside its records.
+
+    flags: in place of the experiment's.
+    """
+    with side.place(name).with_suffix(".log").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "launch.py", *arguments], cwd=side.root,
-            stdout=options.pop("stdout", log), stderr=subprocess.STDOUT,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"} | options,
+            [sys.executable, "launch.py", *(flags or EXPERIMENTS[name].flags), *more],
+            cwd=side.root, stdout=log, stderr=subprocess.STDOUT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
         )  # fmt: skip
 
 
@@ -100,51 +102,33 @@ def finish(process: subprocess.Popen, side: Side, name: str, code: int = 0) -> N
         raise RuntimeError(f"{name}: launch.py ended with {process.returncode}, see {log}")
 
 
-def whole(side: Side, name: str, arguments: list[str]) -> None:
+def whole(side: Side, name: str) -> None:
     """Run an experiment from its beginning to its end."""
-    finish(launch(side, name, [*arguments, f"--workdir={side.place(name)}"]), side, name)
+    finish(launch(side, name, f"--workdir={side.place(name)}"), side, name)
 
 
-def interrupted(side: Side, name: str, arguments: list[str]) -> None:
+def interrupted(side: Side, name: str) -> None:
     """Run an experiment, ask it to end when it has two records, and let it go on."""
     place = side.place(name)
-    arguments = [*arguments, f"--workdir={place}", "--checkpoint_seconds=0"]
-    process = launch(side, name, arguments)
-    while process.poll() is None and len(lines(place / "metrics.jsonl")) < 3:
+    more = f"--workdir={place}", "--checkpoint_seconds=0"
+    process, metrics = launch(side, name, *more), place / "metrics.jsonl"
+    while process.poll() is None and not (
+        metrics.exists() and metrics.read_text().count("\n") >= 3
+    ):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     finish(process, side, name, 128 + signal.SIGTERM)
-    finish(launch(side, name, arguments), side, name)
+    finish(launch(side, name, *more), side, name)
 
 
-SBATCH = """#!/bin/sh
-for script; do :; done
-sed -n p "$script" > "$SUBMITTED"
-echo "this is no cluster" >&2
-exit 1
-"""
-
-
-def submitted(side: Side, name: str, arguments: list[str]) -> None:
-    """Keep the script of an array of jobs, which a cluster that takes none has seen, and commands.
-
-    The second launch only prints the commands, for other schedulers.
-    """
+def replayed(side: Side, name: str) -> None:
+    """Run some arms, and each of them again on the schedule that it has left."""
     place = side.place(name)
-    programs = place / "bin"
-    programs.mkdir(parents=True)
-    for program in ("sbatch", "srun"):  # the second one only has to be there
-        (programs / program).write_text(SBATCH)
-        (programs / program).chmod(0o755)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    arguments = [*arguments, f"--workdir={place / 'runs'}"]
-    slurm = ["--executor=slurm", "--slurm=partition=gpu,timeout_min=60,gpus_per_node=1"]
-    process = launch(
-        side, name, [*arguments, *slurm, "--jobs=2"], PATH=path, SUBMITTED=str(place / "job.sh")
-    )
-    finish(process, side, name, 2)
-    with (place / "commands.txt").open("w") as output:
-        finish(launch(side, name, [*arguments, "--print_commands"], stdout=output), side, name)
+    finish(launch(side, name, f"--workdir={place / 'first'}"), side, name)
+    for arm in ASYNCHRONOUS:
+        wait = f"--config.wait=replay(path='{place / 'first' / arm}/schedule.npz')"
+        more = wait, f"--workdir={place / 'again' / arm}"
+        finish(launch(side, name, *more, flags=battery(arm)), side, name)
 
 
 BATTERY = str(ROOT / "benchmarks/every_method.py")
@@ -167,7 +151,7 @@ ON_DEVICES = (*ON_DEVICES, "sgp/overlap", "swarm/8 bits")
 LINKS = ("vanilla/rate=0.4", "matcha/budget=0.1/rate=0.4", "periodic/budget=0.2/rate=0.4")
 LOCAL_STEPS = ("dpsgd/ring/serial", "dpsgd/ring/H=2", "sgp/overlap", "ad_psgd", "swarm/H=2/8 bits")
 SPARSE = ("s2/sketch", "s2/exact", "sparcml", "omnireduce", "parallax")
-REPLAY = "--config.wait=replay(path='{known}/%s/schedule.npz')"
+ASYNCHRONOUS = ("dc_asgd", "swarm/pairs")
 EXPERIMENTS = {
     # Of the battery, in two parts, as there are two processors.
     "methods": Experiment(battery(*list(METHODS)[1::2])),
@@ -215,12 +199,7 @@ EXPERIMENTS = {
         ),
         run=interrupted,
     ),
-    "asynchronous": Experiment(battery("dc_asgd", "swarm/pairs")),
-    "replay_server": Experiment((*battery("dc_asgd"), REPLAY % "dc_asgd"), after="asynchronous"),
-    "replay_pairs": Experiment(
-        (*battery("swarm/pairs"), REPLAY % "swarm/pairs"), after="asynchronous"
-    ),
-    "slurm": Experiment(("--config=configs/demo.py", "--sweep"), run=submitted),
+    "replay": Experiment(battery(*ASYNCHRONOUS), run=replayed),
 }
 
 
@@ -228,7 +207,7 @@ def address(experiment: Experiment) -> str:
     """Return a digest of everything but the code that the records of an experiment follow from."""
     determining = [str(flag).replace(str(ROOT), "") for flag in experiment.flags]
     determining += [name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
-    determining += [platform.python_version(), str(experiment.after)]
+    determining.append(platform.python_version())
     for flag in experiment.flags:
         path = pathlib.Path(flag.partition("=")[2])
         if path.is_absolute():
@@ -236,8 +215,8 @@ def address(experiment: Experiment) -> str:
     return hashlib.sha256("\n".join(determining).encode()).hexdigest()[:12]
 
 
-def run(side: Side, name: str, known: Side) -> None:
-    """Run an experiment unless it has been run; known: the commit's side.
+def run(side: Side, name: str) -> None:
+    """Run an experiment unless it has been run.
 
     One that fails says so, and leaves what it has to the comparison.
     """
@@ -247,11 +226,9 @@ def run(side: Side, name: str, known: Side) -> None:
         return
     if experiment.run is not None:  # else it goes on with the arms that have not finished
         shutil.rmtree(place, ignore_errors=True)
-    read = "" if experiment.after is None else str(known.place(experiment.after))
     begun = time.monotonic()
-    arguments = [flag.replace("{known}", read) for flag in experiment.flags]
     try:
-        (experiment.run or whole)(side, name, arguments)
+        (experiment.run or whole)(side, name)
     except RuntimeError as error:
         print(error, flush=True)
         return
@@ -260,11 +237,6 @@ def run(side: Side, name: str, known: Side) -> None:
 
 
 # --- fields ---
-
-
-def lines(path: pathlib.Path) -> list[str]:
-    """Return the lines of a file, none where there is none."""
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -284,6 +256,10 @@ def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, 
     excluded: ends of names of fields to leave out. hidden: texts, such as directories,
     and what stands for them.
     """
+
+    def text(path: pathlib.Path) -> str:
+        return functools.reduce(lambda x, pair: x.replace(*pair), hidden.items(), path.read_text())
+
     found: dict[str, Any] = {}
     for path in sorted(place.rglob("*")):
         name = str(path.relative_to(place))
@@ -291,29 +267,16 @@ def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, 
             with np.load(path) as file:
                 found |= {f"{name}/{key}": value for key, value in file.items()}
         elif path.name in ("config.json", "summary.json"):
-            found |= dict(leaves(json.loads(path.read_text()), name))
+            found |= dict(leaves(json.loads(text(path)), name))
         elif path.name == "metrics.jsonl":
-            rows = [dict(leaves(json.loads(line), name)) for line in lines(path)]
+            rows = [dict(leaves(json.loads(line), name)) for line in text(path).splitlines()]
             columns = dict.fromkeys(key for row in rows for key in row)
             found |= {key: [row.get(key, "none") for row in rows] for key in columns}
         elif path.name == "report.json":
-            note = json.loads(path.read_text())
+            note = json.loads(text(path))
             found |= {f"{name}/{key}": note.get(key) for key in ("claims", "numbers")}
-        elif path.name in ("job.sh", "commands.txt"):
-            found[name] = lines(path)
     ends = tuple(f"/{end}" for end in excluded)
-    kept = (item for item in found.items() if not f"/{item[0]}".endswith(ends))
-    return {name: _without(value, hidden) for name, value in kept}
-
-
-def _without(value: Any, hidden: Mapping[str, str]) -> Any:
-    """Return a value in whose texts others stand for what is hidden."""
-    if isinstance(value, list):
-        return [_without(child, hidden) for child in value]
-    if isinstance(value, str):
-        for text, instead in hidden.items():
-            value = value.replace(text, instead)
-    return value
+    return {name: value for name, value in found.items() if not f"/{name}".endswith(ends)}
 
 
 # --- the comparison ---
@@ -322,14 +285,11 @@ def _without(value: Any, hidden: Mapping[str, str]) -> Any:
 def same(a: Any, b: Any) -> bool:
     """Return whether two fields are equal bit for bit, any NaN being equal to any other."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if (a.dtype, a.shape) != (b.dtype, b.shape):
-            return False
-        if a.dtype.kind != "f":
-            return a.tobytes() == b.tobytes()
-        unknown = np.isnan(a)
-        return bool((unknown == np.isnan(b)).all()) and (
-            np.where(unknown, 0, a).tobytes() == np.where(unknown, 0, b).tobytes()
+        a, b = (
+            np.where(np.isnan(x), x.dtype.type("nan"), x) if x.dtype.kind == "f" else x
+            for x in (a, b)
         )
+        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
     return type(a) is type(b) and json.dumps(a) == json.dumps(b)
 
 
@@ -338,13 +298,11 @@ def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
 
     An entry stands for the end of a name, from a whole part on, and for all that is below it.
     """
-    parts = name.split("/")
-    spans = [(i, j) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)]
-    for i, j in sorted(spans, key=lambda span: span[0] - span[1]):
-        old = "/".join(parts[i:j])
-        if old in table:
+    for old in sorted(table, key=lambda old: old.count("/"), reverse=True):
+        before, found, after = f"/{name}/".partition(f"/{old}/")
+        if found:
             new = table[old]
-            return None if new is None else "/".join([*parts[:i], new, *parts[j:]])
+            return None if new is None else f"{before}/{new}/{after}".strip("/")
     return name
 
 
@@ -396,15 +354,6 @@ def cloned(commit: str) -> Side:
     return Side(root, KEPT / name[:12] / "records")
 
 
-def everything(side: Side, names: list[str], known: Side) -> None:
-    """Run experiments, some at once; those that read records of others after all others."""
-    side.records.mkdir(parents=True, exist_ok=True)
-    for after in (False, True):
-        stage = [name for name in names if (EXPERIMENTS[name].after is not None) == after]
-        with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as pool:
-            list(pool.map(lambda name: run(side, name, known), stage))
-
-
 def main(_) -> None:
     names = _ONLY.value or list(EXPERIMENTS)
     unknown = [name for name in names if name not in EXPERIMENTS]
@@ -412,9 +361,10 @@ def main(_) -> None:
         raise app.UsageError(f"--only={unknown[0]} is unknown; known: {', '.join(EXPERIMENTS)}")
     there, here = cloned(_AGAINST.value), Side(ROOT, KEPT / "now")
     shutil.rmtree(here.records, ignore_errors=True)
-    needed = {EXPERIMENTS[name].after for name in names} - {None}
-    everything(there, list(dict.fromkeys([*needed, *names])), there)
-    everything(here, names, there)
+    for side in (there, here):
+        side.records.mkdir(parents=True, exist_ok=True)
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(functools.partial(run, side), names))
     # Longer ones first: records and clones lie below this checkout.
     hidden = {str(side.records): "RECORDS" for side in (there, here)}
     hidden |= {str(side.root): "ROOT" for side in (there, here)}

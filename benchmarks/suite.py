@@ -18,7 +18,6 @@ import importlib
 import math
 import os
 import pathlib
-import resource
 import shutil
 import statistics
 import sys
@@ -32,12 +31,11 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 
-from algorithms import all_reduce, dpsgd, matcha
+from algorithms import all_reduce, matcha
 from algorithms.links import of_rounds
-from benchmarks import floors
-from benchmarks.harness import FOLDER, RAN, ROOT, Line, Row, chosen, compared, head, run, write
+from benchmarks import floors, harness
+from benchmarks.harness import FOLDER, ROOT, Line, Row, compared, head, run
 from comms import buckets, rounds, topology
 from comms.cost import AlphaBeta
 from experiments import stopwatch, sweep, tasks, train
@@ -46,7 +44,7 @@ from experiments.tasks import models
 from runtimes import data_feed, mesh, simulate, worker
 from stragglers import delays, inject, processes
 from stragglers.processes import from_law
-from stragglers.rule import Rule, Setting, whole
+from stragglers.rule import Rule, Setting
 from stragglers.rules import RULES
 
 PAGE = ROOT / "docs" / "reproducing.md"
@@ -60,13 +58,11 @@ class Sizes(NamedTuple):
     """Sizes of all rows; `least` scales the guesses of how long a row takes."""
 
     workers: tuple[int, ...] = (8, 64, 256)
-    largest: int = 65_536  # workers of D-PSGD
     coordinates: int = floors.SMALL
     codecs: tuple[str, ...] | None = None  # names; None: all
     events: int = 200_000
     many: int = 100_000  # workers of a schedule without training
     layers: int = 1000
-    rounds: int = 40  # with real delays
     arms: int = 32
     models: int = 2  # that read images
     images: int = 20_000
@@ -74,8 +70,8 @@ class Sizes(NamedTuple):
 
 
 TINY = Sizes(
-    workers=(8,), largest=64, coordinates=20_000, codecs=("S2, rows, r = 1", "top-k", "bf16"),
-    events=2000, many=512, layers=20, rounds=2, arms=2, models=1, images=1200, least=0.0,
+    workers=(8,), coordinates=20_000, codecs=("S2, rows, r = 1", "top-k", "bf16"),
+    events=2000, many=512, layers=20, arms=2, models=1, images=1200, least=0.0,
 )  # fmt: skip
 
 
@@ -107,25 +103,22 @@ def _gossip(workers: int, method=None):
 
 def _asynchronous(workers: int):
     """Return both sides where an eighth of the workers lands in every update."""
-    make = floors.MODELS["softmax 784x10"]
-    task = floors.noise(make, max(8192, workers), (28, 28, 1))
+    task = floors.noise(models.logistic, max(8192, workers), (28, 28, 1))
     return floors.stale_sides(task, workers, max(4, 2048 // workers), max(1, workers // 8))
 
 
 def simulator_rows(sizes: Sizes) -> Iterator[Row]:
     """Yield rows of what the simulator costs beyond the arithmetic of any program."""
     yield from ratio_rows(sizes.workers, GOALS, 8 * sizes.least)
-    workers = min(64, sizes.largest)
-    graph = topology.random_regular(workers, degree=8, seed=0)
     section = "simulator over floor"
 
     def sparse():
-        return _gossip(workers, matcha(floors.optimizer(), graph, budget=0.5))
+        graph = topology.random_regular(64, degree=8, seed=0)
+        return _gossip(64, matcha(floors.optimizer(), graph, budget=0.5))
 
-    yield compared(section, f"MATCHA, {workers} workers", 1.25, sparse, 10 * sizes.least)
+    yield compared(section, "MATCHA, 64 workers", 1.25, sparse, 10 * sizes.least)
     if sizes.models > 1:
         yield compared(section, "convolutions in a loop", 1.5, _in_a_loop, 60 * sizes.least)
-    yield Row(section, "scale", functools.partial(scale_lines, sizes.largest), 20 * sizes.least)
 
 
 def _in_a_loop() -> dict[str, Callable]:
@@ -143,69 +136,18 @@ def _in_a_loop() -> dict[str, Callable]:
     return {"loop": lambda: loop(params, 1), "alone": lambda: alone(params)}
 
 
-def scale_lines(workers: int, budget: float) -> Iterator[Line]:
-    """Yield D-PSGD with very many workers of a small model.
-
-    On the one-peer exponential graph, whose rounds are lists: mixing matrices of 65,536 workers
-    would take 34 GB.
-    """
-    del budget
-    task = tasks.build("digits(model=logistic)")
-    repeats = 1 + workers * floors.BATCH // len(task.labels)
-    task = task._replace(
-        train=jax.tree.map(lambda a: np.concatenate([a] * repeats), task.train),
-        labels=np.concatenate([task.labels] * repeats),
-    )
-    method = dpsgd(floors.optimizer(), topology.one_peer_exponential(workers))
-    sampler = floors.sampler_of(task, workers, floors.BATCH)
-    turn = floors.simulated(method, task, sampler, floors.neighbours(method, workers, 1), 16, 1)
-    each = stopwatch.seconds({"": turn}, 3)[""] / 16
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    yield Line(f"D-PSGD, {workers:,} workers", 1e6 * each / workers, "us a worker", None, {},
-               {"process MiB": float(peak)})  # fmt: skip
-
-
 # --- the mesh ---
 
 
-def mesh_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
-    """Yield plain rounds over hand-written ones, real delays over injected ones, and callbacks.
+def round_row(section: str, devices: int, goal: float, least: float) -> Row:
+    """Return a row of plain rounds over hand-written ones.
 
-    Virtual devices share the cores, so that only ratios say anything.
+    Virtual devices share the cores, so that only the ratio says anything.
     """
-    yield compared(
-        "mesh", f"plain round, {devices} devices", 1.05,
-        lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices), 15 * sizes.least,
+    return compared(
+        section, f"plain round, {devices} devices", goal,
+        lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices), least,
     )  # fmt: skip
-    for wait in ("barrier", "first_finisher"):
-        measure = functools.partial(_delayed, devices, wait, sizes.rounds)
-        yield Row("mesh", f"delays, {wait}", measure, 20 * sizes.least)
-    yield callback_row(devices, 15 * sizes.least)
-
-
-def _delayed(workers: int, wait: str, count: int, budget: float) -> Iterator[Line]:
-    """Yield the median round that really happened, over the one that is planned."""
-    del budget
-    delay = processes.persistent(delays.jitter(0.02, 0.1), {0: 4.0})
-    setting = Setting(delay, workers, floors.MINI_BATCHES, 0, communication=0.02)
-    rule = RULES[wait](setting)
-    injector = inject.Injector(workers, rule.trigger, 0, delay=delay, communication=0.02)
-    runtime, state = _mesh(workers, injector, 1)
-    _, real = runtime.advance(state, np.inf, count)
-    medians = [float(np.median(np.diff(each.time))) for each in (real, whole(rule, count))]
-    taken = dict(zip(("measured", "injected"), medians, strict=True))
-    yield Line(f"round over injected delays, {wait}", medians[0] / medians[1], "x", 1.1, taken)
-
-
-def _mesh(workers: int, injector, rounds_per_dispatch: int):
-    """Return a mesh that trains on digits, and its run of no rounds."""
-    task, sampler = floors.task_and_sampler(workers)
-    runtime = mesh.Mesh(
-        all_reduce(floors.optimizer()), task.losses, task.train, sampler, workers=workers,
-        mini_batches=floors.MINI_BATCHES, injector=injector,
-        rounds_per_dispatch=rounds_per_dispatch,
-    )  # fmt: skip
-    return runtime, runtime.start(task.init(jax.random.key(0)))
 
 
 def callback_row(devices: int, least: float) -> Row:
@@ -216,15 +158,12 @@ def callback_row(devices: int, least: float) -> Row:
         setting = Setting(delays.exponential(1e-9), devices, floors.MINI_BATCHES, 0)
         return RULES[wait](setting, **parameters).trigger
 
-    def turn(injector) -> Callable:
-        runtime, state = _mesh(devices, injector, count)
-
-        def dispatch():
-            nonlocal state
-            state, _ = runtime.advance(state, np.inf, count)
-            return state.model
-
-        return dispatch
+    def running(task, sampler, injector) -> Callable:
+        runtime = mesh.Mesh(
+            all_reduce(floors.optimizer()), task.losses, task.train, sampler, workers=devices,
+            mini_batches=floors.MINI_BATCHES, injector=injector, rounds_per_dispatch=count,
+        )  # fmt: skip
+        return floors.advancing(runtime, task, count)
 
     def candidates():
         law = delays.exponential(1e-9)
@@ -235,7 +174,8 @@ def callback_row(devices: int, least: float) -> Row:
             "tick, delay": inject.Injector(devices, blocking, 0, delay=law),
             "tick, delay, trigger": inject.Injector(devices, patient, 0, delay=law),
         }
-        return {name: turn(one) for name, one in injectors.items()}
+        subject = floors.task_and_sampler(devices)
+        return {name: running(*subject, injector) for name, injector in injectors.items()}
 
     def measure(budget: float) -> Iterator[Line]:
         taken = stopwatch.seconds(candidates(), budget=budget)
@@ -260,11 +200,9 @@ def schedule_rows(sizes: Sizes) -> Iterator[Row]:
             section, f"k_batch_async over a plain loop, {workers} workers", 1.0,
             functools.partial(_planned, workers, k, sizes.events // k), 3 * sizes.least,
         )  # fmt: skip
-    for kind, (make, everyone, places) in KINDS.items():
+    for kind in KINDS:
         for delay, goal in (("independent", 1.0), ("markov", 0.5)):
-            measure = functools.partial(
-                _many, kind, make, everyone, places, delay, goal, sizes.many, 5 * sizes.events
-            )
+            measure = functools.partial(_many, kind, delay, goal, sizes.many, 5 * sizes.events)
             yield Row(section, f"{kind}, {delay}", measure, 4 * sizes.least)
 
 
@@ -333,10 +271,11 @@ DELAYS = {
 
 
 def _many(
-    kind, make, everyone, places, delay, goal, workers: int, events: int, budget: float
+    kind: str, delay: str, goal: float, workers: int, events: int, budget: float
 ) -> Iterator[Line]:
     """Yield microseconds of an event, from nothing."""
     del budget
+    make, everyone, places = KINDS[kind]
     compiling = make(DELAYS[delay], 16)
     compiling.extend(compiling.init(), 8)
     updates = -(-max(events, 4 * workers) // (workers if everyone else 64))
@@ -365,27 +304,21 @@ def random_trace(rng: np.random.Generator, layers: int) -> tuple[np.ndarray, np.
     return sizes, ready, AlphaBeta(10 ** rng.uniform(-5, -2), 10 ** rng.uniform(-10, -8))
 
 
-def gaps(traces: int, planner: str = "greedy", seed: int = 0) -> np.ndarray:
-    """Return [traces] how much later a planner's buckets finish than the optimal ones."""
-    rng = np.random.default_rng(seed)
-    cases = (random_trace(rng, rng.integers(2, 65)) for _ in range(traces))
-    plan = buckets.PLANNERS[planner]
-    return np.array([plan(*case).finish / buckets.optimal(*case).finish - 1 for case in cases])
-
-
 def bucket_lines(layers: int, budget: float) -> Iterator[Line]:
     """Yield seconds of planning, and gaps to the best buckets on random traces."""
     large = random_trace(np.random.default_rng(0), layers)
     plans = {name: lambda plan=plan: plan(*large).end for name, plan in buckets.PLANNERS.items()}
     seconds = stopwatch.seconds(plans, 3, budget=budget)
+    rng = np.random.default_rng(0)
+    cases = [random_trace(rng, rng.integers(2, 65)) for _ in range(2 * layers)]
+    best = np.array([buckets.optimal(*case).finish for case in cases])
     for name, taken in seconds.items():
-        gap = gaps(2 * layers, name)
+        gap = np.array([buckets.PLANNERS[name](*case).finish for case in cases]) / best - 1
         facts = {"mean gap": float(gap.mean()), "worst gap": float(gap.max())}
         goal = {"optimal": 1.0}.get(name)
         yield Line(f"planning of {layers:,} layers, {name}", taken, "s", goal, {}, facts)
 
 
-CODECS = "codecs over copy"
 # By the beginning of a codec's name: at most this many times as long as a copy.
 CODEC_GOALS = {
     "S2, rows": 3, "S2 peeled, rows": 3, "bitmap": 3, "bf16": 3, "lattice": 15, "int8": 4,
@@ -401,7 +334,7 @@ def codec_rows(names, coordinates: tuple[int, ...], least: float) -> Iterator[Ro
     for size in coordinates:
         for name in sorted(names, key=lambda name: name not in goals):
             yield compared(
-                CODECS, f"{name}, {size:.0e}".replace("e+0", "e"), goals.get(name),
+                "codecs over copy", f"{name}, {size:.0e}".replace("e+0", "e"), goals.get(name),
                 functools.partial(_codec_and_copy, name, size), least * size / floors.SMALL,
                 functools.partial(_bytes, name, size), scale=1 / floors.CODEC_WORKERS.get(name, 1),
             )  # fmt: skip
@@ -435,20 +368,14 @@ CASES = {  # config and its argument, arm, changes
 }  # fmt: skip
 
 
-def arms_of(case: str, count: int) -> list[ConfigDict]:
-    """Return the first `count` seeds of an arm."""
+def _together(case: str, count: int):
+    """Return `count` seeds of an arm as one program, and one alone, from prepare to write."""
+    sweep.keep_programs()
     (name, argument), arm, changes = CASES[case]
     module = importlib.import_module(f"configs.{name}")
     config = module.get_config(argument)
-    chosen = dict(swept_arms(module, config))[arm] | {"name": arm} | changes
-    config = override(config, chosen)
-    return [override(config, {"seed": seed}) for seed in range(count)]
-
-
-def _together(case: str, count: int):
-    """Return an arm of several as one program, and one alone, from prepare to write."""
-    sweep.keep_programs()
-    arms = arms_of(case, count)
+    config = override(config, dict(swept_arms(module, config))[arm] | {"name": arm} | changes)
+    arms = [override(config, {"seed": seed}) for seed in range(count)]
 
     def together():
         with tempfile.TemporaryDirectory() as folder:
@@ -483,15 +410,13 @@ def streaming_lines(
             all_reduce(floors.optimizer()), task.losses, task.train,
             floors.sampler_of(task, 2, batch), floors.barrier(2, 1), mini_batches=1,
         )  # fmt: skip
-        state = runtime.start(task.init(jax.random.key(0)))
         runtimes.append(runtime)
+        turn = floors.advancing(runtime, task, updates)
 
         def advance():
-            nonlocal state
-            state, _ = runtime.advance(state, np.inf, updates)
-            jax.block_until_ready(state.model)
+            model = jax.block_until_ready(turn())
             runtime.input.settle()  # what a step reads is counted to the step
-            return state.model.params
+            return model.params
 
         return advance
 
@@ -513,7 +438,8 @@ def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     """Yield all rows."""
     least = sizes.least
     yield from simulator_rows(sizes)
-    yield from mesh_rows(sizes, devices)
+    yield round_row("mesh", devices, 1.05, 15 * least)
+    yield callback_row(devices, 15 * least)
     yield from schedule_rows(sizes)
     yield Row("buckets", "buckets", functools.partial(bucket_lines, sizes.layers), 15 * least)
     yield from codec_rows(sizes.codecs, (sizes.coordinates,), 2 * least)
@@ -540,7 +466,7 @@ def table(record: dict) -> str:
             ours, floor = [*times, "–", "–"][:2]
             goal = "–" if line["goal"] is None else f"<= {line['goal']:g}"
             found.append(f"| {line['name']} | {ours} | {floor} | {number or '–'} | {goal} |")
-        if row["state"] != RAN:
+        if row["state"] != harness.RAN:
             found.append(f"| {row['name']} | – | – | {row['state']} | – |")
     return "\n".join(found) + "\n"
 
@@ -552,7 +478,7 @@ def publish(record: dict, page: pathlib.Path) -> None:
     if not (begin and end):
         raise ValueError(f"{page} has no marks {MARKS[0].strip()} and {MARKS[1]}; add both")
     said = f"{record['date'][:10]}, {record['cores']} cores, {record['backend']}"
-    write(page, f"{before}{begin}{said}:\n\n{table(record)}{end}{after}")
+    harness.write(page, f"{before}{begin}{said}:\n\n{table(record)}{end}{after}")
 
 
 def main() -> None:
@@ -561,28 +487,19 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes")
     parser.add_argument("--minutes", type=float, default=15.0, help="after which no row begins")
     parser.add_argument("--output", type=pathlib.Path, help="the record; docs/results for a whole")
-    parser.add_argument("--page", type=pathlib.Path, help="gets the table; docs for a whole")
     options = parser.parse_args()
     logging.set_verbosity(logging.WARNING)
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", DEVICES)
+    harness.devices_of_cpu(DEVICES)
     sizes = TINY if options.tiny else Sizes()
-    wanted = chosen(rows(sizes, jax.device_count()), options.only)
-    if not (options.only or options.tiny):
-        options.output = options.output or FOLDER / "suite.json"
-        options.page = options.page or PAGE
-    given = " ".join(word for word in sys.argv[1:] if not word.startswith(("--output", "--page")))
+    wanted = harness.chosen(rows(sizes, jax.device_count()), options.only)
+    is_whole = not (options.only or options.tiny)
+    path = options.output or (FOLDER / "suite.json" if is_whole else None)
+    given = " ".join(word for word in sys.argv[1:] if not word.startswith("--output"))
     record = head(f"python -m benchmarks.suite {given}".strip())
     record |= {"backend": jax.default_backend(), "load": os.getloadavg()[0], "complete": False}
-    good = run(wanted, record, options.output, 60 * options.minutes, print, SHARE)
-    lines = [line for row in record["rows"] for line in row["lines"]]
-    if not record["rows"]:
-        parser.error(f"--only={options.only} names no row; leave it out to see all")
-    goals = [line for line in lines if line["goal"] is not None]
-    met = sum(line["value"] <= line["goal"] for line in goals)
-    print(f"{met} of {len(goals)} goals are met")
-    if options.page is not None:
-        publish(record, options.page)
+    good = run(wanted, record, path, 60 * options.minutes, print, SHARE)
+    if is_whole:
+        publish(record, PAGE)
     sys.exit(0 if good else 1)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.harness import FOLDER, put
 
 JOBS = ("AR", "SE", "ST")
+FILES = "AR.parquet, SE.parquet and ST.parquet of github.com/ByteDance-Seed/StragglerAnalysis"
 COLUMNS = ("step", "rank", "dp_rank", "stage", "optype", "seq_id", "start_ts", "duration")
 COMPUTING = {"forward-compute", "backward-compute", "optimizer"}
 MOVES = {"forward": 1, "backward": -1}  # stages that a message goes up the pipeline
@@ -223,22 +224,15 @@ def read(path: pathlib.Path) -> Job:
         return job({name: table[name].to_numpy(zero_copy_only=False) for name in COLUMNS})
     except (OSError, ValueError, KeyError, ArrowException) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"{path} cannot be read ({reason}); give a folder with AR.parquet, SE.parquet and "
-            "ST.parquet of github.com/ByteDance-Seed/StragglerAnalysis"
-        ) from error
+        raise ValueError(f"{path} cannot be read ({reason}); give a folder with {FILES}") from error
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=pathlib.Path, help="folder of the three Parquet files")
-    parser.add_argument("--output", type=pathlib.Path, default=FOLDER / "validation.json")
     options = parser.parse_args()
     if options.data is None:
-        parser.error(
-            "give --data=FOLDER with AR.parquet, SE.parquet and ST.parquet of "
-            "github.com/ByteDance-Seed/StragglerAnalysis"
-        )
+        parser.error(f"give --data=FOLDER with {FILES}")
     for name in JOBS:
         try:
             rows = judged(read(options.data / f"{name}.parquet"))
@@ -247,7 +241,7 @@ def main() -> None:
         points = [{"job": name, **row} for row in rows]
         for point in points:
             print(" ".join(f"{key}={value}" for key, value in point.items()), flush=True)
-        put(options.output, "python -m benchmarks.validation --data=FOLDER",
+        put(FOLDER / "validation.json", "python -m benchmarks.validation --data=FOLDER",
             ("job", "calibrated"), points)  # fmt: skip
 
 
