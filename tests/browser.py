@@ -1,6 +1,5 @@
 """A page in headless Chromium, driven over a pipe by the DevTools protocol."""
 
-import base64
 import contextlib
 import itertools
 import json
@@ -98,11 +97,6 @@ class Page:
         """Move the mouse there, in pixels of the window."""
         for step in (3, 0):
             self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - step, y=y - step)
-
-    def picture(self, path):
-        """Write the whole page as a PNG."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(data))
 
 
 @contextlib.contextmanager

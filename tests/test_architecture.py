@@ -15,11 +15,11 @@ FILES += [ROOT / "launch.py", ROOT / "gossax.py", ROOT / "gossax_checkout.py"]
 
 
 @functools.cache
-def tree_of(path):
-    return ast.parse(path.read_text(encoding="utf-8"))
+def nodes_of(path):
+    """Return all nodes of a module's tree, the module first."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-@functools.cache
 def registries():
     """Return every module's dicts from names to objects as {name: where it is a key}."""
     found = {}
@@ -40,19 +40,19 @@ def registries():
     return found
 
 
-def compared(tree):
+def compared(nodes):
     """Yield (line, text) of every literal string that something is compared with.
 
     Alone, or in a tuple, a list, a set or a constant of the module that is one of these.
     """
     known = {
         target.id: statement.value
-        for statement in tree.body
+        for statement in nodes[0].body
         if isinstance(statement, ast.Assign)
         for target in statement.targets
         if isinstance(target, ast.Name)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         sides += [node.value] if isinstance(node, ast.MatchValue) else []
         for side in sides:
@@ -64,13 +64,12 @@ def compared(tree):
 
 
 def test_nobody_asks_for_a_name_that_is_a_key_of_a_registry():
-    """What a part can do stands in the part; a name is only looked up."""
     names = registries()
     assert {"k_sync", "all_reduce", "mesh", "digits", "pareto", "ring", "dirichlet"} <= set(names)
     asked = [
         f"{path.relative_to(ROOT)}:{line}: {text!r} is a key of {names[text]}"
         for path in FILES
-        for line, text in compared(tree_of(path))
+        for line, text in compared(nodes_of(path))
         if text in names
     ]
     assert not asked
@@ -78,20 +77,15 @@ def test_nobody_asks_for_a_name_that_is_a_key_of_a_registry():
 
 # From the top to the bottom; folders of one floor do not import each other.
 FLOORS = (
-    {"launch"},
-    {"configs", "benchmarks"},
-    {"experiments"},
-    {"gossax"},
-    {"runtimes"},
-    {"algorithms"},
-    {"stragglers"},
-    {"comms"},
-)
+    "launch", "configs benchmarks", "experiments", "gossax", "runtimes", "algorithms", "stragglers",
+    "comms",
+)  # fmt: skip
+FLOOR = {folder: number for number, floor in enumerate(FLOORS) for folder in floor.split()}
 
 
-def imported(tree):
+def imported(nodes):
     """Yield (line, first name of the module) of every import, wherever in a file it stands."""
-    for node in ast.walk(tree):
+    for node in nodes:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             modules = [node.module]
@@ -100,13 +94,12 @@ def imported(tree):
 
 
 def test_imports_point_down_only():
-    floor = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
     upward = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
         for path in FILES
-        for line, module in imported(tree_of(path))
+        for line, module in imported(nodes_of(path))
         for here in [path.relative_to(ROOT).with_suffix("").parts[0]]
-        if module in floor and module != here and floor[module] <= floor[here]
+        if module in FLOOR and module != here and FLOOR[module] <= FLOOR[here]
     ]
     assert not upward
 
@@ -127,7 +120,7 @@ def test_imports_between_rooms_of_experiments_point_down():
         if not own.startswith("experiments.") or own.endswith("experiments.__init__"):
             continue
         seen.add(floor(own))
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             from_room = isinstance(node, ast.ImportFrom) and node.module.startswith("experiments")
             names = [node.module] if from_room and "." in node.module else []
             if from_room and not names:
@@ -142,9 +135,8 @@ def test_contributors_find_the_folders_in_the_order_of_imports():
         for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
         if re.match(r"[a-z]+(/|\.py) {2,}", line)
     ]
-    floor = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
-    floors = [floor[name] for name in listed if name in floor]
-    assert floors == sorted(floors) and set(listed) >= set(floor)
+    floors = [FLOOR[name] for name in listed if name in FLOOR]
+    assert floors == sorted(floors) and set(listed) >= set(FLOOR)
 
 
 # Where a program ends: the launcher and its processes, and modules that are programs.
@@ -163,30 +155,21 @@ WRITES_ALLOWED = {
 }  # fmt: skip
 
 
-def calls(tree):
-    """Yield (call, name of what is called, on what) of every call."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            function = node.func
-            if isinstance(function, ast.Attribute):
-                owner = function.value.id if isinstance(function.value, ast.Name) else None
-                yield node, function.attr, owner
-            elif isinstance(function, ast.Name):
-                yield node, function.id, None
-
-
-def faults(path, text):
+def faults(path):
     """Yield the deeds of a module that only the launcher or `experiments.files` may do."""
-    tree, here = ast.parse(text), path.as_posix()
-    for node in ast.walk(tree):
+    here = path.relative_to(ROOT).as_posix()
+    is_program = '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    for node in nodes_of(path):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield node.lineno, "catches everything, ctrl-C included"
-    is_program = '__name__ == "__main__"' in text
-    for node, name, owner in calls(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", None))
+        owner = getattr(getattr(node.func, "value", None), "id", None)
         ends = (owner, name) in (("sys", "exit"), ("os", "_exit"), (None, "exit"))
         if ends and here not in ENDS and not is_program:
             yield node.lineno, "ends the process"
-        if path.parts[0] != "experiments" or here == "experiments/files.py":
+        if not here.startswith("experiments/") or here == "experiments/files.py":
             continue
         if name in WRITES and owner != "files" and (here, name) not in WRITES_ALLOWED:
             yield node.lineno, f"writes with {name}"
@@ -206,6 +189,6 @@ def test_only_one_module_writes_and_only_the_launcher_ends():
     found = [
         f"{path.relative_to(ROOT)}:{line}: {fault}"
         for path in FILES
-        for line, fault in faults(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+        for line, fault in faults(path)
     ]
     assert not found

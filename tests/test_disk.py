@@ -49,10 +49,10 @@ def assert_same(one, other):
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_at_some_moment_loses_nothing(call, here, monkeypatch):
-    """At every fifth moment; where it stays full, even the code is that of a failed arm."""
+    """At every seventh moment; where it stays full, even the code is that of a failed arm."""
     assert call(*OK, "--workdir=whole")[0] == 0
     codes, ended = set(), False
-    for fails_at in range(1, 130, 5):
+    for fails_at in range(1, 130, 7):
         with monkeypatch.context() as patch:
             full = Full(patch, ALL, fails_at, stays=fails_at % 2 == 0)
             code, shown, err = call(*OK, "--workdir=out")
@@ -92,14 +92,13 @@ def test_files_that_may_not_grow(call, here):
     """The system's own limit, which fails in the middle of a write."""
     assert call(*OK, "--workdir=whole")[0] == 0
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for limit in (300, 60_000):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-        try:
-            ended = start(here, *OK, "--workdir=out", JAX_COMPILATION_CACHE_DIR=str(here / "none"))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert ended.returncode in (1, 2) and "Traceback" not in ended.stderr + ended.stdout
-        assert "File too large" in ended.stderr + ended.stdout
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
+    try:
+        ended = start(here, *OK, "--workdir=out", JAX_COMPILATION_CACHE_DIR=str(here / "none"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ended.returncode in (1, 2) and "Traceback" not in ended.stderr + ended.stdout
+    assert "File too large" in ended.stderr + ended.stdout
     assert call(*OK, "--workdir=out")[0] == 0
     assert_same(here / "whole", here / "out")
 

@@ -6,14 +6,13 @@ import importlib
 import importlib.util
 import inspect
 import json
-import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -31,6 +30,7 @@ from tests.algorithms import test_contract as of_methods
 from tests.launcher import ROOT
 from tests.marks import slow_but
 from tests.stragglers import test_contract as of_rules
+from tests.test_architecture import FILES, nodes_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = [page for page in PAGES if page.name != "library.md"]  # run by the installed library
@@ -42,11 +42,10 @@ SPAN = re.compile(r"`([^`\n]+)`")
 TINY = ("--config.task=synthetic_logistic(samples=256, dimension=8)", "--config.updates=2")
 # What the examples add a method or a rule to.
 REGISTRIES = (algorithms.ALGORITHMS, of_methods.METHODS, rules.RULES, of_rules.ROWS)
-FOLDERS = ("algorithms", "benchmarks", "comms", "configs", "experiments", "runtimes", "stragglers")
 MARK = 20  # characters that tell a sentence from others, values aside
 PLAYED = ("barrier", "first_finisher", "k_async")  # of all rules that an advice plays
 # Programs that start ours, here or elsewhere.
-STARTERS = ("srun", "mpirun", "gcloud")
+STARTERS = ("srun", "mpirun", "gcloud", "ray")
 # Of commands that were checked: [--arm=PATH], or [] of one that trains nothing. Pages repeat some.
 first_arm = {}
 
@@ -119,6 +118,8 @@ def shell(tmp_path, monkeypatch, capsys):
         while re.match(r"\w+=", words[0]):
             monkeypatch.setenv(*words.pop(0).split("=", 1))
         program, *rest = words
+        if program == "ray":
+            assert rest[0] in ray_commands.commands, rest
         if program == "make":
             targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(rest) <= set(targets), rest
@@ -126,18 +127,14 @@ def shell(tmp_path, monkeypatch, capsys):
             assert rest[0] == "clone", rest
         elif program in STARTERS and "python" in rest:
             run(rest[rest.index("python") :])
-        elif program in STARTERS:
+        elif program == "gcloud":
             (given,) = (word for word in rest if word.startswith("--command="))
             run(shlex.split(given.partition("=")[2]))
-        elif program == "ray":
-            assert rest[0] in ray_commands.commands, rest
-            if "python" in rest:
-                run(rest[rest.index("python") :])
         elif words[:2] == ["python", "launch.py"]:
             launched(rest[1:])
         elif words[:2] == ["python", "-m"]:
             importable(*rest[1:])
-        else:
+        elif program != "ray":
             raise AssertionError(f"a command that no test knows: {shlex.join(words)}")
 
     return run
@@ -222,22 +219,18 @@ def manifest(text):
 def literals(quoted):
     """Yield texts of the program that may be quoted, as patterns with gaps for values."""
     said = "\n".join(quoted)
-    folders = [ROOT / name for name in FOLDERS]
-    for path in [
-        ROOT / "launch.py",
-        *(path for folder in folders for path in folder.rglob("*.py")),
-    ]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            fixed = [getattr(part, "value", None) for part in parts]
-            texts = [p for t in fixed if isinstance(t, str) for p in t.strip("\n").split("{}")]
-            if sum(map(len, texts)) >= MARK and all(text in said for text in texts):
-                yield "".join(
-                    re.escape(text.strip("\n")).replace(r"\{\}", ".+?")
-                    if isinstance(text, str)
-                    else ".*?"
-                    for text in fixed
-                )
+    nodes = (node for path in FILES for node in nodes_of(path))
+    for node in (node for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        fixed = [getattr(part, "value", None) for part in parts]
+        texts = [p for t in fixed if isinstance(t, str) for p in t.strip("\n").split("{}")]
+        if sum(map(len, texts)) >= MARK and all(text in said for text in texts):
+            yield "".join(
+                re.escape(text.strip("\n")).replace(r"\{\}", ".+?")
+                if isinstance(text, str)
+                else ".*?"
+                for text in fixed
+            )
 
 
 def test_every_quoted_sentence_is_one_of_the_program():
@@ -290,39 +283,26 @@ def test_the_table_of_methods_is_complete():
     assert rules.RULES.keys() | algorithms.ALGORITHMS.keys() <= spans
 
 
-# Runs cells in one namespace, and shows what the last expression of each shows in a notebook.
-PLAYER = """
-import ast, json, sys
-names = {"__name__": "__main__"}
-for number, source in enumerate(json.load(sys.stdin)):
-    tree = ast.parse(source)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, f"cell {number}", "exec"), names)
-    if last is not None:
-        value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
-        if hasattr(value, "_repr_png_"):
-            print("picture", len(value._repr_png_()))
-"""
-
-
 @pytest.mark.slow
-@pytest.mark.xdist_group("actors")
-def test_every_cell_of_the_tour_runs_in_order(tmp_path):
-    """Its outputs are not stored."""
+def test_every_cell_of_the_tour_runs_in_order(tmp_path, monkeypatch, capsys):
+    """Its outputs are not stored; what its last expression gives, a notebook shows."""
     cells = json.loads((ROOT / "docs" / "tour.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert not [cell for cell in code if cell["outputs"] or cell["execution_count"]]
-    for name in ("configs", "docs"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    done = subprocess.run(
-        [sys.executable, "-c", PLAYER],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-        input=json.dumps(["".join(cell["source"]) for cell in code]),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("picture") == 2 and "wall clock" in done.stdout
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of Ray's processes
+    names, pictures = {"__name__": "tour"}, []
+    with mock.patch.dict(algorithms.ALGORITHMS), jax.numpy_rank_promotion("allow"):
+        for number, cell in enumerate(code):
+            tree = ast.parse("".join(cell["source"]))
+            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, f"cell {number}", "exec"), names)
+            if last is not None:
+                value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+                pictures += [value._repr_png_()] if hasattr(value, "_repr_png_") else []
+    pool.SESSION.close()
+    assert [picture[:4] for picture in pictures] == 2 * [b"\x89PNG"]
+    assert "wall clock" in capsys.readouterr().out
     assert (tmp_path / "runs/tour_replay/summary.json").exists()

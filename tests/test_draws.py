@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import all_reduce, choco_sgd, matcha, noloco, periodic, qsgd, random_k, swarm
+from algorithms import all_reduce, choco_sgd, matcha, noloco, periodic, qsgd, swarm
 from algorithms.base import AXIS
 from algorithms.reducers import quantise
 from comms import topology
@@ -71,14 +71,6 @@ def activations(make):
         yield windows(active, 64).reshape(-1, 64 * active.shape[1])
 
 
-def graphs(make):
-    """Of seeds: an adjacency matrix."""
-    import networkx as nx
-
-    for seed in range(24):
-        yield nx.to_numpy_array(make(32, seed), nodelist=range(32)).reshape(1, -1)
-
-
 def shards():
     """Of seeds and workers: who has which of 256 samples."""
     labels = np.arange(256) % 4
@@ -88,11 +80,8 @@ def shards():
             yield np.isin(np.arange(256), shard)[None]
 
 
-def rounded(make, alone=True):
-    """Of seeds, workers and updates: what becomes of one vector.
-
-    alone: each worker is the only one with any weight; else what is drawn is common to all.
-    """
+def rounded(make):
+    """Of seeds, workers and updates: what becomes of the vector of the one worker with a weight."""
     vector = np.random.default_rng(0).standard_normal(64).astype(np.float32)
     for seed in SEEDS:
         method = make(seed)
@@ -106,7 +95,7 @@ def rounded(make, alone=True):
             return method.exchange.update(jnp.asarray(vector), state, jnp.zeros(64), **given)[0]
 
         each = jax.vmap(one, in_axes=(None, None), axis_name=AXIS, axis_size=2)
-        updates, busy = np.meshgrid(np.arange(16), np.arange(2 if alone else 1))
+        updates, busy = np.meshgrid(np.arange(16), np.arange(2))
         found = jax.jit(jax.vmap(each))(updates.ravel(), busy.ravel())
         yield np.asarray(found)[:, 0]
 
@@ -162,19 +151,15 @@ SOURCES = {
     "periodic": ONE(activations, lambda graph, seed: periodic(SGD, graph, budget=0.5, seed=seed)),
     "noloco": ONE(activations, lambda graph, seed: noloco(SGD, graph, seed=seed)),
     "swarm": ONE(activations, lambda graph, seed: swarm(SGD, graph, lockstep=True, seed=seed)),
-    "random_regular": ONE(graphs, lambda n, seed: topology.random_regular(n, 4, seed=seed)),
-    "erdos_renyi": ONE(graphs, lambda n, seed: topology.erdos_renyi(n, 0.3, seed=seed)),
     "shards": shards,
     "qsgd": ONE(rounded, lambda seed: qsgd(SGD, seed=seed)),
     "quantise": ONE(rounded, lambda seed: all_reduce(SGD, exchange=quantise(bits=2, seed=seed))),
-    "random_k": ONE(rounded, lambda seed: random_k(SGD, ratio=0.4, seed=seed), alone=False),
     "choco_sgd": known_models,
     "meetings": meetings,
 }
 
-
 # Programs of two seeds each; `quantise` stands for them in the quick suite.
-COMPILED = {"qsgd", "random_k", "choco_sgd", "meetings"}
+COMPILED = {"qsgd", "choco_sgd", "meetings"}
 
 
 @pytest.mark.parametrize("source", slow_but(SOURCES.keys() - COMPILED, SOURCES))

@@ -22,16 +22,6 @@ LONG = ("--config=config.py", "--config.seconds=1e6", "--config.updates=10000000
 LONG = (*LONG, "--checkpoint_seconds=1000", "--workdir=out")
 
 
-def launched(here, *flags):
-    return subprocess.Popen(
-        [sys.executable, ROOT / "launch.py", *flags],
-        cwd=here,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def ended(process, number, seconds=120):
     """Send a signal to a process, which ends with the code of it; return its stderr."""
     process.send_signal(number)
@@ -43,7 +33,7 @@ def ended(process, number, seconds=120):
 @pytest.mark.slow
 def test_a_signal_while_it_loads_is_a_sentence(here):
     for seconds, number in ((0.0, signal.SIGINT), (0.5, signal.SIGTERM)):
-        process = launched(here, *LONG)
+        process = launcher.begin(here, *LONG)
         ready = time.monotonic() + 60
         while not handled(process.pid) and time.monotonic() < ready:
             time.sleep(0.002)  # Python itself loads
@@ -66,8 +56,8 @@ def handled(pid):
 @pytest.mark.slow
 def test_a_run_that_sigterm_ends_goes_on_to_the_same_end(here, call):
     """In a process of its own until then; its end is reached here, as if it had not been ended."""
-    flags = [flag for flag in LONG if "updates" not in flag] + ["--config.updates=4000"]
-    process = launched(here, *flags)
+    flags = [flag for flag in LONG if "updates" not in flag] + ["--config.updates=2000"]
+    process = launcher.begin(here, *flags, XLA_FLAGS=os.environ["XLA_FLAGS"])
     wait_for(here / "out" / "metrics.jsonl", 5)
     err, out = ended(process, signal.SIGTERM), here / "out"
     assert err == "ended by SIGTERM; the same command goes on from here\n"
@@ -131,25 +121,17 @@ def test_a_process_that_loses_the_first_one_says_so_without_a_traceback(here):
     assert not (here / "out" / "error.txt").exists()
 
 
-# An entry of the config, and the place, in which processes may differ.
-DIFFERENT = [
-    (("--config.seed=0", "--config.seed=1"), "in config.seed, which is 0 in process 0 and 1"),
-    (("--workdir=a/b", "--workdir=c"), "workdir 'c' of process 1 is not the one that process 0"),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "words"), DIFFERENT)
-def test_processes_that_disagree_are_all_refused(here, flags, words):
+def test_processes_with_different_workdirs_are_all_refused(here):
     before = {path for path in here.rglob("*") if path.suffix != ".txt"}
-    given = () if "--workdir" in flags[0] else ("--workdir=out",)
-    with two_processes.started(here, *ENDLESS, *given, own=[(flag,) for flag in flags]) as both:
+    own = [("--workdir=a/b",), ("--workdir=c",)]
+    with two_processes.started(here, *ENDLESS, own=own) as both:
         assert [process.wait(300) for process in both] == [2, 2], said(here, 0) + said(here, 1)
+    words = "workdir 'c' of process 1 is not the one that process 0"
     for process in (0, 1):
         (sentence,) = re.findall("^error: .*", said(here, process), re.MULTILINE)
         assert words in sentence and "Traceback" not in said(here, process)
-    left = {path for path in here.rglob("*") if path.suffix != ".txt"}
-    assert left == before
+    assert {path for path in here.rglob("*") if path.suffix != ".txt"} == before
 
 
 class Said(Exception):
@@ -178,6 +160,10 @@ def test_differences_of_commands_are_named(here, monkeypatch, capsys):
         if entry != "seeds":  # which makes other arms
             assert sum(mine.get(name) != its.get(name) for name in {**mine, **its}) == 1
     assert sweep.difference(mine, mine, 1) is None
+    sweep.check_same(mine)
+    monkeypatch.setattr(distributed, "gathered", lambda reason: [reason, "as another one says"])
+    with pytest.raises(ValueError, match="as another one says"):
+        sweep.check_same(mine)
 
 
 @pytest.mark.slow

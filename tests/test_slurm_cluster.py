@@ -12,40 +12,18 @@ import pytest
 from tests import slurm_cluster
 from tests.launcher import CONFIG, ROOT
 from tests.slurm_cluster import NODES
+from tests.two_processes import ENDLESS
 
 pytestmark = pytest.mark.slow
 
 # Workers on a mesh, whose delays are real ones: an arm takes as long as its clock says.
-FLAGS = (
-    "--config=config.py",
-    "--config.runtime=mesh",
-    "--config.wait=barrier",
-    "--config.delay=deterministic(value=0.05)",
-    "--config.communication=0",
-    "--config.updates=1000000",
-    "--config.evaluate_every=0.25",
-    "--checkpoint_seconds=1000",
-)
+FLAGS = ("--config=config.py", *ENDLESS[1:])
+FLAGS = (*FLAGS, "--config.delay=deterministic(value=0.05)", "--config.evaluate_every=0.25")
 SWEEP = """
 
 def sweep():
     for name in ("a", "b", "c"):
         yield f"all_reduce/{name}", {}
-"""
-# An optimizer that fails where it trains, and not where the arms are checked.
-FAILING = """
-import os
-import jax
-import optax
-
-def sgd(learning_rate):
-    made = optax.sgd(learning_rate)
-    def fail():
-        raise RuntimeError("the arm fails")
-    def update(*args, **_):
-        jax.debug.callback(fail)
-        return made.update(*args)
-    return made._replace(update=update) if "SLURM_JOB_ID" in os.environ else made
 """
 
 
@@ -144,41 +122,16 @@ def assert_quiet(text: str) -> None:
     assert "\nTraceback" not in text, text
 
 
-def test_an_array_larger_than_its_slots_with_an_arm_that_fails(cluster, here):
-    """Four arms on two processors; the third one fails, and the others do not mind.
-
-    A partition that is not there is one sentence before.
-    """
-    (here / "failing.py").write_text(FAILING)
-    (here / "config.py").write_text(
-        CONFIG.partition("\n\ndef sweep")[0]
-        + SWEEP.replace('"c"', '"c", "d"').replace(
-            "{}", '{"optimizer": "failing:sgd(learning_rate=0.1)"} if name == "c" else {}'
-        )
-    )
-    cluster.environment["PYTHONPATH"] = str(here)
-    try:
-        with launched(cluster, here, slurm="partition=nowhere", seconds=2) as launch:
-            assert launch.ends() == 2
-        line = launch.said().splitlines()[-1]
-        assert "Slurm does not take the jobs" in line and "invalid partition" in line
-        with launched(cluster, here, seconds=2) as launch:
-            assert launch.ends() == 1, launch.said()
-    finally:
-        del cluster.environment["PYTHONPATH"]
-    for name in "abd":
-        assert_went_on(launch.arm(name), [], seconds=2)
-    (line,) = [line for line in launch.said().splitlines() if line.startswith("failed: ")]
-    assert line.startswith("failed: all_reduce/c: JaxRuntimeError: ") and "error.txt" in line
-    assert "the arm fails" in (launch.arm("c") / "error.txt").read_text()
-    assert_quiet(launch.said())
-
-
 def test_interrupted_and_killed_launches_go_on(cluster, here):
     """A job is queued again despite --overwrite, one is cancelled, and ctrl-C cancels the rest.
 
-    The next launch is killed, and a later one follows its jobs and does not overwrite them.
+    The next launch is killed, and a later one follows its jobs and does not overwrite them. A
+    partition that is not there is one sentence before.
     """
+    with launched(cluster, here, slurm="partition=nowhere") as launch:
+        assert launch.ends() == 2
+    line = launch.said().splitlines()[-1]
+    assert "Slurm does not take the jobs" in line and "invalid partition" in line
     with launched(cluster, here, "--overwrite", seconds=20) as launch:
         before = {"a": wait_for_records(launch.arm("a"))}
         cluster.ask("scontrol", "requeue", launch.job("a"))

@@ -92,11 +92,16 @@ def losses(x, examples):
     return 0.5 * (examples["a"] * (x[None] - examples["c"]) ** 2).sum(-1)
 
 
-def simulated(method, wait, delay, updates, mini_batches=1, data=DATA, **options):
-    """Return (models [n, d] or [1, d], schedule) after `updates` of a waiting rule, from 0."""
+def ran(method, wait, delay, updates, mini_batches=1, **options):
+    """Return (simulator, state, schedule) after `updates` of a waiting rule, from 0."""
     rule = planned.rule(
         wait, delay, N, mini_batches, 0, graph=method.graph, links=method.links, **options
     )
-    runtime = simulate.Simulator(method, losses, data, OWN, rule, mini_batches=mini_batches)
-    state, schedule = runtime.advance(runtime.start(np.zeros(D, np.float32)), np.inf, updates)
+    runtime = simulate.Simulator(method, losses, DATA, OWN, rule, mini_batches=mini_batches)
+    return runtime, *runtime.advance(runtime.start(np.zeros(D, np.float32)), np.inf, updates)
+
+
+def simulated(*given, **options):
+    """Return (models [n, d] or [1, d], schedule) of what `ran` runs."""
+    runtime, state, schedule = ran(*given, **options)
     return np.asarray(runtime.models(state)), schedule

@@ -28,8 +28,7 @@ STEPS = {
         ("metropolis", "combine_while_adapting", "confidence"),
         ("metropolis", "adapt_then_combine", "local_sum"),
         ("best_constant", "combine_while_adapting", "local_sum"),
-        ("best_constant", "adapt_then_combine", "equal"),
-        ("uniform_neighbour", "adapt_then_combine", "confidence"),
+        ("uniform_neighbour", "adapt_then_combine", "equal"),
     ],
 )
 def test_a_step_of_dpsgd(kind, order, weighting):
@@ -47,7 +46,7 @@ def test_a_step_of_dpsgd(kind, order, weighting):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("weighting", STEPS)
+@pytest.mark.parametrize("weighting", ["confidence", "local_sum"])
 def test_who_finished_less_takes_a_shorter_step_whatever_the_optimizer(weighting):
     """Adam makes a first step of the length of its rate, however large the gradient."""
     method = dpsgd(optax.adam(RATE), GRAPH, weighting=weighting)

@@ -5,25 +5,17 @@ import optax
 import pytest
 
 from algorithms import easgd
-from runtimes import simulate
 from stragglers import delays, processes
-from tests import planned
-from tests.algorithms import quadratics
-from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N
+from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N, ran
 
 RATE, BETA = 0.05, 0.8
 SLOW = processes.persistent(delays.exponential(1.0), factors={0: 4.0})
 
 
-def run(wait, updates, mini_batches=1, rate=RATE, momentum=None, delta=0.0, **options):
+def run(wait, updates, mini_batches=1, momentum=None, delta=0.0, **options):
     """Return (centre [d], models [n, d], schedule)."""
-    method = easgd(optax.sgd(rate, momentum), N, beta=BETA, momentum=delta)
-    rule = planned.rule(wait, SLOW, N, mini_batches, **options)
-    data = {"a": CURVATURE, "c": CENTRE}
-    runtime = simulate.Simulator(
-        method, quadratics.losses, data, quadratics.OWN, rule, mini_batches=mini_batches
-    )
-    state, schedule = runtime.advance(runtime.start(np.zeros(D, np.float32)), np.inf, updates)
+    method = easgd(optax.sgd(RATE, momentum), N, beta=BETA, momentum=delta)
+    runtime, state, schedule = ran(method, wait, SLOW, updates, mini_batches, **options)
     (centre,) = np.asarray(runtime.models(state))
     return centre, np.asarray(state.model.params), schedule
 

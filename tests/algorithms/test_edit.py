@@ -98,7 +98,8 @@ def test_equal_lengths_and_a_wide_clip_are_plain_local_steps():
     ones = {k: np.ones((WORKERS, *shape), np.float32) for k, shape in SHAPES.items()}
     method = use.edit(optax.sgd(0.1), clip=1e9)
     state = jax.vmap(lambda _: method.exchange.init(PROGRESS[0]))(np.arange(WORKERS))
-    means, _ = jax.vmap(lambda u, s: method.exchange.update(u, s), axis_name=AXIS)(ones, state)
+    update = jax.jit(jax.vmap(lambda u, s: method.exchange.update(u, s), axis_name=AXIS))
+    means, _ = update(ones, state)
     jax.tree.map(np.testing.assert_allclose, means, ones)
     with pytest.raises(ValueError, match="edit: needs clip"):
         use.edit(optax.sgd(0.1), clip=0.0)

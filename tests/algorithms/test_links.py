@@ -10,8 +10,8 @@ import optax
 
 from algorithms import dpsgd, matcha, periodic, swarm
 from algorithms.base import AXIS
-from algorithms.links import Links, drawn_in_blocks, in_turn, one_at_a_time
-from comms import mixing, topology
+from algorithms.links import Links, drawn_in_blocks, in_turn, of_rounds, one_at_a_time
+from comms import mixing, rounds, topology
 from comms.messages import Row
 
 CUTS = [0, 1, 6, 7, 8, 20, 21, 50, 63, 64, 99, 100]
@@ -65,37 +65,8 @@ def test_one_at_a_time_and_in_turn_use_one_matching_each():
     assert (turned.sum(1) == 1).all()
 
 
-# The Base-3 graph of 7 = 2 x 3 + 1 workers (Takezawa et al., arXiv 2305.11420, k = 2): six average
-# exactly as a hyper-hypercube, in pairs and triangles; the seventh exchanges with one worker of
-# each triangle, so heavily that both have the mean of all on average; then triangles once more.
-TRIANGLES = [[(0, 1), (3, 4)], [(1, 2), (4, 5)], [(0, 2), (3, 5)]]
-ROUNDS = [
-    (1 / 2, [[(0, 3), (1, 4), (2, 5)]]),
-    (1 / 3, TRIANGLES),
-    (3 / 7, [[(0, 6)], [(3, 6)]]),
-    (1 / 3, TRIANGLES),
-]
-
-
-def base_3() -> tuple[nx.Graph, Links]:
-    matchings = [(weight, edges) for weight, several in ROUNDS for edges in several]
-    round_of = np.repeat(np.arange(len(ROUNDS)), [len(several) for _, several in ROUNDS])
-    partners = np.tile(np.arange(7), (len(matchings), 1))
-    for m, (_, edges) in enumerate(matchings):
-        for i, j in edges:
-            partners[m, [i, j]] = j, i
-    weights = np.where(partners == np.arange(7), 0, [[weight] for weight, _ in matchings])
-
-    def active(first, count):
-        return np.arange(first, first + count)[:, None] % len(ROUNDS) == round_of
-
-    return nx.Graph([edge for _, edges in matchings for edge in edges]), Links(
-        partners, active, weights=weights
-    )
-
-
-def mixed(method):
-    """Return [rounds, 7, ...] models after every exchange, without gradients."""
+def mixed(method, updates):
+    """Return [updates, 7, ...] models after every exchange, without gradients."""
 
     def whole(x):
         state = method.exchange.init(x)
@@ -106,7 +77,7 @@ def mixed(method):
             )
             return x + moved, x + moved
 
-        return jax.lax.scan(step, x, method.links.active(0, len(ROUNDS)))[1]
+        return jax.lax.scan(step, x, method.links.active(0, updates))[1]
 
     return np.asarray(jax.jit(jax.vmap(whole, axis_name=AXIS, out_axes=1))(START))
 
@@ -114,20 +85,15 @@ def mixed(method):
 START = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
 
 
-def test_a_base_3_graph_averages_seven_workers_in_four_rounds():
-    graph, links = base_3()
-    found = mixed(dpsgd(optax.sgd(0.0), graph, order="adapt_then_combine", links=links))
+def test_a_base_3_graph_averages_seven_workers_in_a_turn():
+    graph = topology.base_k(7, 2)
+    turn, links = graph.graph["rounds"], of_rounds(graph.graph["rounds"])
+    method = dpsgd(optax.sgd(0.0), nx.Graph(graph.edges), order="adapt_then_combine", links=links)
     expected = START.astype(float)
-    for t, models in enumerate(found):
-        W = np.eye(7)
-        for m in np.flatnonzero(links.active(t, 1)[0]):
-            W[np.arange(7), links.partners[m]] += links.weights[m]
-            W[np.arange(7), np.arange(7)] -= links.weights[m]
-        expected = W @ expected
+    for one, models in zip(turn, mixed(method, len(turn)), strict=True):
+        expected = rounds.matrix(one) @ expected
         np.testing.assert_allclose(models, expected, atol=1e-6)
-    average = np.broadcast_to(START.mean(0), (7, 5))
-    np.testing.assert_allclose(found[-1], average, atol=1e-6)
-    assert np.abs(found[-2] - average).max() > 0.01
+    np.testing.assert_allclose(expected, np.tile(START.mean(0), (7, 1)), atol=1e-6)
 
 
 def test_links_without_weights_keep_the_methods_matrix():
@@ -136,6 +102,6 @@ def test_links_without_weights_keep_the_methods_matrix():
     plain = dpsgd(optax.sgd(0.0), graph)
     partners = plain.messages(np.zeros(2), 7, Row(0))[0].matchings
     always = Links(partners, lambda first, count: np.ones((count, len(partners)), bool))
-    found = mixed(dpsgd(optax.sgd(0.0), graph, links=always))
+    found = mixed(dpsgd(optax.sgd(0.0), graph, links=always), 4)
     expected = np.linalg.matrix_power(mixing.metropolis(graph), 4) @ START
     np.testing.assert_allclose(found[-1], expected, atol=1e-6)

@@ -10,7 +10,6 @@ import pytest
 
 from algorithms import all_reduce, one_bit_adam
 from algorithms.base import AXIS, scale_by_samples
-from comms.messages import Row, collective_bytes
 
 N, WARM = 4, 6
 RATE = 0.1
@@ -156,22 +155,6 @@ def test_an_update_without_anybody_changes_nothing_but_the_count(update):
     assert (np.asarray(after[1].update) == update + 1).all()
     same = given[1]._replace(update=after[1].update)
     jax.tree.map(np.testing.assert_array_equal, (given[0], same), after[:2])
-
-
-def test_bytes_of_both_phases():
-    """640 entries: first 2,560 bytes, then 4 chunks of 5 words and a mean; 3 entries stay dense."""
-    method = one_bit_adam(scale_by_samples(RATE), N, warmup_updates=WARM)
-    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
-    for update, reduced in ((0, 2560), (WARM - 1, 2560), (WARM, 4 * (4 * 5 + 4))):
-        encoded, dense = method.messages(shapes, N, Row(update))
-        assert encoded.reduced == (reduced,) and dense.reduced == (12,)
-    assert method.settled == WARM
-    large = {"w": jax.ShapeDtypeStruct((4096, 1024), jnp.float32)}
-    before, after = (
-        sum(collective_bytes(payload, N) for payload in method.messages(large, N, Row(update)))
-        for update in (0, WARM)
-    )
-    assert before / after == pytest.approx(32, rel=1e-3)
 
 
 def test_squares_of_short_floats_do_not_overflow():

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,12 +57,12 @@ def test_shapes_and_bytes():
         ((30, 20), 20, None),
     ):
         assert factor_shape(shape, rank) == expected
-        q = first_factor(shape, rank, jax.random.key(0))
+        q = jax.eval_shape(functools.partial(first_factor, shape, rank), jax.random.key(0))
         n, m, r = expected or (0, 0, 0)
         assert q.shape == (m, r)
         dense = 4 * int(np.prod(shape))
         assert factor_bytes(shape, rank) == (4 * (n + m) * r if expected else dense)
-    for shape in ((7,), (2, 2), (3, 3, 8, 16)):
+    for shape in ((7,), (3, 3, 8, 16)):
         x = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
         total, _ = reduce(x, first_factor(shape, 1, jax.random.key(0)))
         assert total.shape == shape

@@ -12,7 +12,6 @@ from algorithms import local_sgd
 from algorithms import reducers as by
 from algorithms.base import AXIS
 from algorithms.compression import Draw
-from comms import quantise as codec
 from comms import sparse
 from comms.messages import Payload, Row
 from configs import nonblocking
@@ -41,10 +40,6 @@ def reduced(reducer, x, states=None, weights=(1, 1, 1, 1)):
     return program(reducer)(jnp.asarray(x), states, jnp.arange(N), jnp.float32(weights))
 
 
-def seeded(key, seed=0):
-    return jax.random.fold_in(key, seed)
-
-
 VALUES = np.float32([[4, 1, 0, -3], [1, 2, 5, 0], [0, -6, 1, 7], [2, 1, 0, 1]])
 
 
@@ -57,27 +52,10 @@ def test_the_largest_entries_go_as_signs_of_their_own_mean():
 
 
 @pytest.mark.slow
-def test_random_entries_are_the_same_for_all_and_those_are_quantised():
-    """The chain is the codec applied to the vector of what random-k keeps."""
-    x = np.random.default_rng(0).standard_normal((N, 40)).astype(np.float32)
-    total, sent, _ = reduced(by.chain(by.random_k(0.25), by.quantise(bits=4)), x)
-    indices = np.asarray(sparse.random_indices(40, 10, seeded(KEY)))
-    expected = np.zeros((N, 40), np.float32)
-    for i in range(N):
-        # The inner reducer's seed is folded into the key that the outer one has made its own.
-        own = seeded(seeded(jax.random.fold_in(KEY, i)))
-        message = codec.qsgd(x[i, indices], 7, own)
-        expected[i, indices] = codec.qsgd_decode(message, 10, 7)
-    np.testing.assert_allclose(sent, expected, rtol=1e-6)
-    np.testing.assert_allclose(total, np.broadcast_to(expected.sum(0), (N, 40)), rtol=1e-5)
-    assert (np.abs(sent) > 0).sum() > N  # not everything was rounded to 0
-
-
-@pytest.mark.slow
 def test_three_in_a_chain_pick_of_what_was_picked():
     x = 2.0 ** np.random.default_rng(0).integers(0, 9, (N, 40)).astype(np.float32)
     total, sent, _ = reduced(by.chain(by.random_k(0.5), by.top_k(0.2), by.natural()), x)
-    indices = np.asarray(sparse.random_indices(40, 20, seeded(KEY)))
+    indices = np.asarray(sparse.random_indices(40, 20, jax.random.fold_in(KEY, 0)))
     for i in range(N):
         largest = indices[np.argsort(-x[i, indices], kind="stable")[:4]]
         np.testing.assert_array_equal(np.flatnonzero(sent[i]), np.sort(largest))
@@ -85,18 +63,15 @@ def test_three_in_a_chain_pick_of_what_was_picked():
     np.testing.assert_array_equal(total[0], np.asarray(sent).sum(0))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "build",
-    [
-        lambda: by.error_feedback(by.random_k(0.5), by.int8(bucket=4)),
-        lambda: by.error_feedback(by.top_k(0.25), by.fp16()),
-    ],
+    "chain",
+    [(by.random_k(0.5), by.int8(bucket=4)), (by.top_k(0.25), by.fp16())],
     ids=["random_k of int8", "fp16 of top_k"],
 )
-def test_error_feedback_loses_nothing(build):
+def test_error_feedback_loses_nothing(chain):
     """Sent and owed entries add up to all that there was to send."""
-    reducer, states = build(), None
+    reducer, states = by.error_feedback(*chain), None
     rng, due, done = np.random.default_rng(1), np.zeros(40), np.zeros(40)
     for _ in range(6):
         x = rng.standard_normal((N, 40)).astype(np.float32)
@@ -112,16 +87,14 @@ WEIGHTS = np.float32([[1, 3, 2, 1], [3, 0, 1, 1], [0, 2, 1, 3], [2, 1, 0, 1], [1
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    "build",
-    [lambda: by.int8(bucket=4), by.sign, lambda: by.top_k(0.1)],
-    ids=["int8", "sign", "top_k"],
+    "inner", [by.int8(bucket=4), by.sign(), by.top_k(0.1)], ids=["int8", "sign", "top_k"]
 )
-def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(build):
+def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(inner):
     """Per worker: what was sent, divided by the weight then, and what is owed make up what it had.
 
     A worker of weight 0 bears the rounding of others with the weight of a full round, 3.
     """
-    reducer, states = by.error_feedback(build()), None
+    reducer, states = by.error_feedback(inner), None
     rng, had, sent = np.random.default_rng(1), np.zeros((N, 40)), np.zeros((N, 40))
     for weights in WEIGHTS:
         x = rng.standard_normal((N, 40)).astype(np.float32) * (weights[:, None] > 0)
@@ -138,19 +111,14 @@ def test_bytes_are_those_of_the_last_and_of_indices():
     leaf = jax.ShapeDtypeStruct((10, 100), jnp.float32)
     words = 4 * 13 + 4
     for reducer, expected in (
-        (by.random_k(0.1), Payload((400,))),
-        (by.top_k(0.1), Payload(gathered=(800,))),
         (by.chain(by.random_k(0.1), by.quantise(bits=4)), Payload(gathered=(words,))),
         (by.chain(by.top_k(0.1), by.quantise(bits=4)), Payload(gathered=(words + 400,))),
         (by.chain(by.top_k(0.1), by.natural()), Payload(gathered=(104 + 400,))),
         (by.chain(by.random_k(0.1), by.top_k(0.1), by.sign()), Payload(gathered=(4 + 4 + 40,))),
         (by.error_feedback(by.top_k(0.1), by.sign()), Payload(gathered=(16 + 4 + 400,))),
-        (by.chain(by.random_k(0.1), by.int8(bucket=25)), Payload((100 + 4 * 4,))),
         (by.chain(by.top_k(0.1), by.int8(bucket=25)), Payload(gathered=(100 + 4 * 4 + 400,))),
-        (by.bf16(), Payload((2000,))),
         (by.fp16(), Payload((2 * (1000 + N),))),
         (by.error_feedback(by.random_k(0.1), by.bf16()), Payload((200,))),
-        (by.chain(by.top_k(0.1), by.bf16()), Payload(gathered=(200 + 400,))),
     ):
         assert reducer.payload(leaf, N, 0) == expected
     method = local_sgd(optax.sgd(0.1), exchange=by.top_k(0.1))

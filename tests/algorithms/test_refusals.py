@@ -74,14 +74,15 @@ ROWS = [
     (lambda: use.ef21(SGD, N, exchange=by.error_feedback(by.top_k())),
      "ef21: error_feedback keeps a memory of what was not"),
     (lambda: use.ef21_sgdm(SGD, N, eta=0), "ef21_sgdm: needs 0 < eta <= 1, got 0"),
+    (lambda: refuse(use.ef21(SGD, N), N + 1, Turnout()), "built for 8 workers, but 9 trai"),
     (lambda: use.noloco(SGD, RING, gamma=0), "noloco: needs gamma > 0, got 0"),
     (lambda: use.noloco(SGD, ALL, alpha=0.9), r"by 1\.072 .*; set gamma to 0\.43 or less, or alph"),
     (lambda: use.noloco(SGD, ONE), "a single worker has nobody to meet"),
     (lambda: use.swarm(SGD, ONE, lockstep=True), "swarm: a single worker has nobody to meet"),
     (lambda: use.swarm(SGD, RING, bits=2), "bits=2, but with rounding 'nearest' two models"),
+    (lambda: use.swarm(SGD, RING, rounding="unbiased"), "without bits rounds nothing; set bits"),
     (lambda: use.swarm(SGD, RING, bits=3, rounding="unbiased"), "bits=3, but with rounding 'unb"),
     (lambda: use.swarm(SGD, RING, bits=8, rounding="up"), "rounding: unknown choice 'up'; known"),
-    (lambda: use.swarm(SGD, RING, rounding="unbiased"), "without bits rounds nothing; set bits"),
     (lambda: run(use.swarm(SGD, RING), "barrier"), "this rule makes none"),
     (lambda: run(use.swarm(SGD, RING, blocking=True), "random_pairs"), "a partner goes on"),
     (lambda: use.trimmed_mean(SGD, trim=-1), "trimmed_mean: needs trim >= 0 workers, got -1"),
@@ -94,7 +95,6 @@ ROWS = [
     (lambda: use.demo(SGD, decay=1), "demo: needs 0 <= decay < 1, got 1"),
     (lambda: use.one_bit_adam(SGD, N, warmup_updates=0), "needs warmup_updates >= 1, got 0"),
     (lambda: refuse(use.one_bit_adam(SGD, N), N + 1, Turnout()), "built for 8 workers, but 9 trai"),
-    (lambda: use.mg_wfbp(SGD, buckets="best"), "unknown choice 'best'; known choices: wfbp, singl"),
     (lambda: use.mg_wfbp(SGD), r"'optimal' need the times .* one of wfbp, single, fi"),
     (lambda: plan_with("fixed:25 M B"), "'25 M B' is no size of a fixed bucket; write a posit"),
     (lambda: plan_with("wfbp", OTHER)(MODULE), "the profile does not have 'module_2/bias'; measur"),
@@ -142,20 +142,14 @@ def test_parts_of_a_config_that_do_not_fit_are_explained():
 WEIGHED = [use.dpsgd, use.gradient_tracking, use.exact_diffusion, use.qg_dsgdm, use.decentlam,
            use.choco_sgd]  # fmt: skip
 LOCKSTEP = functools.partial(use.swarm, lockstep=True)
-GRAPHS = [
-    (nx.Graph([(0, 1), (2, 3)]), "graph: the graph of 4 workers falls into 2 components"),
-    (nx.cycle_graph(range(1, 5)), "graph: nodes must be the workers' numbers"),
-    (nx.DiGraph([(0, 1), (1, 2), (2, 0)]), "got DiGraph"),
-    (nx.Graph([(0, 0), (0, 1)]), "graph: worker 0 has an edge to itself"),
-]
+APART = nx.Graph([(0, 1), (2, 3)])
 
 
 def test_graphs_on_which_workers_cannot_agree():
     others = (use.matcha, use.periodic, use.noloco, use.swarm, LOCKSTEP, use.ad_psgd)
     for make in (*WEIGHED, *others):
-        for graph, words in GRAPHS:
-            with pytest.raises(ValueError, match=words):
-                make(SGD, graph)
+        with pytest.raises(ValueError, match="graph: the graph of 4 workers falls into 2 compon"):
+            make(SGD, APART)
     for make in (*WEIGHED, lambda sgd, graph: use.sgp(sgd, N)):
         with pytest.raises(ValueError, match="meetings of pairs, which its exchange is not made f"):
             refuse(make(SGD, RING), N, PAIRS)

@@ -7,7 +7,7 @@ import pytest
 from algorithms import ringleader
 from stragglers import delays
 from stragglers.processes import persistent
-from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N, distance, simulated
+from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N, simulated
 
 RATE = 0.02
 SPEEDS = persistent(delays.deterministic(1.0), [1.0, 1.1, 1.2, 1.3, 2.0, 2.1, 5.0, 9.0])
@@ -61,14 +61,3 @@ def test_it_is_the_algorithm_of_the_paper(k):
     assert 2 * N <= paper.steps < 120 * k
     late = k - 1  # a worker goes on from the parameters before the update that it is in
     assert N <= paper.oldest <= 2 * N - 2 + late
-
-
-def test_with_a_barrier_the_last_contribution_begins_the_steps():
-    """The first update is one step along the mean gradient, later ones are more."""
-    method = ringleader(optax.sgd(RATE), N)
-    equal = delays.deterministic(1.0)
-    (first,), _ = simulated(method, "barrier", equal, 1)
-    mean = (CURVATURE * (0 - CENTRE)).mean(0)
-    np.testing.assert_allclose(first, -RATE * mean, rtol=1e-5, atol=1e-7)
-    (second,), _ = simulated(method, "barrier", equal, 2)
-    assert distance(second) < distance(first) < distance(np.zeros(D))

@@ -73,11 +73,7 @@ def accelerate(graph):
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(
-    "graph",
-    [STAR, topology.one_peer_exponential(N), topology.base_k(N, 2)],
-    ids=["star", "one_peer", "base_3"],
-)
+@pytest.mark.parametrize("graph", [STAR, topology.one_peer_exponential(N)], ids=["star", "peers"])
 @pytest.mark.parametrize(
     ("make", "reference"),
     [
@@ -93,11 +89,10 @@ def test_updates_of_workers_some_of_which_finished_nothing(make, reference, grap
 
 
 RING = topology.ring(N)
-ROUNDS = (topology.one_peer_exponential(N), topology.base_k(N, 2), topology.hierarchical(N, 4))
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("graph", [RING, ROUNDS[0], ROUNDS[2]], ids=["ring", "one_peer", "groups"])
+@pytest.mark.parametrize("graph", [RING, topology.hierarchical(N, 4)], ids=["ring", "groups"])
 def test_tracking_and_exact_diffusion_reach_the_optimum_and_dpsgd_does_not(graph):
     assert distance(in_step(gradient_tracking(optax.sgd(RATE), graph), 600)) < 1e-6
     assert distance(in_step(exact_diffusion(optax.sgd(0.1), graph), 600)) < 1e-6

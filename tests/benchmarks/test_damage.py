@@ -23,7 +23,7 @@ def test_one_flipped_bit_of_a_schedule_never_changes_it(tmp_path):
     content = path.read_bytes()
     before = damage.schedule.load(path)
     draw, changed = random.Random(2), 0
-    for _ in range(200):
+    for _ in range(100):
         damaged = bytearray(content)
         damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
         path.write_bytes(damaged)
@@ -34,7 +34,7 @@ def test_one_flipped_bit_of_a_schedule_never_changes_it(tmp_path):
         else:
             for name, value in vars(before).items():
                 assert str(getattr(after, name)) == str(value)
-    assert changed > 100
+    assert changed > 50
 
 
 def test_a_record_that_goes_back_is_refused(tmp_path):

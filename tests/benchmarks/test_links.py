@@ -1,7 +1,5 @@
 """Hosts with links: a rate, what leaves with them, and two hosts that train."""
 
-import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -74,15 +72,9 @@ def test_a_point_has_what_was_measured_beside_what_was_expected():
 
 
 @pytest.mark.slow
-def test_two_hosts_train_an_arm_on_links_with_a_rate(able, tmp_path):
-    path = tmp_path / "links.json"
-    command = [sys.executable, "-m", "benchmarks.links", "sweep", "--hosts=2", "--rate=100mbit"]
-    command += [
-        "--flags=--arm=all_reduce --config.updates=3 --config.seconds=1e6",
-        f"--output={path}",
-    ]
-    alone = os.environ | {"XLA_FLAGS": ""}  # a device per host
-    subprocess.run(command, cwd=ROOT, check=True, timeout=900, env=alone)
-    (found,) = json.loads(path.read_text())["summary"]["points"]
-    assert found["method"] == "all_reduce"
-    assert found["update"] > 0.5 * found["bytes"] / 12.5e6  # a link has a rate
+def test_two_hosts_train_an_arm_on_links_with_a_rate(able, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")  # a device per host
+    flags = ["--arm=all_reduce", "--config.updates=3", "--config.seconds=1e6"]
+    found = links.swept(2, "100mbit", links.CONFIG, flags, f"{tmp_path}/out")["all_reduce"]
+    assert found["updates"] == 3
+    assert found["seconds"] > 0.5 * found["bytes_per_worker"] / 12.5e6  # a link has a rate

@@ -17,6 +17,7 @@ MOST = {
 }
 
 
+@pytest.mark.slow
 def test_a_simulated_run_takes_no_longer_path_than_it_did():
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.path_of_a_run"], cwd=ROOT,

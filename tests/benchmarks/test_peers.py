@@ -18,6 +18,7 @@ def test_one_scan_and_a_call_per_event_end_at_the_same_model():
 
 
 @pytest.mark.slow
-def test_two_sides_take_turns(tmp_path):
+def test_two_sides_take_turns(tmp_path, monkeypatch):
+    monkeypatch.setitem(peers.AMOUNT, "softmax", 64)
     found = peers.compare("softmax", ["gossax", "scan"], 2, tmp_path)
     assert all(len(times) == 2 and min(times) > 0 for times in found.values())

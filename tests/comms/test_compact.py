@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from comms import bitmap, compact
+from comms import compact
 
 
 def gradients(workers, share, dtype=np.float32, shape=(200, 5)):
@@ -15,7 +15,7 @@ def gradients(workers, share, dtype=np.float32, shape=(200, 5)):
     return jnp.asarray(np.where(rows, x, 0), dtype)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "workers, shape, dtype",
     [(3, (200, 5), jnp.float32), (1, (333,), jnp.float32), (4, (60, 2, 3), jnp.bfloat16)],
@@ -35,9 +35,9 @@ def test_bits_of_the_dense_sum_within_the_budget_and_beyond(spmd, workers, shape
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("workers", [3, 1])
-def test_the_sum_through_owners_whether_or_not_lists_hold_it(spmd, workers):
-    """41 rows, which no number of workers divides; whole numbers, so that no order matters."""
+def test_the_sum_through_owners_whether_or_not_lists_hold_it(spmd):
+    """41 rows, which three workers do not divide; whole numbers, so that no order matters."""
+    workers = 3
     rng = np.random.default_rng(0)
     x = rng.integers(-99, 99, (workers, 41, 6)) * (rng.random((workers, 41, 1)) < 0.3)
     x = x.astype(np.float32)
@@ -65,7 +65,7 @@ def test_nan_and_infinity_are_sent():
         return by_owners, compact.all_reduce(x, 0)[0], compact.all_reduce(x, 10)[0]
 
     with np.errstate(invalid="ignore"):
-        for total in jax.vmap(sums, axis_name="workers")(jnp.asarray(x)):
+        for total in jax.jit(jax.vmap(sums, axis_name="workers"))(x):
             np.testing.assert_array_equal(total[1], x.sum(0))
 
 
@@ -74,11 +74,3 @@ def test_room_holds_rows_that_spread_by_chance():
     assert compact.room(4, 1000, 64, 64) == compact.Room(30, 30)
     assert compact.room(4, 1000, 1000, 2000) == compact.Room(250, 250)
     assert compact.room(1, 1000, 64, 900) == compact.Room(64, 900)
-
-
-def test_bytes():
-    words = bitmap.payload_bytes(200)
-    assert words == 28
-    assert compact.payload_bytes((200, 5), np.float32, 10) == words + 10 * 20
-    assert compact.payload_bytes((200, 5), jnp.bfloat16, 10, fell_back=True) == words + 200 * 10
-    assert compact.payload_bytes((200,), np.float32, 300) == words + 200 * 4

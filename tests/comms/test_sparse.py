@@ -30,7 +30,7 @@ def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatc
         "trend": x * np.linspace(0, 1, size, dtype=np.float32) ** 4,
         "nan": np.where(np.arange(size) == 7, np.nan, x),
     }[law]
-    for k in (1, 200, 2000):
+    for k in (1, 2000):
         message = jax.jit(sparse.top_k, static_argnums=1)(x, k)
         order = np.argsort(-np.abs(x), kind="stable")[:k]
         if law == "nan":
@@ -52,18 +52,20 @@ def test_of_many_entries_the_largest_are_exactly_those_of_a_sort(law, monkeypatc
 def test_the_sum_counts_an_index_once_per_worker():
     x = jnp.array([[5.0, 4.0, 0.0, 1.0], [0.0, -3.0, 7.0, 1.0], [2.0, 2.0, 2.0, -9.0]])
     body = jax.vmap(lambda x: sparse.all_gather_sum(sparse.top_k(x, 2), 4), axis_name="workers")
-    np.testing.assert_array_equal(body(x), [[7.0, 1.0, 7.0, -9.0]] * 3)
+    np.testing.assert_array_equal(jax.jit(body)(x), [[7.0, 1.0, 7.0, -9.0]] * 3)
 
 
 def test_above_sends_the_first_so_many_and_tells_how_many_there_were():
-    x = jnp.array([0.5, -4.0, 1.0, 3.0, -2.0])
-    message, found = sparse.above(x, 1.0, 4)
-    assert found == 3
-    np.testing.assert_array_equal(sparse.decode(message, 5), [0, -4, 0, 3, -2])
-    assert len(set(np.asarray(message.indices).tolist())) == 4
-    message, found = sparse.above(x, 1.0, 2)
-    assert found == 3
-    np.testing.assert_array_equal(sparse.decode(message, 5), [0, -4, 0, 3, 0])
+    @jax.jit
+    def above(x):
+        both = (sparse.above(x, 1.0, capacity) for capacity in (4, 2))
+        return [(message.indices, found, sparse.decode(message, 5)) for message, found in both]
+
+    (indices, *four), (_, *two) = above(jnp.array([0.5, -4.0, 1.0, 3.0, -2.0]))
+    assert four[0] == two[0] == 3
+    np.testing.assert_array_equal(four[1], [0, -4, 0, 3, -2])
+    assert len(set(np.asarray(indices).tolist())) == 4
+    np.testing.assert_array_equal(two[1], [0, -4, 0, 3, 0])
 
 
 def test_random_indices_are_distinct_and_equally_likely():
@@ -83,13 +85,17 @@ def test_what_is_not_finite_is_seen_even_if_it_is_not_sent(poison):
     x = np.arange(100, dtype=np.float32)
     x[13] = poison
     key = jax.random.key(0)
-    messages = [
-        sparse.top_k(x, 1),
-        sparse.above(x, 50.0, 1)[0],
-        sparse.Sparse(sparse.random_k(x, 1, key), sparse.random_indices(100, 1, key)),
-    ]
-    for message in messages:
-        assert np.isnan(sparse.decode(message, 100)).all()
+
+    @jax.jit
+    def decoded(x):
+        messages = [
+            sparse.top_k(x, 1),
+            sparse.above(x, 50.0, 1)[0],
+            sparse.Sparse(sparse.random_k(x, 1, key), sparse.random_indices(100, 1, key)),
+        ]
+        return [sparse.decode(message, 100) for message in messages]
+
+    assert np.isnan(decoded(x)).all()
 
 
 def test_refusals():

@@ -14,7 +14,7 @@ from stragglers import delays
 from stragglers.processes import persistent
 from tests import planned
 
-SIZES = [2, 4, 8, 16, 64]
+SIZES = [2, 8, 64]
 
 
 @pytest.mark.parametrize("workers", SIZES)
@@ -42,7 +42,7 @@ def test_the_schedule_adds_everybody_once_in_the_papers_rounds(workers):
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("collective", [straggl_ar, halving])
-@pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 5), (8, 23)])
+@pytest.mark.parametrize(("workers", "size"), [(1, 4), (8, 23)])
 def test_the_sum_is_that_of_numpy_with_the_same_bits_everywhere(spmd, workers, size, collective):
     x = np.random.default_rng(0).normal(size=(workers, size)).astype(np.float32)
     found = np.asarray(spmd(lambda x: collective.all_reduce(x, "workers"), x))

@@ -4,14 +4,14 @@ import importlib
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 
-from algorithms import base as algorithms
-from algorithms import gossip
 from comms import buckets
 from configs import base
 from experiments import config_files, prepare, registry, sweep
 from experiments.registry import part
+from experiments.tasks import text_models
 
 FILES = {
     path.stem: importlib.import_module(f"configs.{path.stem}")
@@ -24,28 +24,28 @@ QUESTIONS = FILES | {
 }
 SWEPT = [name for name, asked in QUESTIONS.items() if hasattr(asked, "sweep")]
 matcha, nonblocking, swarm = (FILES[name] for name in ("matcha", "nonblocking", "swarm"))
-COUNTS = {"nonblocking": 16, "nonblocking:tuned": 180, "nonblocking:tuned_images": 100,
-          "nonblocking:tuned_text": 96, "swarm:real": 42}  # fmt: skip
 DEAR = {"mg_wfbp", "s2_reducer"}  # measured buckets, and tables of real size
 TINY = {"cifar10", "imagenet", "language_model", "local_training", "small_messages", "diloco"}
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SWEPT)
 def test_arms_fit_and_some_of_them_can_run(name):
-    """All have the entries of the arm that is written out; four of them are built."""
+    """All have the entries of the arm that is written out; four are built, on a task once built."""
     file = QUESTIONS[name]
     vars(file).setdefault("__file__", name)
     config = file.get_config(*["tiny"] if name in TINY else [])
     beside = {"actors", "buckets", "initial", "profile", "sample_cost", "balance"}
     assert set(config) - beside == set(base.arm())
     arms = sweep.expand(config, file, {}, 1)
-    assert len(arms) == COUNTS.get(name, len(arms)) >= 3
+    assert len(arms) >= 3
     if config.runtime in ("simulate", "mesh") and name not in DEAR:
+        tasks = {}
         for arm in arms[:: -(-len(arms) // 4)]:
             if "corpus" in arm.config.task:
                 arm.config.task.corpus.files = 40
-            prepare.prepare(arm.config)
+            task = str(arm.config.task)
+            tasks[task] = prepare.prepare(arm.config, tasks.get(task)).task
 
 
 def test_the_default_arm_is_complete_and_changes_replace_whole_entries():
@@ -67,23 +67,17 @@ def test_the_default_arm_is_complete_and_changes_replace_whole_entries():
     ("name", "argument", "words"),
     [
         ("diloco", "steps=75", "steps must be a multiple of local_steps=50, got 75"),
-        ("heterogeneous", "task=novels", "unknown task 'novels'; known tasks: digits, text"),
         ("local_training", "steps=40", "steps must be a multiple of 30, the fewest"),
         ("matcha", "graph=6", "has base graphs 0 to 5, got k=6"),
         ("mg_wfbp:scale", "workers=4", "known arguments: trace, collective, at_workers"),
         ("language_model", "size=2B", "unknown size '2B'; known sizes: tiny, 140k"),
-        ("language_model", "steps=60", "steps must be a multiple of 50"),
         ("cifar10", "delay=rain", "unknown delay 'rain'; known delays: equal"),
-        ("swarm", "nodes=12", "nodes must be a multiple of 8, got 12"),
         ("swarm", "graph=star", "all meetings share a few nodes"),
     ],
 )
 def test_bad_arguments_are_a_sentence(name, argument, words):
     with pytest.raises(ValueError, match=words):
         QUESTIONS[name].get_config(argument)
-
-
-# --- one question after the other ---
 
 
 @pytest.mark.parametrize("delay", ["slow4", "pause"])
@@ -109,24 +103,6 @@ def test_other_tasks_meet_the_delays_of_the_digits(name):
     assert file.get_config("workers=8,communication=0.25").communication == 0.05
 
 
-def test_every_mixer_has_all_of_its_weightings_and_its_blocking_rounds_at_all_rates():
-    variant = nonblocking.VARIANTS["weightings"]
-    groups, known = {}, {"all_reduce": algorithms.WEIGHTINGS}
-    for arm, changes in variant.sweep():
-        groups.setdefault(arm.rpartition("/")[0], []).append(changes)
-    assert list(groups) == [
-        f"{mixer}/{weighting}"
-        for mixer in nonblocking.MIXERS
-        for weighting in (*known.get(mixer, gossip.STEP_WEIGHTINGS), "blocking")
-    ]
-    for group, members in groups.items():
-        rates = nonblocking.RATES[group.partition("/")[0]]
-        assert len(members) == len(rates) >= 5 and list(rates) == sorted(set(rates))
-        assert ("wait" in members[0]) == group.endswith("/blocking")
-    config = variant.get_config("workers=4,mini_batches=2,slow=2,alpha=1")
-    assert config.delay.factors.to_dict() == {0: 2.0} and config.split.alpha == 1.0
-
-
 def test_arguments_reach_the_configs():
     config = matcha.get_config("graph=4,budget=0.2,communication=0.02")
     assert (config.name, config.algorithm) == ("matcha/budget=0.2", part("matcha", budget=0.2))
@@ -139,7 +115,7 @@ def test_arguments_reach_the_configs():
     assert config.optimizer.warmup_samples == 256 * 240
     arms = dict(swarm.sweep())
     assert arms["all_reduce"]["optimizer.learning_rate"] == 16 * swarm.RATES["all_reduce"]
-    assert (5, *[20] * 7) == FILES["frontier_async"].BY_SPEED  # the slow one's share
+    assert [5, *[20] * 7] == FILES["frontier_async"].by_speed(4)  # the slow one's share
     chosen = {changes["buckets"] for _, changes in FILES["mg_wfbp"].sweep() if "buckets" in changes}
     assert {name.partition(":")[0] for name in chosen} == set(buckets.PLANNERS) - {"asc"}
 
@@ -167,6 +143,9 @@ def test_exact_diffusion_has_the_graphs_on_which_it_is_stable():
 @pytest.mark.slow
 def test_a_size_has_the_parameters_of_its_name():
     for size, parameters in (("10M", 1e7), ("1B", 1e9)):
-        shapes = prepare.prepare(FILES["language_model"].get_config(f"size={size}")).shapes
+        task = FILES["language_model"].get_config(f"size={size}").task.to_dict()
+        assert task["model"].pop("name") == "gpt"
+        gpt = text_models.gpt(task["vocabulary"], **task["model"])
+        shapes = jax.eval_shape(gpt.init, jax.random.key(0), np.zeros((1, 8), np.int32))
         count = sum(int(leaf.size) for leaf in jax.tree.leaves(shapes))
         assert count == pytest.approx(parameters, rel=0.1)

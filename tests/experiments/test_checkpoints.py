@@ -74,11 +74,10 @@ def left(workdir):
     return arrays, metrics, summary
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("name", "kills"), [("sync", 1), ("async", 2), slow("adaptive", 1), slow("top_k", 1),
-                        ("gossip", 1), slow("swarm", 1)]
-)  # fmt: skip
+    ("name", "kills"),
+    [("async", 2), slow("adaptive", 1), slow("top_k", 1), slow("swarm", 1)],
+)
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, name, kills):
     config = configured(**CONFIGS[name])
     train.run(config, tmp_path / "whole")
@@ -195,3 +194,22 @@ def test_values_of_all_kinds_come_back_as_they_were(tmp_path):
         assert back.packed[name].dtype == value.dtype
         assert back.packed[name].shape == value.shape
         assert back.packed[name].tobytes() == value.tobytes()
+
+
+def test_a_clock_that_reads_another_file_now_is_refused(tmp_path):
+    """A trace that has changed since would give other updates to the same seconds."""
+    trace = tmp_path / "t.csv"
+
+    def write(longest):
+        seconds = np.random.default_rng(0).uniform(0.01, longest, (9, 4)).round(4)
+        lines = (f"{w},{i},{x}\n" for i, row in enumerate(seconds) for w, x in enumerate(row))
+        trace.write_text("worker,time,batch_time\n" + "".join(lines))
+
+    config = configured(**CONFIGS["sync"], delay=f"trace(path='{trace}')")
+    write(0.03)
+    killed(config, tmp_path / "run", 4)
+    write(0.09)
+    with pytest.raises(ValueError, match="such as a trace or a profile, is another one now"):
+        train.run(config, tmp_path / "run")
+    write(0.03)
+    assert train.run(config, tmp_path / "run")["updates"] > 2

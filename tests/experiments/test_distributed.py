@@ -14,7 +14,7 @@ from experiments import distributed
 from tests.launcher import ROOT
 from tests.runtimes import one_of_several
 from tests.test_architecture import FILES
-from tests.two_processes import free_port
+from tests.two_processes import free_port, said, started
 
 
 @pytest.mark.slow
@@ -40,6 +40,7 @@ def test_open_questions_are_refused(monkeypatch):
         (("host:1234", 2, None), "process_id=None; give all three"),
         (("host:1234", 2, 2), "process_id=2 of num_processes=2; they count from 0 to 1"),
         ((":1234", 2, 0), "':1234' names no host"),
+        (("host:99999", 2, 0), "names no host or no port"),
     ):
         with pytest.raises(ValueError, match=message):
             distributed.initialize(*arguments)
@@ -143,3 +144,25 @@ def test_private_names_of_jax_stand_in_one_module_and_are_where_they_were(monkey
     monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
     with pytest.raises(ImportError, match=r"^distributed: JAX [\d.]+ has moved jax\._src\.dist"):
         runpy.run_path(distributed.__file__)
+
+
+LATE = f"""
+import runpy, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from experiments import prepare
+build = prepare.build_task
+prepare.build_task = lambda *given: time.sleep(33) or build(*given)
+runpy.run_path({str(ROOT / "launch.py")!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_may_come_to_the_first_collective_much_later_than_another(here):
+    """JAX gives it 30 s, and a program may compile for longer."""
+    late = here / "late.py"
+    late.write_text(LATE)
+    flags = ("--config=config.py:workers=2", "--config.runtime=mesh", "--config.updates=2",
+             "--config.wait=barrier", "--workdir=out")  # fmt: skip
+    with started(here, *flags, programs={1: late}) as both:
+        codes = [process.wait(200) for process in both]
+    assert codes == [0, 0], said(here, 0)[-1000:] + said(here, 1)[-1000:]

@@ -73,10 +73,11 @@ def copied(old, new):
             shutil.rmtree(new)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Return the files of an undisturbed run, and of one that was killed at several moments."""
-    place = tmp_path_factory.mktemp("divided")
+@pytest.mark.slow
+def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(
+    tmp_path, monkeypatch
+):
+    """Also at one after which a damaged file of the checkpoint is one sentence."""
     snapshots = []
 
     def kill(moment, function):
@@ -84,25 +85,28 @@ def whole(tmp_path_factory):
 
         def killed(*given, **more):
             if len(snapshots) < 12:
-                snapshots.append(copied(place / "out", place / f"{len(snapshots)}_{moment}"))
+                copy = tmp_path / f"{len(snapshots)}_{moment}"
+                snapshots.append(copied(tmp_path / "out", copy))
             return function(*given, **more)
 
         return killed
 
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(Writing, "_finish", kill("begun", Writing._finish))
         patch.setattr(checkpoints, "_write_arrays", kill("part", checkpoints._write_arrays))
         patch.setattr(files, "move", kill("complete", files.move))
         patch.setattr(checkpoints, "keep_only", kill("both", checkpoints.keep_only))
-        train.run(configured(), place / "out", checkpoint_seconds=0)
-    return left(place / "out"), snapshots
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(whole):
-    """Also at one after which a damaged file of the checkpoint is one sentence."""
-    result, snapshots = whole
-    assert_damage_is_one_sentence(snapshots[4])
+        train.run(configured(), tmp_path / "out", checkpoint_seconds=0)
+    result = left(tmp_path / "out")
+    (evaluation,) = checkpoints.resumable([snapshots[4]])
+    for name in (checkpoints.PART.format(0), checkpoints.STATE, "more"):
+        damaged = shutil.copytree(snapshots[4], snapshots[4].with_name(f"damaged_{name}"))
+        (damaged / "checkpoint" / str(evaluation) / name).write_bytes(b"{}")
+        with pytest.raises(ValueError, match=r"checkpoint .* cannot be read \(") as caught:
+            checkpoints.read(damaged, evaluation)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"of shape .* but the run has nothing; resume with"):
+        checkpoints.read(snapshots[4], evaluation).bring({})
     resumed = set()
     for place in snapshots[6:10]:  # of the second checkpoint
         found = checkpoints.resumable([place])
@@ -114,29 +118,6 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(wh
         assert left(place) == result
         assert seen and seen[0]["update"] > 0
     assert len(resumed) == 2 and 1 in resumed  # one that is not due while another is written waits
-
-
-def assert_damage_is_one_sentence(place):
-    (evaluation,) = checkpoints.resumable([place])
-    folder = place / "checkpoint" / str(evaluation)
-    own, state = folder / checkpoints.PART.format(0), folder / checkpoints.STATE
-    for path, content in (
-        (own, own.read_bytes()[:-1]),
-        (state, b"{}"),
-        (folder / "more", b"nothing"),
-    ):
-        before = path.read_bytes() if path.exists() else None
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"checkpoint .* cannot be read \(") as caught:
-            checkpoints.read(place, evaluation)
-        assert "\n" not in str(caught.value)
-        if before is None:
-            path.unlink()
-        else:
-            path.write_bytes(before)
-    checkpoint = checkpoints.read(place, evaluation)
-    with pytest.raises(ValueError, match=r"of shape .* but the run has nothing; resume with"):
-        checkpoint.bring({})
 
 
 def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 from ml_collections import ConfigDict
@@ -20,8 +22,8 @@ import json, os, pathlib, signal, sys, time
 place, what = pathlib.Path(sys.argv[1]), sys.argv[2]
 place.mkdir(parents=True, exist_ok=True)
 began = time.monotonic()
-(place / "metrics.jsonl").write_text('{"update": 3, "seconds": 1.5, "train_loss": 0.25}\\n')
 (place / "pid").write_text(str(os.getpid()))
+(place / "metrics.jsonl").write_text('{"update": 3, "seconds": 1.5, "train_loss": 0.25}\\n')
 if what == "stay":
     time.sleep(60)
 if what == "once" and not (place / "begun").exists():
@@ -70,38 +72,50 @@ def gone(pid):
 # --- several processes ---
 
 
-class Raising:
-    """Progress of which the first record raises a signal, as a person or a system would."""
+def test_all_jobs_are_asked_to_end_before_any_is_waited_for(tmp_path):
+    asked = threading.Barrier(3, timeout=20)
 
-    def __init__(self, number):
-        self.number = number
+    def begins(_):
+        def poll():
+            raise KeyboardInterrupt
 
-    def arm(self, config):
-        return executors.Watched(lambda record: signal.raise_signal(self.number), lambda _: None)
+        return executors.Job(poll, asked.wait)
+
+    shown = SimpleNamespace(arm=lambda config: executors.Watched(lambda _: None, lambda _: None))
+    with pytest.raises(KeyboardInterrupt):
+        executors.follow([group(name) for name in "abc"], begins, 3, tmp_path, shown)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_no_process_is_left_behind(tmp_path, number):
+def test_no_process_is_left_behind(tmp_path, monkeypatch):
+    """A system ends a launch as soon as both of its processes have begun."""
+    monkeypatch.setattr(executors, "POLL_SECONDS", 0.05)
+
+    def on_record(record):
+        if len([*tmp_path.rglob("pid")]) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    shown = SimpleNamespace(arm=lambda config: executors.Watched(on_record, lambda _: None))
     command = functools.partial(child, tmp_path)
-    before = signal.signal(number, lambda number, _: endings.end(number))  # as of a launch
+    before = signal.signal(signal.SIGTERM, lambda number, _: endings.end(number))  # as of a launch
     try:
-        with pytest.raises((KeyboardInterrupt, endings.Asked)):
+        with pytest.raises(endings.Asked):
             groups = [group("stay/a"), group("stay/b")]
-            executors.local(groups, tmp_path, False, Raising(number), command=command, jobs=2)
+            executors.local(groups, tmp_path, shown, command=command, jobs=2)
     finally:
-        signal.signal(number, before)
+        signal.signal(signal.SIGTERM, before)
     pids = [int(file.read_text()) for file in tmp_path.rglob("pid")]
-    assert pids and all(gone(pid) for pid in pids)
+    assert len(pids) == 2 and all(gone(pid) for pid in pids)
 
 
 @pytest.mark.slow
-def test_failing_processes_do_not_stop_the_others(tmp_path, capsys):
+def test_failing_processes_do_not_stop_the_others(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(executors, "POLL_SECONDS", 0.05)
     groups = [group(name) for name in ("exit", "killed", "tells", "fine/a", "fine/b", "fine/c")]
     (tmp_path / "fine" / "a").mkdir(parents=True)
     (tmp_path / "fine" / "a" / "error.txt").write_text("of an earlier attempt")
     run = functools.partial(executors.local, command=functools.partial(child, tmp_path), jobs=2)
-    failures = run(groups, tmp_path, False, SHOWN)
-    assert list(failures) == ["exit", "killed", "tells"]
+    failures = run(groups, tmp_path, SHOWN)
+    assert sorted(failures) == ["exit", "killed", "tells"]
     assert "exit code 3; see" in failures["exit"] and "SIGKILL" in failures["killed"]
     assert failures["tells"] == "ValueError: no such luck"
     assert (tmp_path / "exit" / "output.txt").read_text() == "something is wrong\n"
@@ -113,10 +127,8 @@ def test_failing_processes_do_not_stop_the_others(tmp_path, capsys):
     assert {span["preallocates"] for span in spans} == {"false"}  # they share a GPU
     at_once = [sum(b["began"] <= a["began"] < b["ended"] for b in spans) for a in spans]
     assert max(at_once) <= 2
-    assert list(run(groups, tmp_path, False, SHOWN)) == ["exit", "killed", "tells"]
+    assert sorted(run(groups, tmp_path, SHOWN)) == ["exit", "killed", "tells"]
     assert [summary(tmp_path / "fine" / name) for name in "abc"] == spans  # not run again
-    run(groups[3:4], tmp_path, True, SHOWN)
-    assert summary(tmp_path / "fine" / "a")["began"] > spans[0]["began"]
 
 
 def test_a_command_of_one_group_has_no_flags_about_the_others():
@@ -139,7 +151,7 @@ def trained(monkeypatch):
     """Return the names of the arms that are trained; that of an arm says what becomes of it."""
     names = []
 
-    def run(config, place, *, overwrite, on_record, on_note, checkpoint_seconds):
+    def run(config, place, *, on_record, on_note, checkpoint_seconds):
         names.append(config.name)
         if config.name == "bad":
             raise RuntimeError("out of memory\n  in many lines")
@@ -155,7 +167,7 @@ def trained(monkeypatch):
 
 def test_a_failing_arm_does_not_lose_the_others(trained, tmp_path, capsys):
     groups = [group("bad"), group("fine"), group("good", "bad", "better")]
-    failures = executors.here(groups, tmp_path, False, SHOWN)
+    failures = executors.here(groups, tmp_path, SHOWN)
     assert failures == {"bad": "RuntimeError: out of memory in many lines"}
     # Together, then each alone.
     assert trained == ["bad", "fine", "good", "bad", "good", "bad", "better"]
@@ -170,17 +182,15 @@ def test_a_failing_arm_does_not_lose_the_others(trained, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_preempted_job_is_queued_again_and_does_not_overwrite_its_run(tmp_path):
+def test_a_preempted_job_is_queued_again(tmp_path):
     failures = slurm.run(
         [group("once"), group("fine"), group("exit")],
         tmp_path,
-        False,
         SHOWN,
-        command=lambda group: child(tmp_path, group, "--overwrite", "--seeds=2"),
+        command=lambda group: child(tmp_path, group, "--seeds=2"),
         settings="timeout_min=5,partition=cpu",
         cluster="local",
     )
     assert list(failures) == ["exit"] and "exit code 3; see" in failures["exit"]
-    assert (tmp_path / "once" / "begun").read_text() == "--overwrite --seeds=2"
+    assert (tmp_path / "once" / "begun").read_text() == "--seeds=2"
     assert summary(tmp_path / "once")["argv"] == ["--seeds=2"]
-    assert summary(tmp_path / "fine")["argv"] == ["--overwrite", "--seeds=2"]

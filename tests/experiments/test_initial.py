@@ -103,8 +103,8 @@ def test_other_names_shapes_and_types_are_refused(first, tmp_path):
 
 
 def test_unreadable_parameters_are_refused(first, tmp_path):
-    for name, words in (("a.npz", "cannot be read"), ("a.msgpack", "cannot be read"),
-                        ("a.pt", "another kind"), ("a.safetensors", "cannot be read"),
+    for name, words in (("a.npz", "cannot be read"), ("a.pt", "another kind"),
+                        ("a.msgpack", "cannot be read"), ("a.safetensors", "cannot be read"),
                         ("none.npz", "there is no file")):  # fmt: skip
         if name != "none.npz":
             (tmp_path / name).write_bytes(b"\x00nothing")

@@ -4,7 +4,6 @@ import fcntl
 import http.client
 import json
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -12,7 +11,6 @@ import time
 import pytest
 
 from experiments import files, live, provenance, records
-from tests import launcher
 from tests.experiments.test_report import NASTY, data_of, leave
 
 
@@ -131,11 +129,12 @@ def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, cap
 
 
 def test_a_launch_that_was_killed_is_named_and_one_that_is_done_has_its_report(
-    root, monkeypatch, capsys
+    root, monkeypatch, call
 ):
     with open(root / "b" / files.RUN_LOCK, "w") as killed:
         fcntl.flock(killed, fcntl.LOCK_EX)  # as training does until it is killed
         watched = Watched(root, monkeypatch)
+        monkeypatch.setattr(live, "RECENT", 0.7)  # nobody asks how it has ended
         watched.until("1 of 3 runs have finished")
         whole = (root / "b" / records.METRICS).read_text()
         (root / "b" / records.METRICS).write_text("}\n")
@@ -151,8 +150,8 @@ def test_a_launch_that_was_killed_is_named_and_one_that_is_done_has_its_report(
         live.watch(root, 0)
     shutil.rmtree(root / "b")
     shutil.rmtree(root / "c")
-    assert live.watch(root, 0) is None
-    assert f"the report of {root} is {root}/report.html" in capsys.readouterr().out
+    code, shown, _ = call(f"--watch={root}", "--port=0")
+    assert code == 0 and f"the report of {root} is {root}/report.html" in shown
 
 
 def test_jobs_of_slurm_are_at_work_whether_or_not_it_answers(root, monkeypatch):
@@ -171,23 +170,3 @@ def test_jobs_of_slurm_are_at_work_whether_or_not_it_answers(root, monkeypatch):
         assert bool(attended) is expected
     monkeypatch.setattr(live.slurm, "under_way", lambda _: {})
     assert attended  # it is asked every half minute only
-
-
-@pytest.mark.slow
-def test_a_launch_is_watched_from_its_first_record_to_its_end(tmp_path, monkeypatch):
-    """Launch and watch in processes of their own, as people do it."""
-    here = launcher.directory(tmp_path, monkeypatch)
-    launch = launcher.begin(here, "--config=config.py", "--workdir=out", "--config.updates=100")
-    with launch:
-        while not (here / "out" / files.LAUNCH_LOCK).exists():
-            assert launch.poll() is None, launch.stderr.read()
-            time.sleep(0.01)
-        launch.send_signal(signal.SIGSTOP)  # it cannot end before it is watched
-        with launcher.begin(here, "--watch=out", "--port=0") as watch:
-            first = watch.stdout.readline()
-            launch.send_signal(signal.SIGCONT)
-            rest, errors = watch.communicate(timeout=600)
-    assert first.startswith("watching out at http://127.0.0.1:"), first + errors
-    assert watch.returncode == launch.returncode == 0, errors
-    assert "runs have finished; the report of out is out/report.html" in rest
-    assert (here / "out" / "report.html").exists()

@@ -33,8 +33,9 @@ def test_a_finished_run_has_all_that_it_has_left(finished):
 
 def test_metrics_are_a_table_of_pandas_or_a_sentence(finished, monkeypatch):
     if importlib.util.find_spec("pandas"):
-        table = experiments.load(finished).metrics
-        assert table["train_loss"].tolist() == [r["train_loss"] for r in table.to_dict("records")]
+        run = experiments.load(finished)
+        losses = [record["train_loss"] for record in run.records]
+        assert run.metrics["train_loss"].tolist() == losses
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ValueError, match="run pip install pandas"):
         _ = experiments.load(finished).metrics

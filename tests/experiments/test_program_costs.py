@@ -98,6 +98,14 @@ def test_a_result_may_lie_where_an_argument_was_given_away():
     assert costs(lambda x: x + x @ x, X).memory == KB  # where the product ends
 
 
+def test_a_device_is_known_by_words_of_its_kind():
+    peaks = program_costs.PEAKS
+    for kind, name in (("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA GH200 480GB", "GH200"),
+                       ("NVIDIA H200", "H200"), ("TPU v5 lite", "TPU v5 lite")):  # fmt: skip
+        assert program_costs.peak_of(kind) is peaks[name]
+    assert program_costs.peak_of("TPU v5x") is None
+
+
 def test_a_product_copies_what_lies_in_another_order():
     """Of x' (x x) the right side is made first, and the left one is turned."""
     turned = costs(lambda x: jnp.einsum("ki,kj->ij", x, x @ x), X)

@@ -21,16 +21,9 @@ from tests.launcher import ROOT
 
 @pytest.fixture
 def config():
-    return ConfigDict(
-        {
-            "name": "a",
-            "seed": 0,
-            "workers": 8,
-            "optimizer": {"name": "sgd", "learning_rate": 0.1},
-            **{"runtime": "simulate", "task": "digits", "algorithm": "all_reduce"},
-            **{"wait": "barrier", "delay": "none", "widths": (64, 32)},
-        }
-    )
+    rest = {"name": "a", "seed": 0, "workers": 8, "delay": "none", "widths": (64, 32)}
+    names = {"runtime": "simulate", "task": "digits", "algorithm": "all_reduce", "wait": "barrier"}
+    return ConfigDict(rest | names | {"optimizer": {"name": "sgd", "learning_rate": 0.1}})
 
 
 def files(path):
@@ -50,12 +43,8 @@ def test_records_are_on_disk_as_they_happen(tmp_path, config):
         assert records.read_summary(recorder.workdir) is None
         summary = recorder.finish({"train_loss": -math.inf, "workers": 8})
     assert summary == records.read_summary(recorder.workdir) == {"train_loss": None, "workers": 8}
-    assert set(files(recorder.workdir)) == {
-        "config.json",
-        "metrics.jsonl",
-        "summary.json",
-        "digests.json",
-    }
+    names = {"config.json", "metrics.jsonl", "summary.json", "digests.json"}
+    assert set(files(recorder.workdir)) == names
 
 
 def test_an_interrupted_run_goes_on_from_the_records_it_keeps(tmp_path, config):
@@ -172,24 +161,13 @@ def curve(*points):
 )
 def test_seconds_to_target(points, seconds):
     assert aggregates.at_target(curve(*points), 10.0) == pytest.approx(seconds)
-
-
-def test_no_target_is_never_reached():
-    assert aggregates.at_target(curve((0, 1.0)), None) is None
+    assert aggregates.at_target(curve(*points), None) is None
 
 
 def summary(seed, seconds_to_target, accuracy=0.9, loss=0.5):
-    return {
-        "name": "dpsgd/blocking",
-        "workers": 8,
-        "seed": seed,
-        "quick": True,
-        "updates": 10 + seed,
-        "seconds_to_target": seconds_to_target,
-        "train_loss": loss,
-        "test_accuracy": accuracy,
-        "baseline": None,
-    }
+    measured = {"updates": 10 + seed, "train_loss": loss, "test_accuracy": accuracy}
+    measured |= {"seconds_to_target": seconds_to_target, "quick": True, "baseline": None}
+    return {"name": "dpsgd/blocking", "workers": 8, "seed": seed, **measured}
 
 
 def test_aggregate_averages_what_differs():
@@ -200,18 +178,13 @@ def test_aggregate_averages_what_differs():
     assert merged["train_loss"] == 0.5 and merged["train_loss_std"] == 0
     assert merged["updates"] == 10.5 and "updates_std" not in merged
     assert merged["workers"] == 8 and isinstance(merged["workers"], int)
-    assert merged["name"] == "dpsgd/blocking" and merged["quick"] is True
-    assert merged["baseline"] is None
-    assert merged["seed"] == 0 and merged["seeds"] == [0, 1] and merged["reached"] == "2/2"
-    assert merged["stopped"] is None
-
-
-def test_aggregate_with_a_seed_that_never_arrived_or_diverged():
+    assert merged["quick"] is True and merged["baseline"] is merged["stopped"] is None
+    assert (merged["seed"], merged["seeds"], merged["reached"]) == (0, [0, 1], "2/2")
     diverged = summary(1, None, loss=math.nan) | {"stopped": "at update 3"}
     merged = aggregates.aggregate([summary(0, 1.0), diverged])
-    assert merged["stopped"] == "at update 3"
-    assert merged["seconds_to_target"] is None and merged["seconds_to_target_std"] is None
-    assert merged["train_loss"] is None and merged["reached"] == "1/2"
+    assert (merged["stopped"], merged["reached"]) == ("at update 3", "1/2")
+    for name in ("seconds_to_target", "seconds_to_target_std", "train_loss"):
+        assert merged[name] is None
     alone = aggregates.aggregate([summary(4, 1.0)])
     assert alone["seconds_to_target"] == 1.0 and alone["seconds_to_target_std"] is None
 

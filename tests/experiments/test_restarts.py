@@ -49,6 +49,25 @@ def test_losses_are_started_again(
     assert capfd.readouterr().err.count("it starts again") == len(codes) - left - 1
 
 
+def test_a_run_is_overwritten_until_it_has_begun(tmp_path, monkeypatch, own_handlers):
+    """Killed before it has written its config, and after it."""
+    monkeypatch.setattr(restarts, "PAUSE", 0.0)
+    script = (
+        "import os, pathlib, sys\n"
+        "seen, place = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])\n"
+        "starts = seen.read_text().split()\n"
+        "seen.write_text(' '.join([*starts, str(sys.argv[3:])]))\n"
+        "if len(starts) == 1: (place / 'config.json').write_text('{}')\n"
+        "if len(starts) < 3: os.kill(os.getpid(), 9)\n"
+    )
+    seen, place = tmp_path / "seen.txt", tmp_path / "out"
+    place.mkdir()
+    seen.write_text("")
+    argv = ["-c", script, str(seen), str(place), "--overwrite"]
+    assert restarts.run(argv, 5, workdir=place) == 0
+    assert seen.read_text().split() == ["['--overwrite']"] * 2 + ["[]"] * 2
+
+
 @pytest.fixture
 def own_handlers():
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, *restarts.endings.OTHERS)}
@@ -90,6 +109,15 @@ def test_a_process_that_is_gone_is_left_out_and_the_others_get_new_numbers(tmp_p
     assert calls[0].members == (0,) and calls[0].flags() == []
     calls[0].close()
     assert not list(tmp_path.iterdir())
+
+
+def test_who_comes_after_the_decision_is_too_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(restarts, "PATIENCE", 0.1)
+    monkeypatch.setattr(restarts, "BEAT", 0.02)
+    first, late = (restarts.RollCall(str(tmp_path / "out"), "h:1", 2, i) for i in (0, 1))
+    first.call()
+    with pytest.raises(restarts.Gone, match="process 1 has come back too late, and processes 0"):
+        late.call()
 
 
 def test_nobody_goes_on_without_the_first_one(tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ os.kill(os.getpid(), signal.SIGUSR2)
 while not asked:
     time.sleep(0.02)
 os.kill(os.getppid(), signal.SIGTERM)
-time.sleep(0.5)
+time.sleep(0.25)
 (place / "asked").write_text(str(len(asked)))
 sys.exit(129)
 """
@@ -123,24 +123,22 @@ sys.exit(129)
 @pytest.mark.parametrize(("task", "code"), [("0", 129), ("1", 0)])
 def test_a_run_is_asked_once_to_end_and_leaves_no_result(tmp_path, monkeypatch, task, code):
     monkeypatch.setenv("SLURM_PROCID", task)
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.05)
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as leaving:
-            slurm.Command([sys.executable, "-c", RUN, str(tmp_path), "--overwrite"])()
+            slurm.Command([sys.executable, "-c", RUN, str(tmp_path), "--seeds=2"])()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert leaving.value.code == code
-    assert (tmp_path / "begun").read_text() == "--overwrite"
+    assert (tmp_path / "begun").read_text() == "--seeds=2"
     assert (tmp_path / "asked").read_text() == "1"
 
 
-def test_a_job_that_is_queued_again_does_not_overwrite_its_run():
-    flags = ["--overwrite", "-overwrite", "--overwrite=true", "--workdir=overwrite"]
-    again = slurm.Command(["launch.py", *flags]).checkpoint()
-    assert again.function.command == ["launch.py", "--workdir=overwrite"]
-
-
-def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(tmp_path, capsys):
+def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(files, "LOCK_WAITS", 0.02)
     assert distributed.is_queued_again({"SLURM_RESTART_COUNT": "1"})
     assert not distributed.is_queued_again({"SLURM_RESTART_COUNT": "0"})
     path, order = tmp_path / files.RUN_LOCK, []

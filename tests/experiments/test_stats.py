@@ -1,5 +1,7 @@
 """Verdicts of claims, against tests of SciPy and numbers worked out by hand."""
 
+from unittest.mock import ANY
+
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
@@ -50,6 +52,10 @@ def test_seeds_are_paired_where_both_arms_have_them_and_welchs_test_takes_the_re
 def test_equal_seeds_meet_a_bound_that_they_lie_on_and_bytes_need_none():
     assert verdict(OURS, OURS | {"name": "theirs"}, quantity="train_loss") == HOLDS
     assert verdict(OURS, OURS | {"name": "theirs"}, quantity="train_loss", bound=0.9) == FAILS
+    by_rounding = arm(values=(0.1 + 0.2, 1.1)), arm("theirs", (0.3, 1.1))
+    for pair in (by_rounding, by_rounding[::-1]):  # no test has said so
+        assert stats.compare(*pair, "train_loss") == stats.Answer(HOLDS, ANY)
+    assert stats.difference(arm(values=(1.5, 2.5)), arm(values=(1.0, 2.0)), "train_loss")[1] == 0
     one = arm(values=(1.0,), bytes_per_worker=5e5)
     assert verdict(one, arm("theirs"), quantity="bytes_per_worker", bound=0.5) == HOLDS
     assert verdict(one, arm("theirs"), quantity="bytes_per_worker", bound=0.4) == FAILS

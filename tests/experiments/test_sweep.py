@@ -1,7 +1,7 @@
 """Arms of a sweep: which there are, what is refused, and what a launch of them says."""
 
+import numpy as np
 import pytest
-from rich.console import Console
 
 from experiments import executors, prepare, records, registry, sweep, tasks
 
@@ -90,14 +90,6 @@ def test_a_sweep_that_makes_no_sense_is_refused(config, sweep_file):
 # --- checks before the first arm ---
 
 
-def test_a_bad_arm_is_named_and_nothing_is_written(config, sweep_file, tmp_path):
-    path = sweep_file("yield 'good', {}; yield 'bad', {'wait': 'quorum(k=99)'}")
-    arms = sweep.expand(config, path, {}, seeds=1)
-    with pytest.raises(ValueError, match=r"^bad: quorum: needs 1 <= k <= 4 .* got k=99"):
-        sweep.check(arms, str(tmp_path / "out"), overwrite=False)
-    assert not (tmp_path / "out").exists()
-
-
 def test_arms_of_one_task_build_its_model_once(config, sweep_file, tmp_path, monkeypatch):
     task, inits = tasks.TASK.build(config.task), []
 
@@ -141,6 +133,8 @@ def test_an_arm_does_not_lie_there_twice(config, sweep_file, tmp_path, seeds, mo
     for overwrite in (False, True):
         with pytest.raises(ValueError, match=r"another number of --seeds .* choose another"):
             sweep.check(others, str(tmp_path), overwrite)
+    if seeds > 1:  # more seeds lie beside those that are there
+        sweep.check(sweep.expand(config, path, {}, seeds + 1), str(tmp_path), overwrite=False)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +188,6 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     assert [arm["name"] for arm in records.read_summary(root)["arms"]] == ["a"]
 
     monkeypatch.setattr(executors.train, "run", run)
-    outcome = sweep.launch(arms, str(root), False, claims=lambda arms: [("it", "is")])
-    assert outcome == sweep.Outcome({}, [("it", "is")])
-    assert capsys.readouterr().out.count("already finished") == 1 and not where.exists()
 
     def diverged(arms):
         yield "it", "is"
@@ -205,12 +196,48 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     def undrawn(place):
         raise OSError(f"no room in {place.name}")
 
-    claimed = sweep.launch(arms, str(root), False, claims=diverged, figures=undrawn).claims
-    assert claimed == [
+    outcome = sweep.launch(arms, str(root), False, claims=diverged, figures=undrawn)
+    assert capsys.readouterr().out.count("already finished") == 1 and not where.exists()
+    assert outcome == sweep.Outcome({}, [
         ("it", "is"),
         ("claims()", "failed with TypeError: no loss"),
         ("figures()", "failed with OSError: no room in out"),
-    ]
+    ])  # fmt: skip
+
+
+def test_runs_are_overwritten_once_and_all_before_the_first_begins(
+    config, sweep_file, tmp_path, monkeypatch
+):
+    """So that whoever goes on without the flag takes no old run for a new one."""
+    arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=1)
+    for arm in arms:
+        with records.start(tmp_path / arm.path, arm.config) as recorder:
+            recorder.begin()
+            recorder.finish({"name": arm.path})
+
+    def execute(groups, root, shown):
+        assert len(groups) == 2 and not list(root.rglob(records.SUMMARY))
+        assert len(list(root.rglob(records.CONFIG))) == 2
+        return {}
+
+    sweep.run(arms, str(tmp_path), False, execute=lambda groups, root, shown: {})
+    assert len(list(tmp_path.rglob(records.SUMMARY))) == 2
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # queued again, with the same flags
+    sweep.run(arms, str(tmp_path), True, execute=lambda groups, root, shown: {})
+    assert len(list(tmp_path.rglob(records.SUMMARY))) == 2
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    sweep.run(arms, str(tmp_path), True, execute=execute)
+
+
+def test_an_arm_does_not_begin_from_one_that_is_overwritten(config, sweep_file, tmp_path):
+    arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=1)
+    with records.start(tmp_path / "a", arms[0].config):
+        pass
+    path = tmp_path / "a" / records.PARAMETERS
+    np.savez(path, x=np.zeros(1))
+    arms[1] = arms[1]._replace(config=sweep.override(arms[1].config, {"initial": str(path)}))
+    with pytest.raises(ValueError, match=r"a: --overwrite would remove .* config\.initial names"):
+        sweep.check(arms, str(tmp_path), overwrite=True)
 
 
 def test_a_launch_says_once_what_it_has_read_of_a_trace(config, tmp_path):
@@ -221,23 +248,3 @@ def test_a_launch_says_once_what_it_has_read_of_a_trace(config, tmp_path):
     assert len(read) == 2 and all("9 durations of 9 workers, 1 each" in line for line in read)
     assert read[0].endswith("; n4, n5, n6, n7, n8 take no part among 4 workers")
     assert read[1].endswith("in ms; workers from 9 on have the same durations in turn")
-
-
-@pytest.mark.slow
-def test_seeds_are_reported_together_and_more_can_be_added(config, tmp_path, monkeypatch, capsys):
-    """In a terminal, which gets lines as a file does."""
-    monkeypatch.setattr(sweep, "Console", lambda **_: Console(force_terminal=True, width=120))
-    root, begun, trained = str(tmp_path), executors.train.Arm, []
-    monkeypatch.setattr(executors.train, "Arm", lambda *args: trained.append(1) or begun(*args))
-    for seeds in (2, 3):
-        arms = sweep.expand(config, None, {}, seeds)
-        sweep.check(arms, root, overwrite=False)
-        assert sweep.launch(arms, root, overwrite=False).failures == {}
-        assert len(trained) == seeds  # a finished one is not run again
-        (merged,) = records.read_summary(tmp_path)["arms"]
-        each = [records.read_summary(tmp_path / f"seed_{seed}") for seed in range(seeds)]
-        assert merged["seeds"] == list(range(seeds))
-        mean = sum(one["train_loss"] for one in each) / seeds
-        assert merged["train_loss"] == pytest.approx(mean)
-    shown = capsys.readouterr().out
-    assert "tiny seed 2" in shown and "0.5/0.5 s" in shown

@@ -17,14 +17,13 @@ def configured(**changes):
     return sweep.override(demo.get_config(), SHORT | changes)
 
 
-@pytest.mark.parametrize("wait", ["first_finisher", "k_async(k=2)"])
-def test_the_rate_falls_until_the_last_sample_of_the_run(wait, tmp_path):
-    summary = train.run(configured(wait=wait), tmp_path)
+def test_the_rate_falls_until_the_last_sample_of_the_run(tmp_path):
+    summary = train.run(configured(wait="k_async(k=2)"), tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())["optimizer"]["schedule"]
     assert written == {"name": "cosine", "samples": summary["samples"]}
     assert summary["updates"] > 2
     with pytest.raises(ValueError, match=r"differs in optimizer\.schedule\.samples"):
-        train.run(configured(wait=wait, seconds=3.0), tmp_path)
+        train.run(configured(wait="k_async(k=2)", seconds=3.0), tmp_path)
 
 
 def test_fewer_updates_end_it_before_the_seconds_do():

@@ -54,6 +54,15 @@ def test_a_silent_process_is_named_before_jax_gives_it_up(clock, monkeypatch, ca
     assert line.startswith("warning: process 1 of 2 has stood still") and SILENT in line
 
 
+def test_another_program_may_take_longer_than_the_last_one():
+    with phases.dispatch(0):
+        pass
+    assert phases.now().median is not None
+    with phases.within(phases.COMPILING):
+        pass
+    assert phases.now().median is None
+
+
 def test_devices_may_take_any_time_until_it_is_known_what_a_dispatch_takes():
     both = {0: state(phases.DEVICES, 500.0, 0), 1: state(phases.DEVICES, 500.0, 0)}
     assert watchdog.standing(both, patience=60.0, timed=False) is None

@@ -10,12 +10,9 @@ from algorithms import (
     async_diloco,
     decoupled_diloco,
     easgd,
-    ef21,
     local_sgd,
     one_bit_adam,
-    reducers,
     ringleader,
-    streaming_diloco,
     top_k,
 )
 from algorithms.base import scale_by_samples
@@ -45,26 +42,25 @@ METHODS = {
     "decoupled_diloco": lambda: decoupled_diloco(optimizer(), fragments=2, alpha=0.25),
     "ringleader": lambda: ringleader(optimizer(), N),
     "async_diloco": lambda: async_diloco(optimizer(), N, period=3),
-    "ef21": lambda: ef21(scale_by_samples(0.02), N, exchange=reducers.top_k(0.3)),
 }
-ENCODED = ("top_k", "ef21")  # a message is smaller than a contribution
 # All workers remember the same, so that none may be missing in an update.
 IN_STEP = {
     "one_bit_adam": lambda: one_bit_adam(scale_by_samples(0.02), N, warmup_updates=10),
     "top_k/warm-up": lambda: top_k(optimizer(), ratio=0.3, warmup_updates=10),
-    "streaming_diloco": lambda: streaming_diloco(
-        optimizer(), fragments=3, overlap=0, alpha=0.0, server=optax.sgd(1.0)
-    ),
 }
-DIVERGING = {"diverging": lambda: all_reduce(optax.sgd(1e15))}
-KNOWN = METHODS | IN_STEP | DIVERGING
+
+
+@functools.cache
+def method_of(name):
+    """Return the method, the same one for all workers of a process: its programs are kept by it."""
+    return (METHODS | IN_STEP)[name]()
 
 
 def parts(method, mini_batches=1, law=LAW, seed=3):
     """Return the parts of an asynchronous worker."""
     delay = None if law is None else as_process(law).seeded(seed)
     most = most_mini_batches(mini_batches)
-    return WorkerParts(KNOWN[method](), losses, DATA, SAMPLES, most, delay)
+    return WorkerParts(method_of(method), losses, DATA, SAMPLES, most, delay)
 
 
 def actors(method, wait, mini_batches=1, law=LAW, workers=N, **knobs):
@@ -85,4 +81,5 @@ def used_once(schedule, mini_batches, workers=N):
 def replayed(method, schedule, mini_batches=1):
     """Return a simulator of the schedule of a run."""
     most = most_mini_batches(mini_batches)
-    return Simulator(KNOWN[method](), losses, DATA, SAMPLES, recorded(schedule), mini_batches=most)
+    rule = recorded(schedule)
+    return Simulator(method_of(method), losses, DATA, SAMPLES, rule, mini_batches=most)

@@ -31,7 +31,6 @@ def optimizer(rate=0.02):
     )
 
 
-BLOCKING = {"blocking": True}
 # name -> (rate -> method, waiting rule, its options)
 METHODS = {
     "float32": (lambda rate: swarm(optimizer(rate), GRAPH), "random_pairs", {}),
@@ -39,33 +38,22 @@ METHODS = {
     "blocking": (
         lambda rate: swarm(optimizer(rate), GRAPH, blocking=True),
         "random_pairs",
-        BLOCKING,
-    ),
-    "blocking 8 bits": (
-        lambda rate: swarm(optimizer(rate), GRAPH, bits=8, blocking=True),
-        "random_pairs",
-        BLOCKING,
+        {"blocking": True},
     ),
     "ad_psgd": (lambda rate: ad_psgd(optimizer(rate), GRAPH), "bipartite_pairs", {}),
 }
 
-BROKEN = {"diverging": (lambda rate: swarm(optimizer(1e9 * rate), GRAPH), "random_pairs", {})}
-
 
 def method(name, rate=0.02):
-    return (METHODS | BROKEN)[name][0](rate)
+    return METHODS[name][0](rate)
 
 
-def rule(name):
-    _, wait, options = (METHODS | BROKEN)[name]
-    return planned.rule(wait, LAW, N, H, 0, graph=GRAPH, **options)
-
-
-def parts(name, law=LAW, drops=False):
+def parts(name, law=LAW, rate=0.02):
     """Return the parts of a node."""
     delay = None if law is None else as_process(law).seeded(3)
-    worker = WorkerParts(method(name), losses, DATA, SAMPLES, H, delay)
-    return GossipParts(worker, rule(name), drops)
+    worker = WorkerParts(method(name, rate), losses, DATA, SAMPLES, H, delay)
+    _, wait, options = METHODS[name]
+    return GossipParts(worker, planned.rule(wait, LAW, N, H, 0, graph=GRAPH, **options), False)
 
 
 def meetings(name, law=LAW, **options):

@@ -2,8 +2,8 @@
 
 python -m tests.runtimes.one_of_several OUTPUT COORDINATOR PROCESSES RANK PART [MORE ...]
 
-PART: `rounds`, `slices`, `overlapped`, `rules` with rows of `ROWS`, or a victim: this process of
-the two sends itself the signal MORE after a few rounds.
+PART: `rounds`, `overlapped`, `rules`, or a victim: this process of the two sends itself the signal
+MORE after a few rounds.
 """
 
 import os
@@ -42,17 +42,25 @@ def started(tmp_path, *arguments, count=2, devices=4):
     return ranks("tests.runtimes.one_of_several", tmp_path, count, devices, *arguments)
 
 
+def results(tmp_path, *part, **machine):
+    """Return the arrays of all processes, which agree to the bit but for what each has read."""
+    with started(tmp_path, *part, **machine) as (running, outputs):
+        for rank, process in enumerate(running):
+            assert process.wait(300) == 0, (tmp_path / f"{rank}.txt").read_text()[-2000:]
+        first, *others = (dict(np.load(output)) for output in outputs)
+    reads = [arrays.pop("read", None) for arrays in (first, *others)]
+    for other in others:
+        assert {n: a.tobytes() for n, a in other.items()} == {
+            n: a.tobytes() for n, a in first.items()
+        }
+    return first, reads
+
+
 def build(method, injector=None):
     return mesh.Mesh(
-        METHODS[method](),
-        losses,
-        DATA,
-        SAMPLES,
-        workers=N,
-        mini_batches=M,
-        injector=injector,
+        METHODS[method](), losses, DATA, SAMPLES, workers=N, mini_batches=M, injector=injector,
         rounds_per_dispatch=4,
-    )
+    )  # fmt: skip
 
 
 def injector():
@@ -90,44 +98,34 @@ def injected() -> dict[str, np.ndarray]:
     }
 
 
-def sampler() -> sampling.Sampler:
+def sampler(workers=N) -> sampling.Sampler:
     """Every worker has samples of its own."""
-    return sampling.Sampler(data.iid(DATA["y"], N, seed=0), B, 0)
+    return sampling.Sampler(data.iid(DATA["y"], workers, seed=0), B, 0)
 
 
-def streamed(examples) -> np.ndarray:
-    """Return the models after eight rounds."""
-    runtime = mesh.Mesh(METHODS["dpsgd"](), losses, examples, sampler(), workers=N, mini_batches=2)
-    run, _ = runtime.advance(runtime.start(X0), np.inf, 8)
-    runtime.close()
-    return np.asarray(runtime.models(run))
-
-
-def of_slices(examples) -> np.ndarray:
-    """Return the models of four workers of two devices each after eight rounds."""
-    method = dpsgd(optax.sgd(0.05, momentum=0.9), topology.ring(4))
-    drawn = sampling.Sampler(data.iid(DATA["y"], 4, seed=0), B, 0)
+def streamed(examples, workers=N) -> np.ndarray:
+    """Return the models of workers on all eight devices after eight rounds."""
+    method = dpsgd(optax.sgd(0.05, momentum=0.9), topology.ring(workers))
     runtime = mesh.Mesh(
-        method, losses, examples, drawn, workers=4, mini_batches=2, devices_per_worker=2
-    )
+        method, losses, examples, sampler(workers), workers=workers, mini_batches=2,
+        devices_per_worker=N // workers,
+    )  # fmt: skip
     run, _ = runtime.advance(runtime.start(X0), np.inf, 8)
     runtime.close()
     return np.asarray(runtime.models(run))
 
 
 def across(sharding, injector=None) -> dict[str, np.ndarray]:
-    """Run a worker whose eight devices belong to all processes, eight rounds with a break."""
+    """Run a worker whose eight devices belong to all processes."""
     drawn = sampling.Sampler(data.iid(DATA["y"], 1, seed=0), 8, 0)
     method = all_reduce(optax.sgd(0.1, momentum=0.9))
     runtime = mesh.Mesh(
         method, losses, Streamed(Counted()), drawn, workers=1, mini_batches=2,
         rounds_per_dispatch=4, devices_per_worker=8, sharding=sharding, injector=injector,
     )  # fmt: skip
-    begun, _ = runtime.advance(runtime.start(X0), np.inf, 4)
-    packed = runtime.pack(begun)
-    run, second = runtime.advance(runtime.resume(runtime.start(X0), packed, ())[0], np.inf, 4)
+    run, schedule = runtime.advance(runtime.start(X0), np.inf, 8)
     runtime.close()
-    return {"models": np.asarray(runtime.models(run)), "batches": second.batches}
+    return {"models": np.asarray(runtime.models(run)), "batches": schedule.batches}
 
 
 def sliced() -> dict[str, np.ndarray]:
@@ -137,13 +135,13 @@ def sliced() -> dict[str, np.ndarray]:
     return flat({"fsdp": across("fsdp"), "delayed": across(REPLICATED, delayed)})
 
 
-def with_late_stages(collective, overlap, workers) -> np.ndarray:
+def with_late_stages(collective, workers) -> np.ndarray:
     """Return the parameters of many rounds; every stage of a process begins late at random."""
     late = np.random.default_rng(jax.process_index() + 1)
     method = mg_wfbp(optax.sgd(1e-3), buckets="wfbp", collective=collective)
     runtime = mesh.Mesh(
         method, of_two, DATA, SAMPLES, workers=workers, mini_batches=1, rounds_per_dispatch=500,
-        overlap=overlap,
+        overlap="threads",
     )  # fmt: skip
     run, _ = runtime.advance(runtime.start({"first": X0, "second": X0[:1]}), np.inf, 1)
     for staged in (runtime._program._first, runtime._program._following):
@@ -152,7 +150,7 @@ def with_late_stages(collective, overlap, workers) -> np.ndarray:
                 lambda *values, each=each: time.sleep(late.exponential(2e-4)) or each(*values)
                 for each in staged._programs
             ]
-    run, _ = runtime.advance(run, np.inf, 2000 // workers)
+    run, _ = runtime.advance(run, np.inf, 1000 // workers)
     models = jax.device_get(runtime.models(run))
     runtime.close()
     return np.concatenate([models["first"][0], models["second"][0]])
@@ -162,10 +160,8 @@ def of_two(params, examples):
     return losses(params["first"], examples) + 0.5 * (params["second"][0] - examples["y"]) ** 2
 
 
-def overlapped(processes) -> dict[str, np.ndarray]:
-    return {
-        name: with_late_stages(name, "threads", processes) for name in ("psum", "decoupled")
-    }
+def overlapped() -> dict[str, np.ndarray]:
+    return {name: with_late_stages(name, jax.process_count()) for name in ("psum", "decoupled")}
 
 
 def not_overlapped(workers) -> np.ndarray:
@@ -173,7 +169,7 @@ def not_overlapped(workers) -> np.ndarray:
     method = all_reduce(optax.sgd(1e-3))
     runtime = mesh.Mesh(method, of_two, DATA, SAMPLES, workers=workers, mini_batches=1)
     begun = runtime.start({"first": X0, "second": X0[:1]})
-    run, _ = runtime.advance(begun, np.inf, 1 + 2000 // workers)
+    run, _ = runtime.advance(begun, np.inf, 1 + 1000 // workers)
     models = jax.device_get(runtime.models(run))
     return np.concatenate([models["first"][0], models["second"][0]])
 
@@ -189,19 +185,13 @@ def undelayed() -> dict[str, np.ndarray]:
 
 
 def rounds() -> dict[str, np.ndarray]:
-    """Run a device per worker: trajectories, and the samples read for the streamed one."""
+    """Run a device per worker, with the samples read for one run; slices; rounds under delays."""
     source = Counted()
-    found = streamed(Streamed(source))
-    return undelayed() | {"streamed": found, "read": np.concatenate(source.reads)}
-
-
-def of_several_devices() -> dict[str, np.ndarray]:
-    """Slices in one process and across both, and what happened under delays."""
-    source = Counted()
-    found = of_slices(Streamed(source))
     return {
-        "sliced": found,
+        **undelayed(),
+        "streamed": streamed(Streamed(source)),
         "read": np.concatenate(source.reads),
+        "sliced": streamed(Streamed(Counted()), 4),
         **flat({"injected": injected(), "across": sliced()}),
     }
 
@@ -228,7 +218,6 @@ class Row(NamedTuple):
 
 ROWS = {
     "first_finisher": Row("first_finisher", {}),
-    "first_finisher/drop": Row("first_finisher", {"leftovers": "drop"}, pace=0.5),
     "first_finisher/matcha": Row("first_finisher", {}, method="matcha", rounds=4),
     "quorum": Row("quorum", {"k": 4}),
     "k_sync": Row("k_sync", {"k": 1}, 3),
@@ -277,19 +266,14 @@ def under(row) -> dict[str, np.ndarray]:
     return arrays | {"models": np.asarray(runtime.models(state))}
 
 
-def rules(*rows) -> dict[str, np.ndarray]:
-    """Return the results of these rows, and the keys of rounds that are left in the service."""
-    found = flat({name: under(ROWS[name]) for name in rows}, ":")
+def rules() -> dict[str, np.ndarray]:
+    """Return the results of `ROWS`, and the keys of rounds that are left in the service."""
+    found = flat({name: under(row) for name, row in ROWS.items()}, ":")
     packing.of_all(np.zeros(1))  # all have closed their rounds
     return found | {"keys": np.array(list(distributed.texts(distributed.ROUNDS)), "U64")}
 
 
-PARTS = {
-    "rounds": rounds,
-    "slices": of_several_devices,
-    "rules": rules,
-    "overlapped": lambda: overlapped(jax.process_count()),
-}
+PARTS = {"rounds": rounds, "rules": rules, "overlapped": overlapped}
 
 
 def main(output, coordinator, count, rank, part, *more) -> None:
@@ -297,7 +281,7 @@ def main(output, coordinator, count, rank, part, *more) -> None:
     distributed.initialize(coordinator, int(count), int(rank))
     assert distributed.agreed({"sent by": int(rank)}) == {"sent by": 0}
     if part in PARTS:
-        np.savez(output, **PARTS[part](*more))
+        np.savez(output, **PARTS[part]())
         return
     runtime = build("all_reduce")
     run, _ = runtime.advance(runtime.start(X0), np.inf, 4)

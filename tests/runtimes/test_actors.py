@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
 PATIENCE = 300.0  # s, for a machine that has other things to do
 # Quick to load in every process, with a loss that is not reached.
 TINY = "--config.task=synthetic_logistic(samples=256, dimension=4)", "--config.target_loss=0.01"
-STEPS = (1, 2, 2, 2)  # local steps of each worker, as for one that is slower
+STEPS = (1, 2, 2)  # local steps of each worker, as for one that is slower
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,44 +62,43 @@ def until(condition):
 
 def test_processes_that_die_and_hang_are_replaced_and_a_run_resumes(started, monkeypatch):
     """Asynchronous DiLoCo whose updates wait on; one process is killed while it starts."""
-    monkeypatch.setattr(pool, "SILENCE", 2.0)
+    monkeypatch.setattr(pool, "SILENCE", 3.0)
     begin, killed = ActorPool.start, []
 
     def start(self, member, *ready):
         reference = begin(self, member, *ready)
-        if member == 3 and not killed:
+        if member == 0 and not killed:
             killed.append(member)
             ray.kill(self.handle(member))
         return reference
 
     monkeypatch.setattr(ActorPool, "start", start)
-    rule = "async_diloco", "k_async", STEPS
-    runtime, run = started(*rule, k=1, grace=0.02)
+    rule, knobs = ("async_diloco", "k_async", STEPS), {"workers": 3, "k": 1, "grace": 0.02}
+    runtime, run = started(*rule, **knobs)
     assert isinstance(runtime, Runtime) and runtime.clock == "wall" and not runtime.replays
     run, first = runtime.advance(run, np.inf, 20)
     assert killed and run.update == 20 and np.isfinite(run.seconds)
-    pieces = [first]
+    pieces, pids = [first], runtime.pids()
 
     def go_on(**further):
         nonlocal run
         run, piece = runtime.advance(run, further.get("seconds", np.inf), 10)
         pieces.append(piece)
 
-    for who, sent in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
-        os.kill(runtime.pids()[who], sent)
+    def replaced():
+        go_on()
+        return {1, 2} <= set(concatenate(pieces).restored.ravel())
 
-        def replaced(who=who):
-            go_on()
-            return (concatenate(pieces).restored == who).any()
-
-        until(replaced)
+    os.kill(pids[1], signal.SIGKILL)
+    os.kill(pids[2], signal.SIGSTOP)
+    until(replaced)
     lost = [event for event in concatenate(pieces).events if event.kind == "lost"]
     assert runtime.measured(run)["deaths"] == len(lost)
     go_on(seconds=run.seconds + 0.3)  # whatever the server waits for then
     packed, stood = runtime.pack(run), run
     runtime.close()
 
-    runtime, fresh = started(*rule, k=1, grace=0.02)
+    runtime, fresh = started(*rule, **knobs)
     run, nothing = runtime.resume(fresh, packed, [])
     assert nothing is None
     for name in ("update", "samples", "seconds"):
@@ -113,7 +112,7 @@ def test_processes_that_die_and_hang_are_replaced_and_a_run_resumes(started, mon
     real = schedule.batches > 0
     np.testing.assert_array_equal(schedule.batches[real], np.array(STEPS)[schedule.workers[real]])
     assert real.sum(axis=1).max() > 1
-    used_once(schedule, STEPS)
+    used_once(schedule, STEPS, workers=3)
     simulator = replayed("async_diloco", schedule, STEPS)
     replay, _ = simulator.advance(simulator.start(X0), np.inf)
     ours, theirs = (np.asarray(r.models(s)) for r, s in ((runtime, run), (simulator, replay)))
@@ -135,10 +134,10 @@ def test_what_cannot_start_is_a_sentence(started, session):
 
 
 def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
-    """By a signal, or with one of Ray's services."""
+    """By a signal, or with Ray's raylet."""
     workdir = tmp_path / "run"
     command = [
-        sys.executable, "launch.py", "--config=configs/slow_and_stale.py:real,seconds=9,workers=2",
+        sys.executable, "launch.py", "--config=configs/slow_and_stale.py:real,seconds=7,workers=2",
         f"--workdir={workdir}", "--checkpoint_seconds=0", "--config.delay=exponential(scale=0.02)",
         "--config.wait=quorum_async(k=1)", *TINY,
     ]  # fmt: skip
@@ -151,7 +150,6 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
         for victim, sent, code in (
             (b"launch.py", signal.SIGTERM, 143),
             (b"raylet", signal.SIGKILL, 3),
-            (b"gcs_server", signal.SIGKILL, 3),
             (b"launch.py", signal.SIGKILL, -9),
             (None, None, 0),
         ):
@@ -164,7 +162,9 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
                 env=os.environ | {"TMPDIR": temporary},
             )
             if sent is not None:
-                until(lambda before=before: metrics() >= before + 2)
+                until(lambda before=before, launched=launched: (
+                    metrics() >= before + 2 or launched.poll() is not None
+                ))  # fmt: skip
                 theirs = [pid for pid in descendants(launched.pid) if serves(pid)]
                 assert len(theirs) >= 4  # workers and services
                 (folder,) = pathlib.Path(temporary).glob("gossax*")
@@ -181,7 +181,7 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
             until(lambda: not list(pathlib.Path(temporary).glob("gossax*")))
             until(lambda theirs=theirs: not any(map(serves, theirs)))
     summary = records.read_json(workdir / records.SUMMARY)
-    assert summary["clock"] == "wall" and summary["seconds"] >= 9
+    assert summary["clock"] == "wall" and summary["seconds"] >= 7
     schedule = load(workdir / records.SCHEDULE)
     assert schedule.offset == 0 and schedule.updates == summary["updates"]
     used_once(schedule, 1, workers=2)

@@ -54,38 +54,30 @@ def agree(log, schedule):
         np.testing.assert_array_equal(log.entries[worker, : len(rows)], expected)
 
 
-@pytest.mark.parametrize(
-    ("wait", "mini_batches", "own"), [slow("first_finisher", M, {}), ("k_async", 1, {"k": 2})]
-)
-def test_the_simulator_hands_on_what_the_schedule_says(wait, mini_batches, own):
-    rule = planned.rule(wait, delays.exponential(0.3), N, mini_batches, 3, **own)
-    runtime = Simulator(logging(), losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
+def test_the_simulator_hands_on_what_the_schedule_says():
+    rule = planned.rule("k_async", delays.exponential(0.3), N, 1, 3, k=2)
+    runtime = Simulator(logging(), losses, DATA, SAMPLES, rule, mini_batches=1)
     run, schedule = runtime.advance(runtime.start(X0), np.inf, 25)
     agree(runtime.memory(run), schedule)
 
 
-def injector(leftovers):
-    """Worker 0 is four times slower, the others finish first."""
-    law = processes.persistent(delays.deterministic(0.004), {0: 4.0})
-    rule = planned.rule("first_finisher", law, N, M, leftovers=leftovers)
-    return Injector(N, rule.trigger, 0, delay=law)
-
-
-@pytest.mark.parametrize("watched", [slow(None), "carry", slow("drop")])
-def test_a_mesh_hands_on_what_it_writes_down(watched):
+@pytest.mark.parametrize("leftovers", ["carry", slow("drop")])
+def test_a_mesh_hands_on_what_it_writes_down(leftovers):
     """Over several dispatches, and after going on from what was packed."""
 
     def mesh():
-        chosen = None if watched is None else injector(watched)
+        """Worker 0 is four times slower, the others finish first."""
+        law = processes.persistent(delays.deterministic(0.004), {0: 4.0})
+        rule = planned.rule("first_finisher", law, N, M, leftovers=leftovers)
         return Mesh(
-            logging(), losses, DATA, SAMPLES,
-            workers=N, mini_batches=M, injector=chosen, rounds_per_dispatch=4,
+            logging(), losses, DATA, SAMPLES, workers=N, mini_batches=M, rounds_per_dispatch=4,
+            injector=Injector(N, rule.trigger, 0, delay=law),
         )  # fmt: skip
 
     runtime, other = mesh(), mesh()
     run, begun = runtime.advance(runtime.start(X0), np.inf, 7)
     agree(runtime.memory(run), begun)
-    if watched == "carry":
+    if leftovers == "carry":
         assert len(set(begun.first[-1])) > 1
     resumed, _ = other.resume(other.start(np.zeros_like(X0)), runtime.pack(run), [(0.0, 1.0)])
     resumed, schedule = other.advance(resumed, np.inf, 6)

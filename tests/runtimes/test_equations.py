@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from runtimes import equations, worker
+from tests.marks import slow
 
 KERNELS = [jax.random.normal(jax.random.key(i), (3, 3, *ends)) for i, ends in
            enumerate([(4, 8), (4, 8), (8, 8)])]  # fmt: skip
@@ -35,8 +36,7 @@ def channels_first(kernels, images):
     return (x**2).sum()
 
 
-@pytest.mark.parametrize("loss", [plain, channels_first])
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize(("loss", "workers"), [(plain, 3), slow(plain, 0), (channels_first, 0)])
 def test_convolutions_have_their_channels_last_and_values_stay(loss, workers):
     def of_one(factor):
         gradient = jax.grad(loss)

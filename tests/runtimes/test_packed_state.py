@@ -67,27 +67,19 @@ TRANSIENT = {"_here", "_mark", "_per_round", "workers", "_past"}
 COUNTED = ("_consumed", "_attempts", "_elapsed")
 
 
-def fill_injector(injector):
-    workers, per_round = injector.workers, injector._per_round
-    fill(injector)
-    injector.workers, injector._per_round = workers, per_round
-
-
 @pytest.mark.parametrize("wait", ["first_finisher", "drop_compute"])
 def test_an_injector_packs_every_number_that_it_counts(wait):
     rule = planned.rule(wait, delays.deterministic(1.0), N, M)
     one, two = (
         inject.Injector(N, rule.trigger, 0, delay=delays.deterministic(0.01)) for _ in range(2)
     )
-    fill_injector(one)
+    kept = {name: vars(one)[name] for name in ("workers", "_per_round")}
+    fill(one)
+    vars(one).update(kept)
     assert changed(one, two) >= set(COUNTED)
     two.reset()
     two.unpack(one.pack())
     assert changed(one, two) <= TRANSIENT
-
-
-def counted_rows(number):
-    return [Made(0.1 * n, [n % free.N], [n]) for n in range(number)]
 
 
 def test_a_server_of_processes_packs_every_number_that_it_counts():
@@ -97,7 +89,7 @@ def test_a_server_of_processes_packs_every_number_that_it_counts():
     before = {name: vars(one._server)[name] for name in constant}
     fill(one._server)
     vars(one._server).update(before, update=5)
-    one._server.log._made = counted_rows(5)
+    one._server.log._made = [Made(0.1 * n, [n % free.N], [n]) for n in range(5)]
     one._server.state = filled(run.state)
     one._server.kept = one._server.counted.copy()
     one._sent_before, one._deaths_before, one._elapsed = 1234, 56, 7.5

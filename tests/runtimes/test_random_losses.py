@@ -9,7 +9,6 @@ import pytest
 from algorithms import all_reduce, local_sgd, swarm
 from comms import hashing, topology
 from experiments import tasks
-from runtimes import slices
 from runtimes.asynchronous.worker import AsynchronousWorker, Order, WorkerParts
 from runtimes.gossip import worker as gossip_worker
 from runtimes.mesh import Mesh
@@ -17,7 +16,6 @@ from runtimes.simulate import Simulator
 from stragglers import delays, inject
 from stragglers.rules.replay import recorded
 from tests import planned
-from tests.marks import slow, slow_but
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, D
 
 N, M = 4, 5
@@ -42,77 +40,70 @@ def apart_by_keyword(w, examples, count, *, worker):
     return apart(w, examples, count, worker)
 
 
-LOSSES = {"alike": alike, "apart": apart_by_keyword}
-drawing = pytest.mark.parametrize("name", slow_but(("apart",), LOSSES))
-
-
-def moved(name, worker, seen, steps):
+def moved(worker, seen, steps):
     """Return the end of local steps, [d] float64, that follow this many samples."""
-    own = 0 if name == "alike" else 1000 * worker
-    return -RATE * sum(np.float64(noise(seen + step + own)) for step in range(steps))
+    return -RATE * sum(np.float64(noise(seen + step + 1000 * worker)) for step in range(steps))
 
 
-def ends(name, schedule):
+def ends(schedule):
     """Return the model after the rows of a schedule, by hand."""
     before = np.concatenate([[0], schedule.samples_used(B)])
     return X0 + sum(
-        np.mean([moved(name, w, int(before[t]), m) for w, m in zip(who, made, strict=True)], 0)
+        np.mean([moved(w, int(before[t]), m) for w, m in zip(who, made, strict=True)], 0)
         for t, (who, made) in enumerate(zip(schedule.workers, schedule.batches, strict=True))
     )
 
 
-def simulated(losses, rule, updates=np.inf, method=None, most=M):
+def simulated(losses, rule, updates=np.inf, method=None):
     method = local_sgd(optax.sgd(RATE)) if method is None else method
-    runtime = Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=most)
-    run, schedule = runtime.advance(runtime.start(X0), np.inf, updates)
-    return np.asarray(runtime.models(run))[0], schedule
+    runtime = Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=M)
+    run, _ = runtime.advance(runtime.start(X0), np.inf, updates)
+    return np.asarray(runtime.models(run))[0]
 
 
-@pytest.mark.parametrize(("name", "watched"), [slow("alike", False), slow("apart", True)])
-def test_a_mesh_draws_as_the_simulator(name, watched):
+@pytest.mark.slow
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_mesh_draws_as_the_simulator(watched):
     injector = None
     if watched:
         rule = planned.rule("first_finisher", delays.exponential(0.002), N, M)
         injector = inject.Injector(N, rule.trigger, 0, delay=delays.exponential(0.002))
     method = local_sgd(optax.sgd(RATE), weighting="equal")
     runtime = Mesh(
-        method, LOSSES[name], DATA, SAMPLES, workers=N, mini_batches=M, injector=injector
+        method, apart_by_keyword, DATA, SAMPLES, workers=N, mini_batches=M, injector=injector
     )
     run, schedule = runtime.advance(runtime.start(X0), np.inf, 3)
     found = np.asarray(runtime.models(run))[0]
-    replayed, _ = simulated(LOSSES[name], recorded(schedule))
+    replayed = simulated(apart_by_keyword, recorded(schedule))
     np.testing.assert_allclose(found, replayed, rtol=1e-5, atol=1e-5)
     if not watched:  # else work that an update has cut goes on in the next one
-        np.testing.assert_allclose(found, ends(name, schedule), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found, ends(schedule), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", slices.SHARDINGS)
-def test_all_devices_of_a_worker_draw_as_one(sharding):
+def test_all_devices_of_a_worker_draw_as_one():
     runtime = Mesh(
         local_sgd(optax.sgd(RATE)), apart_by_keyword, DATA, SAMPLES, workers=N, mini_batches=M,
-        devices_per_worker=2, sharding=sharding,
+        devices_per_worker=2, sharding="fsdp",
     )  # fmt: skip
     run, schedule = runtime.advance(runtime.start(X0), np.inf, 2)
     found = np.asarray(runtime.models(run))[0]
-    np.testing.assert_allclose(found, ends("apart", schedule), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, ends(schedule), rtol=1e-5, atol=1e-5)
 
 
-@drawing
-def test_a_free_worker_draws_anew_in_every_local_step(name):
-    parts = WorkerParts(local_sgd(optax.sgd(RATE)), LOSSES[name], DATA, SAMPLES, M, None)
+def test_a_free_worker_draws_anew_in_every_local_step():
+    parts = WorkerParts(local_sgd(optax.sgd(RATE)), apart_by_keyword, DATA, SAMPLES, M, None)
     free = AsynchronousWorker(lambda: parts, 2)
     free.ready(X0)
     for seen in (0, FAR + 1):
         order = Order(seen + 1, 0, (), 0, 0, M, 0, seen, 0.0)
         found = free.step(order, X0).contribution
-        np.testing.assert_allclose(-found, moved(name, 2, seen, M), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(-found, moved(2, seen, M), rtol=1e-5, atol=1e-5)
 
 
-@drawing
-def test_a_node_that_meets_others_draws_anew_in_every_local_step(name):
+def test_a_node_that_meets_others_draws_anew_in_every_local_step():
     method = swarm(optax.sgd(RATE), topology.ring(N))
-    parts = WorkerParts(method, LOSSES[name], DATA, SAMPLES, M, None)
+    parts = WorkerParts(method, apart_by_keyword, DATA, SAMPLES, M, None)
     rule = planned.rule("random_pairs", delays.deterministic(1.0), N, M, graph=topology.ring(N))
     programs = gossip_worker.compile_programs(gossip_worker.GossipParts(parts, rule, False), X0)
     work = method.work.init(X0)
@@ -120,17 +111,15 @@ def test_a_node_that_meets_others_draws_anew_in_every_local_step(name):
         indices = SAMPLES.indices(2, np.arange(M))
         given = (indices, np.int32(M), hashing.words(seen), np.int32(2))
         found, _ = programs.contribute(X0, work, *given)
-        np.testing.assert_allclose(-found, moved(name, 2, seen, M), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(-found, moved(2, seen, M), rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_at_one_point_draw_once_an_update():
     """So that rows of sums stay sparse; with a `worker` every worker draws by itself."""
-    method, rule = (
-        all_reduce(optax.sgd(1.0)),
-        planned.rule("barrier", delays.exponential(1.0), N, M),
-    )
+    method = all_reduce(optax.sgd(1.0))
+    rule = planned.rule("barrier", delays.exponential(1.0), N, M)
     for losses, own in ((alike, [0] * N), (apart, range(0, 1000 * N, 1000))):
-        found, _ = simulated(losses, rule, 2, method)
+        found = simulated(losses, rule, 2, method)
         steps = [np.mean([noise(seen + who) for who in own], 0) for seen in (0, N * M * B)]
         np.testing.assert_allclose(found, X0 - np.sum(steps, 0), rtol=1e-5, atol=1e-5)
 

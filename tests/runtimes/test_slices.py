@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -18,8 +17,8 @@ from runtimes.data_feed import Streamed
 from stragglers import delays, inject, processes
 from tests import planned
 from tests.algorithms import traced
-from tests.marks import slow, slow_but
-from tests.runtimes.toy import DATA, SAMPLES, SAMPLES_OF_FOUR, X0, B, Counted, losses, replayed
+from tests.marks import slow
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses, replayed
 
 N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
 
@@ -28,10 +27,9 @@ def optimizer():
     return optax.chain(optax.trace(0.9), scale_by_samples(0.05, lambda samples: 1 / (1 + samples)))
 
 
-RING = topology.ring(N)
 METHODS = {
     "all_reduce": lambda: all_reduce(optimizer(), collective="ring"),
-    "matcha": lambda: matcha(optimizer(), RING, weighting="confidence"),
+    "matcha": lambda: matcha(optimizer(), topology.ring(N), weighting="confidence"),
     "local_sgd": lambda: local_sgd(optimizer()),
     "easgd": lambda: easgd(optimizer(), N),
     "top_k": lambda: top_k(optimizer(), ratio=0.5),
@@ -48,16 +46,6 @@ def advanced(runtime, updates=12):
     run, schedule = runtime.advance(runtime.start(X0), np.inf, updates)
     schedule.validate()
     return np.asarray(runtime.models(run)), schedule
-
-
-def injector(wait="barrier", delay=None, mini_batches=M, **own):
-    rule = planned.rule(wait, delay or delays.deterministic(1.0), N, mini_batches, **own)
-    return inject.Injector(N, rule.trigger, 0, delay=delay)
-
-
-def uneven():
-    """5 ms a mini-batch; worker 0 is six times slower."""
-    return processes.persistent(delays.deterministic(0.005), {0: 6.0})
 
 
 def copies_differ(array):
@@ -86,12 +74,15 @@ def test_a_method_gives_what_one_device_per_worker_gives(name):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["local_sgd", slow("matcha")])
-def test_delayed_slices_are_replayed_to_the_same_parameters(name):
+def test_delayed_slices_are_replayed_to_the_same_parameters():
     """Workers take unequal numbers of mini-batches, and one device of each asks the host."""
-    real, schedule = advanced(build(METHODS[name](), injector=injector("first_finisher", uneven())))
+    method = METHODS["local_sgd"]()
+    uneven = processes.persistent(delays.deterministic(0.005), {0: 6.0})
+    rule = planned.rule("first_finisher", uneven, N, M)
+    injector = inject.Injector(N, rule.trigger, 0, delay=uneven)
+    real, schedule = advanced(build(method, injector=injector))
     assert (schedule.batches.max(1) == M).all() and (schedule.batches < M).any()
-    replay = replayed(METHODS[name](), schedule, M)
+    replay = replayed(method, schedule, M)
     np.testing.assert_allclose(replay, real, rtol=2e-4, atol=2e-5)
 
 
@@ -99,10 +90,10 @@ def test_delayed_slices_are_replayed_to_the_same_parameters(name):
 def test_a_slice_whose_delay_is_cut_counts_for_nothing():
     """Exactly k mini-batches count; no device of the slow worker adds anything."""
     slowest = processes.persistent(delays.jitter(0.02, 0.2), {0: 1e4})  # some 200 s
-    method = METHODS["all_reduce"]()
+    method, rule = METHODS["all_reduce"](), planned.rule("k_sync", slowest, N, 1, k=3)
     runtime = mesh.Mesh(
         method, losses, DATA, SAMPLES, workers=N, mini_batches=1, devices_per_worker=S,
-        injector=injector("k_sync", slowest, 1, k=3),
+        injector=inject.Injector(N, rule.trigger, 0, delay=slowest),
     )  # fmt: skip
     real, schedule = advanced(runtime, 8)
     assert (schedule.batches.sum(1) == 3).all() and not schedule.batches[:, 0].any()
@@ -110,13 +101,11 @@ def test_a_slice_whose_delay_is_cut_counts_for_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", slices.SHARDINGS)
-def test_streamed_slices_are_slices_in_memory_bit_for_bit(sharding):
+def test_streamed_slices_are_slices_in_memory_bit_for_bit():
     """Also after a resume in the middle, with a memory; every device gets its own samples."""
-    method, options = METHODS["top_k"], {"sharding": sharding}
-    straight, _ = advanced(build(method(), **options), 10)
-    source = Counted()
-    ours, theirs = (build(method(), Streamed(source), **options) for _ in range(2))
+    method = METHODS["top_k"]()
+    straight, _ = advanced(build(method, sharding="fsdp"), 10)
+    ours, theirs = (build(method, Streamed(Counted()), sharding="fsdp") for _ in range(2))
     begun, _ = ours.advance(ours.start(X0), np.inf, 6)
     resumed, _ = theirs.resume(theirs.start(X0), ours.pack(begun), ())
     for runtime, run in ((ours, begun), (theirs, resumed)):
@@ -129,8 +118,7 @@ def test_streamed_slices_are_slices_in_memory_bit_for_bit(sharding):
     assert held == [(1, 4 * M * B // S, X0.size)] * (N * S)
 
 
-@pytest.mark.parametrize("sharding", slow_but(("replicated",), slices.SHARDINGS))
-def test_augmented_slices_draw_what_one_device_draws(sharding):
+def test_augmented_slices_draw_what_one_device_draws():
     class Drawn(type(SAMPLES)):
         def draws(self, workers, counters):
             return self.indices(workers, counters).astype(np.uint32) * np.uint32(2654435761)
@@ -146,8 +134,7 @@ def test_augmented_slices_draw_what_one_device_draws(sharding):
         )  # fmt: skip
         return advanced(runtime, 8)[0]
 
-    ours = models(devices_per_worker=S, sharding=sharding)
-    np.testing.assert_allclose(ours, models(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(models(devices_per_worker=S), models(), rtol=2e-5, atol=2e-6)
 
 
 def test_the_devices_of_a_worker_average_once_in_a_gradient():
@@ -160,45 +147,6 @@ def test_the_devices_of_a_worker_average_once_in_a_gradient():
     lines = re.findall(r" all-reduce\(.*", text)
     joined = sorted((traced.groups(line, N * S) for line in lines), key=len)
     assert joined == [[[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]]]
-
-
-WIDE = {"in": np.linspace(-1, 1, 6 * 4096, dtype="f4").reshape(6, 4096), "out": np.ones(4096, "f4")}
-
-
-def of_four(sharding, workers):
-    """Workers of four devices with a model that these can divide."""
-    return mesh.Mesh(
-        local_sgd(optax.adam(1e-3)), wide, DATA, SAMPLES_OF_FOUR, workers=workers, mini_batches=2,
-        devices_per_worker=4, sharding=sharding,
-    )  # fmt: skip
-
-
-def kept(sharding, workers):
-    """Return the compiler's bytes of a device of four, and the arrays of its model."""
-    runtime = of_four(sharding, workers)
-    run = runtime.start(WIDE)
-    examples, table = runtime._input.take(run.consumed, 16)
-    arguments = (run.model, table, examples, None, np.int32(8))
-    compiled = runtime.dispatch.lower(*arguments).compile().memory_analysis()
-    return compiled, run.model
-
-
-def wide(params, examples):
-    return (jnp.tanh(examples["x"] @ params["in"]) @ params["out"] - examples["y"]) ** 2
-
-
-@pytest.mark.slow
-def test_a_divided_model_takes_a_quarter_of_the_memory():
-    """Parameters and both moments of Adam; while it computes a device gathers the parameters."""
-    whole, whole_model = kept("replicated", 2)
-    part, part_model = kept("fsdp", 2)
-    held = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(part_model)]
-    full = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(whole_model)]
-    assert sum(held) == pytest.approx(sum(full) / 4, rel=0.01)
-    spared = sum(full) - sum(held)
-    assert whole.argument_size_in_bytes - part.argument_size_in_bytes == spared
-    most = [c.argument_size_in_bytes + c.temp_size_in_bytes for c in (whole, part)]
-    assert most[1] < most[0] - 0.5 * spared
 
 
 @pytest.mark.parametrize(

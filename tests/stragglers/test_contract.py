@@ -115,11 +115,8 @@ def counted(schedule, workers):
     [
         ("first_finisher", {"in_flight": "cut"}, 3),
         slow("neighbour_barrier", {}, 2),
-        ("deadline", {"seconds": 0.45}, 3),
-        slow("first_finisher", {}, 3),
         slow("quorum_grace", {"k": 1, "gamma": 0.5, "in_flight": "cut"}, 3),
         slow("adaptive_deadline", {"c": 0.5, "in_flight": "cut"}, 3),
-        slow("k_batch_sync", {"k": 2}, 3),
         ("k_sync", {"k": 2}, [3, 1, 1]),
         ("rennala", {"k": 3, "interrupt": True}, 1),
     ],

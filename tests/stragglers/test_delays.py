@@ -46,7 +46,8 @@ def test_quantiles_worked_out():
 
 
 def test_means_at_the_edges_texts_and_the_registry():
-    assert delays.pareto(1.0, 1.0).mean() == math.inf
+    for law in (delays.pareto(1.0, 1.0), delays.lognormal(700.0, 5.0), delays.weibull(1.0, 0.005)):
+        assert law.mean() == math.inf
     assert delays.jitter(2.0, 0.0) == delays.deterministic(2.0)
     assert delays.jitter(2.0, 0.7).mean() == pytest.approx(2.0)
     assert str(delays.pareto(1.0, 3.0)) == "pareto(minimum=1, shape=3)"
@@ -58,10 +59,8 @@ def test_means_at_the_edges_texts_and_the_registry():
     [
         (lambda: delays.deterministic(0), "deterministic: needs value > 0, got value=0"),
         (lambda: delays.exponential(math.nan), "needs scale > 0, got scale=nan"),
-        (lambda: delays.pareto(1, -1), "pareto: needs shape > 0"),
         (lambda: delays.uniform(2, 1), "uniform: needs 0 <= low < high, got low=2, high=1"),
         (lambda: delays.bernoulli_slowdown(1, 0.5, 0.1), "needs factor >= 1, got factor=0.5"),
-        (lambda: delays.bernoulli_slowdown(1, 5, 1.1), "got probability=1.1"),
         (lambda: delays.lognormal(math.inf, 1), "finite mu"),
         (lambda: delays.jitter(1, -0.1), "lognormal: needs sigma > 0"),
         (lambda: delays.gamma(1, 1).scaled(0), "needs factor > 0"),

@@ -1,5 +1,6 @@
 """Tree distance, staleness, shares and who is waited for: worked by hand, and in known cases."""
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -64,3 +65,23 @@ def test_mini_batches_and_messages_are_shared_out_apart():
     found = diagnose(planned.plan("deadline", UNEQUAL, 3, 10, 4, seconds=4.0), 3)
     np.testing.assert_allclose(found.share, [4 / 7, 2 / 7, 1 / 7])
     np.testing.assert_allclose(found.sent, 1 / 3)
+
+
+def test_a_wait_is_for_the_partner_or_a_neighbour():
+    """Whatever happens elsewhere at the same update."""
+    law, graph, workers = delays.exponential(1.0), nx.cycle_graph(16), 16
+    near = nx.to_numpy_array(graph) > 0
+    for name, own in (("random_pairs", {"blocking": True}), ("neighbour_barrier", {})):
+        schedule = planned.plan(name, law, workers, 200, graph=graph, **own)
+        found = diagnose(schedule, workers)
+        assert found.waits.sum() == pytest.approx(schedule.idle.sum(), rel=1e-6)
+        alone = np.diag(found.waits).sum()  # until it is ready itself
+        assert found.waits[near].all() and found.waits[~near].sum() == alone, name
+
+
+def test_who_meets_itself_sends_nothing():
+    """Of two nodes the passive one updates alone between its meetings."""
+    graph = nx.path_graph(2)
+    schedule = planned.plan("bipartite_pairs", delays.exponential(1.0), 2, 200, graph=graph)
+    assert (schedule.partner == np.arange(2)).any()
+    np.testing.assert_allclose(diagnose(schedule, 2).sent, 0.5)

@@ -110,7 +110,7 @@ def test_every_exchange_takes_as_long_as_its_link_says_at_its_beginning(name):
     assert len(np.unique(np.round(spent / usual, 6))) == 2
 
 
-@pytest.mark.parametrize("name", ["k_async", "k_sync", "random_pairs", "random_pairs/blocking"])
+@pytest.mark.parametrize("name", ["k_sync", "random_pairs/blocking"])
 def test_loops_that_are_not_compiled_make_the_same_rows(name):
     """Nor does it matter how far paths of links are known."""
     delay = persistent(markov(ONE, 5.0, 9.0, 3.0), np.linspace(1, 2, P))
@@ -159,6 +159,12 @@ def test_a_recorded_table_is_as_the_list_of_its_rows(tmp_path):
     np.testing.assert_allclose(
         found.slowness(*pairs, at), [[1, 1, 3, 1, 1]] * 2 + [[2] * 5] + [[1] * 5]
     )
+    (tmp_path / "links.csv").write_text("time_ms,link,factor\n2000,0-1,3\n")
+    found = link_spells.recorded(str(tmp_path / "links.csv"), workers=3)
+    np.testing.assert_allclose(found.slowness(*pairs[:, :1], at[1:3]), [[1, 3]])
+    (tmp_path / "dates.csv").write_text("time,link,factor\n2026-11-27T12:00:00,0-1,3\n")
+    with pytest.raises(ValueError, match="as dates would be; write seconds since the begin"):
+        link_spells.recorded(str(tmp_path / "dates.csv"), workers=3)
     (tmp_path / "nodes.csv").write_text("time,node,factor\n2,1,3\n")
     found = link_spells.recorded(str(tmp_path / "nodes.csv"), of="node", workers=3)
     np.testing.assert_allclose(found.slowness(*pairs, 2.0)[:, 0], [3, 3, 3, 1])
@@ -189,14 +195,14 @@ def test_a_config_has_spells_of_its_seed():
 @pytest.mark.parametrize(
     ("spells", "changes", "words"),
     [
-        (often(factor=0.5), {}, "needs factor >= 1"),
         (often(mean_slow=0.0), {}, "needs mean_slow > 0"),
         (often(of="cable"), {}, "unknown of='cable'; choose one of link, node"),
         (often(switch=0), {}, "switch=0 needs a number of nodes >= 1"),
         (often(switch=[[0, 1], [1, 2]]), {}, "each of the 4 workers once"),
         (part("listed", changes=[[0.0, "0-4", 2.0]]), {}, "a link among 4 workers"),
-        (part("listed", changes=[[0.0, "0-1", 2.0]], of="node"), {}, "a node among 4 workers"),
         (part("listed", changes=[[0.0, 3, 0.0]], of="node"), {}, "and a factor > 0"),
+        (part("listed", changes=[["soon", "0-1", 2.0]]), {}, "needs a time >= 0 s"),
+        (part("listed", changes=[[0.0, "0-1"]]), {}, "and a factor > 0"),
         (part("recorded", path="nowhere.csv"), {}, "cannot read nowhere.csv"),
         (part("markof"), {}, "unknown name 'markof'; did you mean 'markov'"),
         (often(), {"runtime": "actors", "delay": part("none"), "wait": part("k_async", k=1)},

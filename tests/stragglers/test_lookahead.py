@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stragglers import delays, lookahead
-from stragglers.processes import markov, persistent, spells
+from stragglers.processes import from_law, markov, persistent, spells
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
 from tests.stragglers.contract_rows import assert_equal
@@ -17,6 +17,7 @@ PROCESSES = {
     "slow workers": persistent(MARKOV, {1: 3.0, 2: 0.25}),
     "spells": spells(persistent(MARKOV, [1.0, 2.0, 1.0, 1.5, 1.0, 1.0]), 3),
     "factors of factors": persistent(persistent(MARKOV, {0: 1.1}), {0: 1.3}),
+    "law": from_law(delays.shifted_exponential(1.0, 1.0)),
 }
 
 
@@ -28,6 +29,7 @@ PROCESSES = {
         ("k_batch_sync", {"k": 4}, "spells"),
         ("ringmaster", {"limit": 2, "interrupt": True, "k": 2}, "slow workers"),
         ("random_pairs", {"width": 1, "blocking": True}, "spells"),
+        ("random_pairs", {"width": 1}, "law"),
         ("bipartite_pairs", {"width": 1}, "factors of factors"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stragglers import delays
-from stragglers.order_statistics import order_statistic_mean, quadrature, sums_means
+from stragglers.order_statistics import moments, order_statistic_mean, quadrature, sums_means
 
 LAWS = [
     delays.deterministic(0.125),
@@ -59,3 +59,11 @@ def test_sums_of_a_constant_and_of_a_rare_pause():
     survival = np.array([1.0, 1.0, 7 / 16, 7 / 16, 1 / 16, 1 / 16])  # beyond 0, 1, ... s
     faster, slower = sums_means(pause, 2, 2)
     np.testing.assert_allclose([faster, slower], [sum(survival**2), sum(1 - (1 - survival) ** 2)])
+
+
+def test_laws_of_ones_own_are_told_apart_by_how_they_are_drawn():
+    """Of one name and mean: 1 s always, or 2 s half of the time and nearly nothing else."""
+    always = delays.Law("own", (), 1.0, lambda u: np.ones_like(u))
+    seldom = delays.Law("own", (), 1.0, lambda u: np.where(u < 0.5, 1e-9, 2.0))
+    found = [moments(law, 8, 1, "round", "cut").blocking for law in (always, seldom)]
+    assert found == pytest.approx([1.0, 2.0 * (1 - 0.5**8)], rel=1e-3)

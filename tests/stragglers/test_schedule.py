@@ -60,7 +60,6 @@ def test_columns_derived():
         ({"busy": np.array([[1.0, 3.0], [1.0, 1.5]])}, "must fit, row 1"),
         ({"busy": np.ones((2, 3))}, r"busy has shape \(2, 3\), workers has \(2, 2\)"),
         ({"matchings": np.ones((3, 4), bool)}, "matchings has shape"),
-        ({"samples": np.ones((2, 3), np.int64)}, "samples has shape"),
         ({"samples": np.array([[0, 0], [0, -1]])}, "samples must be >= 0, row 1"),
     ],
 )
@@ -106,12 +105,12 @@ class Runs:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("workers", lambda a: a.astype(float)),
-        ("workers", lambda a: a[..., None]),
         ("time", lambda a: a + 1j),
         ("time", lambda a: a + np.inf),
         ("first", lambda a: a + 2**62),
         ("partner", lambda a: a + 2),
+        ("workers", lambda a: a[..., None]),
+        ("workers", lambda a: a.astype(float)),
         ("batches", lambda a: np.full(a.shape, Runs())),
     ],
 )
@@ -221,7 +220,6 @@ def test_slices_share_out_events_however_they_are_cut():
     "event, message",
     [
         (Event(-1.0, 0, "lost"), r"\(worker 0 at -1.0 s\) needs a worker >= 0 and a finite"),
-        (Event(np.nan, 0, "lost"), r"\(worker 0 at nan s\) needs"),
         (Event(1.0, -1, "lost"), r"\(worker -1 at 1.0 s\) needs"),
         (Event(1.0, 0, "gone"), "is 'gone' and must be one of joined, lost, restored"),
         (Event(1.0, 0, "restored", -2), r"\(restored\) cannot begin from worker -2"),

@@ -8,11 +8,10 @@ from stragglers import delays, processes, slow_worker
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 
-WORKERS = (4, 8, 64)
+WORKERS = (4, 64)
 LAWS = {
     "exponential": lambda random, shape: random.exponential(size=shape),
     "pareto, infinite variance": lambda random, shape: 1 + random.pareto(1.5, shape),
-    "lognormal of deviation 1": lambda random, shape: random.lognormal(0, 1, shape),
     "two values": lambda random, shape: np.where(random.random(shape) < 0.1, 5.0, 1.0),
     "rounds that differ": lambda random, shape: (
         random.lognormal(0, 0.1, shape) * random.exponential(size=(shape[0], 1))
@@ -21,19 +20,19 @@ LAWS = {
 QUIET = {
     "lognormal of deviation 0.1": lambda random, shape: random.lognormal(0, 0.1, shape),
     "uniform, 20 % around the mean": lambda random, shape: random.uniform(0.8, 1.2, shape),
-    "gamma of shape 50": lambda random, shape: random.gamma(50, 0.02, shape),
 }
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("law", LAWS | QUIET)
-def test_no_false_alarm_in_a_thousand_rounds(law, workers):
-    seconds = (LAWS | QUIET)[law](np.random.default_rng(workers), (1000, workers))
-    looks = [
-        slow_worker.slowest(seconds[max(0, end - slow_worker.MEMORY) : end])
-        for end in range(1, 1001)
-    ]
-    assert looks == [None] * 1000
+@pytest.mark.parametrize("law", LAWS)
+def test_no_false_alarm_in_a_thousand_rounds(law, workers, monkeypatch):
+    """Rounds are ranked once: a look at 256 of them would rank all but one of them again."""
+    seconds = LAWS[law](np.random.default_rng(workers), (1000, workers))
+    ranks = slow_worker._ranks(seconds)
+    for end in range(1, 1001):
+        rows = slice(max(0, end - slow_worker.MEMORY), end)
+        monkeypatch.setattr(slow_worker, "_ranks", lambda _, rows=rows: ranks[rows])
+        assert slow_worker.slowest(seconds[rows]) is None, end
 
 
 def rounds_until_named(law, workers, seed, most):
@@ -42,7 +41,7 @@ def rounds_until_named(law, workers, seed, most):
     slow = int(random.integers(workers))
     seconds[:, slow] *= 1.5
     for end in range(1, most + 1):
-        found = slow_worker.slowest(seconds[max(0, end - slow_worker.MEMORY) : end])
+        found = slow_worker.slowest(seconds[:end])
         if found is not None:
             assert found.column == slow
             return end
@@ -56,7 +55,6 @@ def test_a_slow_worker_is_named_within_twenty_rounds(law, workers):
     assert max(named) <= 20
 
 
-NOISE = delays.lognormal(0.0, 0.1)
 RULES_OF_ALL_KINDS = {
     "barrier": ({}, False),
     "first_finisher": ({"in_flight": "cut"}, False),
@@ -70,26 +68,27 @@ RULES_OF_ALL_KINDS = {
 }
 
 
-def watched(name, own, paired, delay, updates, parts=1):
+def looks(name, delay, updates, parts, each=4, seed=0):
+    """Return what a watch says after each of the parts of a schedule."""
+    own, paired = RULES_OF_ALL_KINDS[name]
     graph = nx.cycle_graph(8) if paired else None
-    rule = RULES[name.partition(",")[0]](Setting(delay, 8, 4, seed=0, graph=graph), **own)
-    watch = slow_worker.Watch(8, rule.cuts_off)
-    state = rule.init()
+    rule = RULES[name.partition(",")[0]](Setting(delay, 8, each, seed=seed, graph=graph), **own)
+    watch, state, found = slow_worker.Watch(8, rule.cuts_off), rule.init(), []
     for _ in range(parts):
         state, schedule = rule.extend(state, updates // parts)
         watch.take(schedule)
-    return watch.metrics()
+        found.append(watch.metrics())
+    return found
 
 
 @pytest.mark.parametrize("name", RULES_OF_ALL_KINDS)
 def test_rules_of_all_kinds_name_the_slow_worker_and_no_other(name):
-    own, paired = RULES_OF_ALL_KINDS[name]
-    slow = processes.persistent(NOISE, {5: 1.5})
-    found = watched(name, own, paired, slow, 400)
+    slow = processes.persistent(delays.lognormal(0.0, 0.1), {5: 1.5})
+    (found,) = looks(name, slow, 400, 1)
     assert (found["slow_worker"], found["slow_persistent"]) == (5, True)
     assert found["slow_factor"] > 1.3
-    assert watched(name, own, paired, slow, 400, parts=20) == found
-    assert watched(name, own, paired, NOISE, 400) == {}
+    assert looks(name, slow, 400, 20)[-1] == found
+    assert looks(name, delays.exponential(1.0), 1000, 50, each=2, seed=3) == [{}] * 50
 
 
 def test_a_spell_is_passing_and_over_when_it_is_over():
@@ -110,19 +109,3 @@ def test_ranks_and_their_sums_by_hand():
     # 4 workers: the highest of 9 sums has probability 4^-9 = 3.8e-6, times 4 is above the level.
     assert slow_worker._critical(4, 9) == np.inf
     assert slow_worker._critical(4, 10) == 30
-
-
-@pytest.mark.parametrize("name", RULES_OF_ALL_KINDS)
-def test_rules_of_all_kinds_raise_no_false_alarm(name):
-    """Exponential delays, looks at every twentieth update."""
-    own, paired = RULES_OF_ALL_KINDS[name]
-    graph = nx.cycle_graph(8) if paired else None
-    exponential = delays.exponential(1.0)
-    setting = Setting(exponential, 8, 2, seed=3, graph=graph)
-    rule = RULES[name.partition(",")[0]](setting, **own)
-    watch = slow_worker.Watch(8, rule.cuts_off)
-    state = rule.init()
-    for _ in range(50):
-        state, schedule = rule.extend(state, 20)
-        watch.take(schedule)
-        assert watch.metrics() == {}

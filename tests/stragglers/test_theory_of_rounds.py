@@ -22,17 +22,7 @@ def test_infinite_means():
         theory.throughput_gain(law, 8, 8, in_flight="finish")
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("law", "draw"),
-    [
-        (PAUSE, "mini_batch"),
-        (delays.weibull(1.0, 1.5), "mini_batch"),
-        (SHIFTED, "round"),
-        (delays.pareto(1.0, 3.0), "round"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("law", "draw"), [(PAUSE, "mini_batch"), (SHIFTED, "round")], ids=str)
 def test_rules_reach_the_theory(law, draw):
     """Round times E[max] and E[min], finished shares and gains, in both in-flight policies."""
     updates = 4000
@@ -100,12 +90,10 @@ def test_estimate_from_a_trace(tmp_path):
     ("form", "arguments", "options", "message"),
     [
         ("throughput_gain", (SHIFTED, 8, 8), {"draw": "epoch"}, "unknown draw='epoch'"),
-        ("throughput_gain", (SHIFTED, 8, 8), {"in_flight": "x"}, "unknown in_flight='x'"),
         ("throughput_gain", (SHIFTED, 8, 0), {}, "mini_batches >= 1"),
         ("throughput_gain", (SHIFTED, 8, 8, -1.0), {}, "communication >= 0, got -1.0"),
         ("throughput_gain", (delays.pareto(1, 1.1), 8, 8), {"draw": "mini_batch"}, "too heavy for"),
         ("speeds_gain", ([1.0, 0.0], 8), {}, "needs positive factors"),
-        ("speeds_gain", ([1.0, 2.0], 0), {}, "mini_batches >= 1, got .* and 0"),
         ("estimate_gain", (SHIFTED, 8, 8), {"rounds": 0}, "rounds >= 1 to simulate, got 0"),
     ],
 )

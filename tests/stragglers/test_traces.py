@@ -51,10 +51,51 @@ def test_a_file_per_worker(tmp_path):
         trace(str(tmp_path / "rank*.csv"))
 
 
+def test_each_file_has_its_decimal_mark_and_its_folder_any_name(tmp_path):
+    folder = tmp_path / "logs[1]"
+    folder.mkdir()
+    (folder / "rank0.csv").write_text("step;seconds\n0;1,5\n1;2,5\n")
+    (folder / "rank1.csv").write_text("step,seconds\n0,3.5\n1,4.5\n")
+    np.testing.assert_array_equal(trace(str(folder)).records, [[1.5, 2.5], [3.5, 4.5]])
+
+
 def test_files_that_name_their_workers_are_joined(tmp_path):
     for part in (0, 1):
         (tmp_path / f"part{part}.csv").write_text(HEADER + "\n".join(ROWS[2 * part :][:2]))
     np.testing.assert_array_equal(trace(str(tmp_path)).records, WANTED)
+
+
+def test_files_of_one_name_are_workers_of_their_folders(tmp_path):
+    for node in ("a", "b"):
+        for rank in (0, 1):
+            place = tmp_path / f"node{node}" / f"rank{rank}.csv"
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(f"step,seconds\n0,{rank + 1}\n1,{'ab'.index(node) + 3}\n")
+    found = trace(str(tmp_path / "node*" / "rank*.csv"))
+    assert found.names == tuple(f"node{n}/rank{r}.csv" for n in "ab" for r in (0, 1))
+    np.testing.assert_array_equal(found.records, [[1, 3], [2, 3], [1, 4], [2, 4]])
+
+
+def test_rows_of_several_files_are_in_their_order_without_times(tmp_path):
+    for part in (0, 1):
+        (tmp_path / f"part{part}.csv").write_text(HEADER + "\n".join(ROWS[2 * part :][:2]))
+    found = trace(str(tmp_path), time=None)
+    np.testing.assert_array_equal(found.records, WANTED)
+
+
+@pytest.mark.parametrize(
+    ("duration", "wait", "given"),
+    [
+        ("batch_time", "wait_ms", {"scale": 1e-3}),
+        ("batch_time_ms", "wait", {}),
+        ("batch_time_ms", "wait_us", {}),
+    ],
+)
+def test_a_wait_is_in_the_unit_of_its_column_or_of_the_durations(tmp_path, duration, wait, given):
+    waited = 50_000 if wait == "wait_us" else 50
+    (tmp_path / "log.csv").write_text(f"worker,time,{duration},{wait}\n0,0,100,{waited}\n")
+    found = trace(str(tmp_path / "log.csv"), waiting=wait, **given)
+    np.testing.assert_allclose(found.records, [[0.05]])
 
 
 def test_compressed_tables_and_parquet(tmp_path):
@@ -73,8 +114,13 @@ ODD_PROFILES = (  # JSON that a profiler does not write
 )  # fmt: skip
 
 
+FLIPPED = gzip.compress((HEADER + "\n".join(ROWS)).encode(), mtime=0)
+FLIPPED = FLIPPED[:14] + bytes([FLIPPED[14] ^ 0xFF]) + FLIPPED[15:]
+
+
 @pytest.mark.parametrize(
-    "damaged", [b"\x1f\x8b\x08", b"PAR1 but no more", b'{"a": 1}', b"{", *ODD_PROFILES]
+    "damaged",
+    [b"\x1f\x8b\x08", FLIPPED, b"PAR1 but no more", b'{"a": 1}', b"{", *ODD_PROFILES],
 )
 def test_what_is_damaged_or_foreign_is_refused_in_a_sentence(tmp_path, damaged):
     (tmp_path / "log").write_bytes(damaged)
@@ -89,6 +135,8 @@ def test_what_is_damaged_or_foreign_is_refused_in_a_sentence(tmp_path, damaged):
         ("host,iteration,duration_s", "n{worker},{step},{seconds}"),
         ("Worker,Time,Batch Time (s)", "{worker},{step},{seconds}"),
         ("worker,step,time", "{worker},{step},{seconds}"),  # where time is what it took
+        ("rank,step,time,step_time", "{worker},{step},1{step}.5,{seconds}"),  # and here it is not
+        ("rank,timestamp,step_time,top1,top5", "{worker},{step},{seconds},0.5,0.9"),
         (",worker,gpu,time,batch_time_norm", "9{step}{worker},{worker},5,{step},{seconds}"),
     ],
 )
@@ -102,20 +150,14 @@ def test_usual_columns_are_found(tmp_path, header, rows):
 @pytest.mark.parametrize(
     ("column", "seconds"),
     [
-        ("duration_seconds", 1), ("time_secs", 1), ("Duration_MS", 1e-3),
-        ("step_time (milliseconds)", 1e-3), ("duration_micros", 1e-6), ("duration [µs]", 1e-6),
-        ("duration.nsec", 1e-9), ("iteration_times", 1), ("address", 1),
+        ("duration_seconds", 1), ("Duration_MS", 1e-3), ("step_time (milliseconds)", 1e-3),
+        ("duration [µs]", 1e-6), ("duration.nsec", 1e-9), ("iteration_times", 1), ("address", 1),
     ],
 )  # fmt: skip
 def test_units_are_read_however_they_are_written(tmp_path, column, seconds):
     (tmp_path / "log.csv").write_text(HEADER.replace("batch_time", column) + "\n".join(ROWS))
     found = trace(str(tmp_path / "log.csv"), duration=column)
     np.testing.assert_allclose(found.records, np.multiply(WANTED, seconds))
-
-
-def test_columns_of_workers_are_in_the_order_of_their_steps(tmp_path):
-    (tmp_path / "log.csv").write_text("step,rank0_seconds,rank1_seconds\n1,3,4\n0,1,2\n")
-    np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, [[1, 3], [2, 4]])
 
 
 def test_numbers_without_a_header_and_beyond_floats_are_refused(tmp_path):
@@ -135,6 +177,14 @@ def test_profiles_tell_exposed_communication_apart(tmp_path):
     found = trace(str(tmp_path / "*.json.gz"))
     assert found.names == ("0", "1")  # the ranks that the profiles name
     np.testing.assert_allclose(found.records, computing[::-1])
+    document = json.loads(profiled(computing[0], 0))
+    for number in range(3):  # a step has a span on each stream of the device, the collectives' last
+        for start, lasts in ((0.0, 1e6), (0.9e6, 0.1e6)):
+            span = event(f"ProfilerStep#{number + 7}", "gpu_user_annotation",
+                         1e6 * number + start, lasts)  # fmt: skip
+            document["traceEvents"].append(span)
+    (tmp_path / "streams.json").write_text(json.dumps(document))
+    np.testing.assert_allclose(trace(str(tmp_path / "streams.json")).records, computing[:1])
     communication = np.median(1 - 0.9 * computing)
     assert f"communication apart, median {communication:.3g} s" in found.read
     with pytest.raises(ValueError, match="no ProfilerStep; call"):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from configs import nonblocking
 from experiments.advice import durations
 from stragglers import delays
 from stragglers.processes import as_process, persistent
@@ -63,3 +64,19 @@ def test_too_little_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             durations.of_schedule(*made)
+
+
+def test_a_law_may_be_longer_than_the_name_of_a_file():
+    factors = {worker: 1.5 for worker in range(60)}
+    law = f"persistent(law=exponential(scale=1.0), factors={factors})"
+    assert len(law) > 255 and not durations.is_there(law) and durations.as_part(law) == law
+
+
+def test_a_folder_of_files_without_endings_is_a_trace(tmp_path):
+    for rank in range(2):
+        lines = "".join(f"{step},{1 + rank}.5\n" for step in range(60))
+        (tmp_path / f"rank{rank}").write_text(f"step,seconds\n{lines}")
+    config = nonblocking.get_config().unlock()
+    config.workers = 2
+    measured = durations.read(str(tmp_path), config, []).measured
+    assert [float(np.median(values)) for values in measured.seconds] == [1.5, 2.5]

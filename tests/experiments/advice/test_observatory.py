@@ -50,12 +50,13 @@ def test_gains_are_those_of_known_durations():
     seconds = np.ones((4, 400))
     seconds[0] = 4.0
     measured = Measured(tuple(seconds), "four workers")
-    found = observatory.gains(measured, 8)
-    assert found["barrier"] == (1.0, 0.0, 0.0)
-    assert found["first_finisher"].mean == pytest.approx((3 * 8 + 2) / 8 / (4 * 8 / 32), rel=0.01)
-    assert found["k_batch_async(k=4)"].mean == pytest.approx((3 + 1 / 4) / (4 / 4), rel=0.02)
-    assert found["k_batch_async(k=4)"].staleness > 0 == found["first_finisher"].staleness
     record = observatory.observed(measured, 8)
+    found = record["gains"]
+    assert found["barrier"] == {"mean": 1.0, "spread": 0.0, "staleness": 0.0}
+    fresh, stale = found["first_finisher"], found["k_batch_async(k=4)"]
+    assert fresh["mean"] == pytest.approx((3 * 8 + 2) / 8 / (4 * 8 / 32), rel=0.01)
+    assert stale["mean"] == pytest.approx((3 + 1 / 4) / (4 / 4), rel=0.02)
+    assert stale["staleness"] > 0 == fresh["staleness"]
     assert record["slowest"][0] == {
         "worker": "0", "times_the_mean": pytest.approx(16 / 7), "share_of_rounds_last": 1.0
     }  # fmt: skip
@@ -77,11 +78,14 @@ def test_a_run_is_looked_at(tmp_path):
     config.task, config.updates = "synthetic_logistic(samples=256, dimension=8)", 30
     config.wait = "barrier"
     train.run(config, str(tmp_path / "run"))
-    record = observatory.observed(observatory.read(str(tmp_path / "run"), 8), 8)
-    assert record["slowest"][0]["worker"] == "0" and record["loss"]["persistent"] > 1
+    measured = observatory.read(str(tmp_path / "run"), 8)
+    rounds = observatory.rounds_of(measured, 8)
+    assert observatory.slowest(measured, rounds)[0]["worker"] == "0"
+    assert observatory.loss(rounds).persistent > 1
     assert observatory.read("alibaba_job_4(mean=2.0)", 8).workers == 10
 
 
+@pytest.mark.slow
 def test_a_look_at_files_from_the_command_line(tmp_path, monkeypatch):
     for worker in range(3):
         rows = [f"{step},{1 + worker + 0.1 * (step % 3)}" for step in range(40)]

@@ -37,11 +37,6 @@ def here(tmp_path, monkeypatch):
     return root
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    return launcher.caller(monkeypatch, capsys, drawn=True)
-
-
 def record(place, mini_batches, **changes):
     """Leave a workdir as a run does, with what the advice reads."""
     config = override(config_files.read("config.py:workers=3").config, {

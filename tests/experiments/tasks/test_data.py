@@ -18,7 +18,7 @@ LABELS = np.repeat(np.arange(10), [30, 1, 20, 20, 20, 20, 20, 20, 20, 29])
 # --- loaders ---
 
 
-def prepare(where, name, version, splits, features, config=None):
+def prepare(where, name, version, splits, features):
     """Write a data set as `tfds build` would: splits of lists of examples."""
 
     def info(self):
@@ -34,7 +34,6 @@ def prepare(where, name, version, splits, features, config=None):
         # In a package, tfds would look for the code with a library that it does not install.
         "__module__": name,
         "VERSION": tfds.core.Version(version),
-        "BUILDER_CONFIGS": [tfds.core.BuilderConfig(name=config)] if config else [],
         "_info": info,
         "_split_generators": split_generators,
         "_generate_examples": examples,

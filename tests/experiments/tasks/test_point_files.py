@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 from configs import nonblocking
-from experiments import prepare, sweep, tasks, train
+from experiments import prepare, sweep, tasks
 from experiments.tasks import data, models
 
 RNG = np.random.default_rng(0)
@@ -46,12 +46,12 @@ def test_every_format_gives_the_same_points(tmp_path, kind):
     np.testing.assert_allclose(made.losses(params, made.train), np.log(2), rtol=1e-6)
 
 
-def test_points_of_minus_and_plus_one_are_two_classes_and_train(tmp_path):
+def test_points_of_minus_and_plus_one_are_two_classes_and_can_be_trained(tmp_path):
     path = write(tmp_path, "svm", X, 2 * Y - 1)
-    changes = {"task": f"points(path='{path}', model=mlp(hidden=[4]))", "workers": 4, "updates": 3}
-    arm = sweep.override(nonblocking.get_config(), changes | {"target_loss": None})
-    assert set(prepare.prepare(arm).task.labels) == {0, 1}
-    assert train.run(arm, tmp_path / "run")["test_accuracy"] is not None
+    changes = {"task": f"points(path='{path}', model=mlp(hidden=[4]))", "workers": 4}
+    made = prepare.prepare(sweep.override(nonblocking.get_config(), changes)).task
+    assert set(made.labels) == {0, 1}
+    assert tasks.evaluate(made, made.init(jax.random.key(0)))["test_accuracy"] is not None
 
 
 def test_numbers_are_predicted_with_half_the_squared_error(tmp_path):
@@ -65,7 +65,7 @@ def test_numbers_are_predicted_with_half_the_squared_error(tmp_path):
 
 
 def test_features_have_mean_0_and_variance_1_over_the_training_points(tmp_path):
-    x = np.column_stack([1e6 + 1e3 * X[:, 0], X[:, 1], np.full(40, 7.0)])
+    x = np.column_stack([1e6 + 1e3 * X[:, 0], X[:, 1], np.full(40, 0.1)])
     made = task(write(tmp_path, "npz", x, Y), standardise=True)
     seen = made.train.image[:, 0, :, 0]
     np.testing.assert_allclose(seen.mean(axis=0), 0, atol=1e-3)
@@ -91,6 +91,16 @@ def test_features_have_mean_0_and_variance_1_over_the_training_points(tmp_path):
 def test_points_that_cannot_be_trained_are_one_sentence(tmp_path, kind, x, y, given, words):
     with pytest.raises(ValueError, match=words):
         task(write(tmp_path, kind, x, y), **given)
+
+
+def test_columns_of_test_points_go_by_their_names(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b,y\n1,2,0\n3,4,1\n5,6,0\n")
+    (tmp_path / "b.csv").write_text("b,y,a\n20,1,10\n40,0,30\n")
+    made = task(tmp_path / "a.csv", test=str(tmp_path / "b.csv"))
+    np.testing.assert_array_equal(made.test.image[:, 0, :, 0], [[10, 20], [30, 40]])
+    (tmp_path / "b.csv").write_text("b,y,c\n20,1,10\n40,0,30\n")
+    with pytest.raises(ValueError, match="have other columns than each other: a, c"):
+        task(tmp_path / "a.csv", test=str(tmp_path / "b.csv"))
 
 
 def test_classes_in_words_are_one_sentence(tmp_path):

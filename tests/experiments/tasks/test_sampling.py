@@ -1,7 +1,6 @@
 """Addressed sampling: bijections, epochs, and independence of everything but the address."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.tasks import sampling
@@ -12,11 +11,9 @@ SHARDS = [np.arange(7), np.arange(10, 13), np.array([20])]
 def test_every_epoch_uses_each_sample_once():
     sampler = sampling.Sampler(SHARDS, batch_size=2, seed=0)
     for worker, shard in enumerate(SHARDS):
-        stream = sampler.indices(np.array(worker), np.arange(5 * len(shard))).reshape(-1)
-        epochs = stream.reshape(-1, len(shard))
+        epochs = np.asarray(sampler.indices(worker, np.arange(105))).reshape(-1, len(shard))
         np.testing.assert_array_equal(np.sort(epochs, 1), np.tile(shard, (len(epochs), 1)))
-    epochs = np.asarray(sampler.indices(0, np.arange(35))).reshape(10, 7)
-    assert len({tuple(epoch) for epoch in epochs}) > 5
+        assert len({*map(tuple, epochs.tolist())}) >= min(len(shard), 6)
 
 
 def test_indices_depend_on_the_address_only():
@@ -70,18 +67,11 @@ def test_a_balanced_round_has_the_samples_of_all_and_equal_work():
 
 def test_every_key_gives_a_bijection():
     cases = [(n, key) for n in (1, 2, 3, 5, 16, 17, 97, 1437) for key in (0, 2**32 - 1)]
-    index, sizes, keys = (
-        jnp.concatenate(columns)
-        for columns in zip(
-            *(
-                (jnp.arange(n, dtype=jnp.uint32), *(jnp.full(n, v, jnp.uint32) for v in (n, key)))
-                for n, key in cases
-            ),
-            strict=True,
-        )
-    )
-    shuffled = np.asarray(sampling.permute(index, sizes, keys))
-    ends = np.cumsum([n for n, _ in cases])
+    counts = [n for n, _ in cases]
+    index = np.concatenate([np.arange(n, dtype=np.uint32) for n in counts])
+    sizes, keys = (np.repeat(column, counts) for column in np.array(cases, np.uint32).T)
+    shuffled = np.asarray(jax.jit(sampling.permute)(index, sizes, keys))
+    ends = np.cumsum(counts)
     for (n, _), order in zip(cases, np.split(shuffled, ends[:-1]), strict=True):
         np.testing.assert_array_equal(np.sort(order), np.arange(n))
 

@@ -167,11 +167,6 @@ def test_every_word_but_first_ones_is_a_target_once(length):
 TEXTS = ["one two two.", "two", "a longer text of more words than a sequence has", "end"]
 
 
-def stream_of(tokeniser):
-    """All tokens of TEXTS one after the other, as plain Python does it."""
-    return [token for one in TEXTS for token in (*tokeniser.encode(one).tolist(), text.END)]
-
-
 def as_text(tokens):
     return (tokens - len(text.SPECIAL)).astype(np.uint8).tobytes().decode()
 
@@ -181,7 +176,9 @@ def test_sequences_are_the_text_and_overlap_by_a_token(monkeypatch, at_once, len
     monkeypatch.setattr(text, "PACKED_AT_ONCE", at_once)
     tokeniser = text.of_bytes()
     parts = list(text.packed(TEXTS, tokeniser, length, "train"))
-    found, expected = np.concatenate(parts), stream_of(tokeniser)
+    found = np.concatenate(parts)
+    # All tokens one after the other, as plain Python does it.
+    expected = [token for one in TEXTS for token in (*tokeniser.encode(one).tolist(), text.END)]
     assert len(found) == (len(expected) - 1) // length
     for i, sequence in enumerate(found):
         assert sequence.tolist() == expected[i * length : (i + 1) * length + 1]

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from stragglers import delays
-from stragglers.processes import persistent
 from stragglers.rules.server import exponential_k, tabled_k
-from stragglers.schedule import concatenate
 from tests import planned
 
 P = 16
@@ -51,6 +49,13 @@ def test_without_news_it_is_the_protocol(protocol):
     np.testing.assert_array_equal(schedule.workers, fixed.workers)
 
 
+def test_the_first_finite_loss_is_the_initial_one():
+    rule = adaptive("k_batch_async", k=2)
+    state = rule.observe(rule.observe(rule.init(), 0.0, np.inf), 1.0, np.nan)
+    state = rule.observe(rule.observe(state, 2.0, 4.0), 10.0, 1.0)
+    assert (state.first_loss, state.k) == (4.0, 4)
+
+
 def test_k_follows_the_loss_at_the_end_of_every_interval():
     rule = adaptive("k_batch_async", k=2, lowest_loss=1.0)
     state = rule.observe(rule.init(), 0.0, 5.0)
@@ -85,22 +90,6 @@ def test_the_table_knows_laws_without_a_mean_and_without_variance():
         tabled_k(heavy, P, P)
     equal = delays.deterministic(2.0)
     assert tabled_k(equal, P, 4)(1.0) == P  # more gradients at no cost
-
-
-def test_segments_with_different_k_make_one_schedule():
-    rule = adaptive("k_async", persistent(EXPONENTIAL, {0: 4.0}), k=2)
-    state = rule.observe(rule.init(), 0.0, 4.0)
-    state, narrow = rule.extend(state, 20)
-    state = rule.observe(state, float(narrow.time[-1]) + 5.0, 0.1)
-    state, wide = rule.extend(state, 20)
-    assert wide.workers.shape[1] > 2
-    together = concatenate([narrow, wide])
-    together.validate()
-    assert together.batches.sum() == narrow.batches.sum() + wide.batches.sum()
-    assert together.mean_staleness == pytest.approx(
-        np.average([narrow.mean_staleness, wide.mean_staleness], weights=[40, wide.batches.sum()])
-    )
-    assert (together.workers[:20, 2:] == P).all() and not together.batches[:20, 2:].any()
 
 
 def test_bad_values_are_refused():

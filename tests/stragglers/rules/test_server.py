@@ -135,19 +135,6 @@ def test_k_is_a_knob_of_a_segment(name):
     assert_equal(adaptive.extend(state, 10)[1], whole(adaptive, 20).slice(10, 20))
 
 
-@pytest.mark.parametrize(("name", "mini_batches"), [("k_sync", 1), ("k_batch_sync", 4)])
-def test_synchronous_protocols_are_a_quorum_that_cuts(name, mini_batches):
-    def cost(t):
-        return 0.5 * (t % 2)
-
-    schedule = whole(rule(name, k=4, communication=cost), 200)
-    options = {"k": 4, "in_flight": "cut", "landing": "all", "communication": cost}
-    quorum = planned.plan("quorum", SHIFTED, 6, 200, mini_batches, 0, **options)
-    np.testing.assert_allclose(schedule.time, quorum.time, rtol=1e-12)
-    for row, batches in zip(schedule.workers, quorum.batches, strict=True):
-        np.testing.assert_array_equal(np.bincount(row, minlength=6), batches)
-
-
 def served(law, mini_batches, k, window, idle, updates):
     """Rows of (time, {worker: (start, busy, version, first)}), by looking at everybody each time.
 
@@ -258,15 +245,12 @@ def test_who_is_back_before_its_update_waits_for_it():
     [
         ("k_sync", {"k": 7}, "k_sync: needs 1 <= k <= 6 workers.*, got k=7"),
         ("k_async", {"k": 0}, "k_async: needs 1 <= k <= 6 workers.*, got k=0"),
-        ("k_batch_async", {"k": 0}, "k_batch_async: needs 1 <= k, got k=0"),
         ("k_sync", {"workers": 0}, "workers >= 1, got workers=0"),
         ("k_async", {"mini_batches": [1.5] * 6}, "set whole numbers of at least 1"),
         ("k_sync", {"graph": nx.cycle_graph(6)}, "have no neighbours, but got a graph"),
         ("k_async", {"draw": "round"}, "got draw='round'; set draw='mini_batch'"),
-        ("k_async", {"communication": lambda t: -1.0}, "communication >= 0, got -1"),
         ("ringmaster", {"limit": 0}, "limit >= 1"),
         ("k_async", {"k": 2, "grace": -1.0}, "k_async: needs grace >= 0 in finite seconds, got -1"),
-        ("k_async", {"k": 7, "grace": 1.0}, "needs 1 <= k <= 6 workers"),
         ("quorum_async", {"k": 7}, "needs 1 <= k <= 6 workers"),
         ("quorum_async", {"k": 1, "gamma": 1.5}, "needs 0 <= gamma <= 1, got 1.5"),
         ("quorum_async", {"k": 1, "grace": 0.0}, "needs grace > 0 s, got 0"),

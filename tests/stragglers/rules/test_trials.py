@@ -5,7 +5,7 @@ import pytest
 
 from stragglers import delays, theory
 from stragglers.processes import as_process, from_law, markov, persistent
-from stragglers.rule import Setting, whole
+from stragglers.rule import Setting
 from stragglers.rules.trials import mindflayer
 from tests import planned
 
@@ -56,6 +56,9 @@ def test_the_rate_of_trials():
         assert theory.trial_rate(HEAVY, t) == pytest.approx(expected, rel=2e-3)
     for t in (0.01, 1.0):  # without a memory no limit gains or loses
         assert theory.trial_rate(delays.exponential(0.5), t) == pytest.approx(2.0, rel=2e-3)
+    pause = delays.bernoulli_slowdown(1.0, 5.0, 0.2)  # 1 s, or 5 s
+    for t in (1.0, 3.0, 4.9):
+        assert theory.trial_rate(pause, t) == pytest.approx(0.8 / (0.8 + 0.2 * t), rel=2e-3)
     limit = theory.best_limit(HEAVY)
     grid = [theory.trial_rate(HEAVY, t) for t in np.geomspace(0.21, 50, 300)]
     assert theory.trial_rate(HEAVY, limit) == pytest.approx(max(grid), rel=1e-3)
@@ -63,11 +66,3 @@ def test_the_rate_of_trials():
     assert rows.batches.sum() / rows.time[-1] == pytest.approx(max(grid), rel=0.05)
     with pytest.raises(ValueError, match="no mini-batch of"):
         theory.trial_rate(HEAVY, 0.1)
-
-
-def test_a_limit_that_never_ends_a_trial_is_a_barrier():
-    setting = Setting(delays.uniform(1.0, 2.0), 4, 3, 0)
-    trials = whole(mindflayer(setting, seconds=2.0), 20)
-    barrier = planned.plan("barrier", delays.uniform(1.0, 2.0), 4, 20, 3)
-    np.testing.assert_array_equal(trials.time, barrier.time)
-    np.testing.assert_array_equal(trials.batches, barrier.batches)
