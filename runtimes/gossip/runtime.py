@@ -64,14 +64,14 @@ _LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
 
 
 def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
-    """Return the state of a rule whose workers wait for each other; no draw of it comes again.
+    """Return the state of a rule in the launcher; where workers wait, no draw of it comes again.
 
-    (): each worker keeps a state of its own.
+    Otherwise each worker keeps a state of its own, too, which counts.
     """
+    first = parts.rule.arrivals.init()
     if parts.rule.arrivals.apart:
-        return ()
-    rounds = np.array([state.meetings for state in states], np.int64)
-    return parts.rule.arrivals.init()._replace(rounds=rounds)
+        return first
+    return first._replace(rounds=np.array([state.meetings for state in states], np.int64))
 
 
 class Coordinator(Supervisor):
@@ -82,7 +82,7 @@ class Coordinator(Supervisor):
     def __init__(self, parts: GossipParts, log: PairLog, options: Options, pool: ActorPool):
         super().__init__(parts.rule.workers, options, pool)
         self.log, self._parts = log, parts
-        self._rule: Any = ()  # see `shared_state`
+        self._rule: Any = None  # see `shared_state`
         self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
         self._away: dict[int, WorkerSnapshot] = {}  # and what they begin with

@@ -11,7 +11,7 @@ from tests.launcher import ROOT
 # Each is lowered when a change shortens the path.
 MOST = {
     "modules loaded": 68,
-    "lines of these": 16_629,
+    "lines of these": 16_753,
     "files entered": 46,
     "moves before the simulator exists": 89,
 }

@@ -10,11 +10,12 @@ import threading
 import jax
 import pytest
 
-from experiments import distributed
+from configs import nonblocking
+from experiments import distributed, sweep
 from tests.launcher import ROOT
 from tests.runtimes import one_of_several
 from tests.test_architecture import FILES
-from tests.two_processes import free_port, said, started
+from tests.two_processes import free_port
 
 
 @pytest.mark.slow
@@ -87,7 +88,8 @@ def test_the_last_words_are_said_once(capfd, monkeypatch):
 
 ALONE = """
 import jax
-from experiments import distributed
+from configs import nonblocking
+from experiments import distributed, sweep
 
 distributed.initialize("127.0.0.1:{port}", 1, 0)
 assert (distributed.processes(), distributed.process_id()) == (1, 0)
@@ -146,23 +148,11 @@ def test_private_names_of_jax_stand_in_one_module_and_are_where_they_were(monkey
         runpy.run_path(distributed.__file__)
 
 
-LATE = f"""
-import runpy, sys, time
-sys.path.insert(0, {str(ROOT)!r})
-from experiments import prepare
-build = prepare.build_task
-prepare.build_task = lambda *given: time.sleep(33) or build(*given)
-runpy.run_path({str(ROOT / "launch.py")!r}, run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_a_process_may_come_to_the_first_collective_much_later_than_another(here):
-    """JAX gives it 30 s, and a program may compile for longer."""
-    late = here / "late.py"
-    late.write_text(LATE)
-    flags = ("--config=config.py:workers=2", "--config.runtime=mesh", "--config.updates=2",
-             "--config.wait=barrier", "--workdir=out")  # fmt: skip
-    with started(here, *flags, programs={1: late}) as both:
-        codes = [process.wait(200) for process in both]
-    assert codes == [0, 0], said(here, 0)[-1000:] + said(here, 1)[-1000:]
+def test_devices_are_connected_before_anything_compiles(monkeypatch):
+    """JAX gives a process 30 s to come to the first collective, and one may compile for longer."""
+    config, connected = nonblocking.get_config(), []
+    monkeypatch.setattr(distributed, "processes", lambda: 2)
+    distributed.connect()
+    monkeypatch.setattr(distributed, "connect", lambda: connected.append(jax.device_count()))
+    sweep.provide_cpu_devices([sweep.Arm("", config)])
+    assert connected == [8]

@@ -190,13 +190,16 @@ def test_a_transform_of_ones_own_can_stand_before_or_after(tmp_path, monkeypatch
         optimizers.build("own_transforms:large(above=3, learning_rate=1)")
 
 
-@pytest.mark.slow
 def test_what_does_not_follow_the_rate_is_built_whole_or_refused():
     """Muon's rate for other arrays, momentum behind the rate; and a schedule that has its peak."""
-    optimizer = optimizers.build("muon(learning_rate=0.02, adam_learning_rate=0.003)")
-    params = {"matrix": jnp.ones((4, 4)), "vector": jnp.ones(4)}
-    update, _ = optimizer.update(params, optimizer.init(params), params, samples=jnp.float32(0))
-    np.testing.assert_allclose(update["vector"], -0.003, rtol=1e-3)
+    params, found = {"matrix": jnp.eye(4), "vector": jnp.ones(4)}, []
+    for rate in (0.02, 0.04):
+        optimizer = optimizers.build(f"muon(learning_rate={rate}, adam_learning_rate=0.003)")
+        state = optimizer.init(params)
+        found.append(optimizer.update(params, state, params, samples=jnp.float32(0))[0])
+    np.testing.assert_allclose(found[1]["matrix"], 2 * found[0]["matrix"], rtol=1e-5)
+    np.testing.assert_allclose(found[1]["vector"], found[0]["vector"], rtol=1e-5)
+    assert np.all(found[0]["vector"] < -0.002)
     with pytest.raises(ValueError, match="schedule"):
         optimizers.build("rmsprop(learning_rate=0.1, momentum=0.9, schedule=cosine(samples=10))")
     whole = optax.schedules.cosine_onecycle_schedule(100, 1.0)
@@ -206,6 +209,7 @@ def test_what_does_not_follow_the_rate_is_built_whole_or_refused():
     np.testing.assert_allclose(found, [*expected.values()], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_muon_turns_hidden_matrices_and_leaves_embeddings_to_adam():
     shapes = {
         "embedding": {"embedding": (12, 4)},
