@@ -147,6 +147,7 @@ def test_an_exchange_without_local_steps_changes_nothing():
     method = local_sgd(optax.sgd(0.1), exchange=by.error_feedback(by.top_k(0.5)))
     local = as_local_steps(method)
 
+    @jax.jit
     @functools.partial(jax.vmap, axis_name=AXIS)
     def twice(params, state):
         for _ in range(2):
