@@ -93,6 +93,8 @@ def test_whole_payloads_cost_what_a_simulation_takes():
 
 def test_a_matching_takes_as_long_as_its_slowest_link():
     network = cost.uniform_network(latency=1.0, bandwidth=4.0, slow={2: 3.0}, workers=4)
+    both = cost.uniform_network(latency=1.0, bandwidth=4.0, slow={1: 2.0, 2: 3.0}, workers=4)
+    assert (both.seconds(4.0, 0, 1), both.seconds(4.0, 1, 2)) == (2 * 2, 3 * 2)  # the slower end
     partners = np.array([[1, 0, 3, 2], [3, 1, 2, 0], [0, 1, 2, 3]])
     # 8 bytes take 1 + 8/4 seconds, three times that over a link of worker 2, nothing if unmatched.
     np.testing.assert_allclose(cost.matching_seconds(partners, 8.0, network), [9.0, 3.0, 0.0])

@@ -59,6 +59,10 @@ def test_gossip_waits_for_its_own_links():
     over = exchange(slow((0.0, "0-1", 3.0)), Payload(exchanged=1, matchings=PATH), links=links)
     rows = planned.plan("neighbour_barrier", ONE, 3, 2, links=links, communication=over)
     np.testing.assert_allclose(rows.finish, [[1.75, 2.0, 1.25], [3.75, 4.0, 3.25]])
+    # From 1.2 s on the link 1-2 is slow, over which the second matching goes from 1.25 s on.
+    later = exchange(slow((1.2, "1-2", 3.0)), Payload(exchanged=1, matchings=PATH), links=links)
+    rows = planned.plan("neighbour_barrier", ONE, 3, 1, links=links, communication=later)
+    np.testing.assert_allclose(rows.finish[0, 1], 1 + 0.25 + 0.75)
     spared = Links(PATH, lambda first, count: np.tile([False, True], (count, 1)))
     over = exchange(slow((0.0, "0-1", 3.0)), Payload(exchanged=1, matchings=PATH[1:]), links=spared)
     rows = planned.plan("neighbour_barrier", ONE, 3, 2, links=spared, communication=over)
