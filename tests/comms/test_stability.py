@@ -16,7 +16,8 @@ def map_of_pairs(partner, alpha, gamma):
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "alpha", "gamma"), [("star", 5, 0.8, 0.9), ("ring", 5, 0.5, 2.1)]
+    ("name", "workers", "alpha", "gamma"),
+    [("star", 5, 0.8, 0.9), ("ring", 5, 0.5, 2.1), ("complete", 4, 0.5, 1.2)],
 )
 def test_second_moments_of_random_pairs(name, workers, alpha, gamma):
     graph = topology.GRAPHS[name](workers)
