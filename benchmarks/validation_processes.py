@@ -5,8 +5,8 @@
 
 Every worker is a process on a host of its own, whose link has a rate, see `benchmarks.namespaces`.
 Workers sleep for as long as a mini-batch of a public trace lasts, and exchange for real. The clock
-knows the durations, and the seconds of all-reduces of five sizes, measured once on these links. A
-cell of the table is a waiting rule, a method, a trace and a rate.
+knows the durations, and the seconds of all-reduces of four sizes, measured on these links before
+each cell. A cell of the table is a waiting rule, a method, a trace and a rate.
 """
 
 import argparse
@@ -53,10 +53,11 @@ PAIRS = (  # waiting rule, method
 TRACES = ("alibaba_job_4", "bytedance_se", "alibaba_job_1")
 RATES = ("100mbit", "20mbit")
 
-SIZES = tuple(2**power for power in (10, 14, 16, 18, 20))  # bytes of the measured all-reduces
+SIZES = tuple(2**power for power in (10, 14, 16, 18))  # bytes of the measured all-reduces
 KEY = ("rule", "method", "trace", "rate")  # of a cell
-# All-reduces of an update: of each array and of the weights. A ring joins the arrays.
-ARRAYS, JOINED = 5, {"all_reduce(collective=ring)": 2}
+# All-reduces of an update: of each array and of the weights. A ring joins the arrays, and gossip
+# needs no weights.
+ARRAYS, OTHERS = 5, {"all_reduce(collective=ring)": 2, "dpsgd": 4}
 TASK = part("digits", model=part("mlp", hidden=[512]))  # 152 kB
 
 
@@ -130,12 +131,7 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
                 host.set_rate(rate)
         distributed.agreed(None)
 
-    measure, costs = all_reduces(), {}
-    for rate in RATES:
-        limit(rate)
-        costs[rate] = distributed.agreed(measure())
-        if rank == 0:
-            print(rate, " ".join(f"{1e3 * value:.3g} ms" for value in costs[rate]), flush=True)
+    measure = all_reduces()
     task = prepare.build_task(arm(*left[0][:3])) if left else None
     for build, group in itertools.groupby(left, key=lambda cell: cell[:3]):
         runtime = prepare.prepare(arm(*build), task).runtime
@@ -143,6 +139,7 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
         runtime.advance(runtime.start(params), np.inf, 1)  # compiles
         for *_, rate in group:
             limit(rate)
+            costs = distributed.agreed(measure())
             measured, used = [], time.process_time()
             began = time.monotonic()
             for _ in range(REPEATS):
@@ -155,7 +152,7 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
                     "predicted": None, "error": None, "measured": float(np.mean(measured)),
                     "deviation": float(np.std(measured, ddof=1)),
                     "runs": [float(f"{value:.5g}") for value in measured],
-                    "processor": busy, "all_reduces": list(costs[rate]),
+                    "processor": busy, "all_reduces": list(costs),
                 }  # fmt: skip
                 put(path, COMMAND, KEY, [point])
                 print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
@@ -168,16 +165,16 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
 def predict(path: pathlib.Path) -> None:
     """Put what the clock says of durations and all-reduces into the cells that lack it.
 
-    `arrays_` is the clock that knows how many all-reduces an update has.
+    `arrays_` is the clock that knows how many messages an update has, and that programs on CPUs
+    hide none of them.
     """
     task = None
     for row in points(path):
         if row.get("arrays_predicted") is None:
             found = dict(row)
-            arrays = JOINED.get(row["method"], ARRAYS)
-            for name, count in (("", 1), ("arrays_", arrays)):
-                network = part("measured", sizes=list(SIZES), seconds=row["all_reduces"],
-                               arrays=count)  # fmt: skip
+            arrays = OTHERS.get(row["method"], ARRAYS)
+            for name, said in (("", {}), ("arrays_", {"arrays": arrays, "hides": False})):
+                network = part("measured", sizes=list(SIZES), seconds=row["all_reduces"], **said)
                 config = arm(row["rule"], row["method"], row["trace"], network, "simulate")
                 task = task or prepare.build_task(config)
                 rule = prepare.rule(config, prepare.prepare(config, task))

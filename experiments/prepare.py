@@ -28,7 +28,7 @@ from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
 from runtimes.base import Runtime
 from stragglers import delays, processes
-from stragglers.rule import Cost, Rule, Setting, Unfit, most_mini_batches
+from stragglers.rule import Cost, Exchange, Rule, Setting, Unfit, most_mini_batches
 from stragglers.rules import RULES, showing
 from stragglers.schedule import Schedule
 
@@ -381,8 +381,10 @@ def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
     links = network(config, shapes)
-    usual = messages.exchange_transfers(algorithm, shapes, config.workers, links)
-    return usual if links.spells is None else links.spells.exchange(usual, algorithm, shapes, links)
+    sender = algorithm, shapes, config.workers, links
+    usual, push = messages.exchange_transfers(*sender), messages.push_seconds(*sender)
+    timed = usual if links.spells is None else links.spells.timed(algorithm, shapes, links)
+    return Exchange(usual, timed, push, links.spells)
 
 
 def build_delay(part: registry.Part) -> delays.Law | processes.Process:

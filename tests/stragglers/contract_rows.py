@@ -12,7 +12,7 @@ import pytest
 from algorithms.links import Links, in_turn
 from stragglers import delays, link_spells
 from stragglers.processes import markov, persistent
-from stragglers.rule import Transfer
+from stragglers.rule import Exchange, Transfer
 from stragglers.schedule import Schedule, concatenate
 from tests import planned
 
@@ -67,7 +67,7 @@ def slowed(communication):
 
         return transfer._replace(seconds=seconds)
 
-    return link_spells.Exchange(usual, timed, SPELLS)
+    return Exchange(usual, timed, usual, SPELLS)
 
 
 SERVER = {"mini_batches": 1}
