@@ -5,8 +5,8 @@
 
 Every worker is a process on a host of its own, whose link has a rate, see `benchmarks.namespaces`.
 Workers sleep for as long as a mini-batch of a public trace lasts, and exchange for real. The clock
-knows the durations, and the seconds of all-reduces of four sizes, measured on these links before
-each cell. A cell of the table is a waiting rule, a method, a trace and a rate.
+knows the durations, and the seconds of all-reduces and of swaps of four sizes, measured on these
+links before each cell. A cell of the table is a waiting rule, a method, a trace and a rate.
 """
 
 import argparse
@@ -88,33 +88,37 @@ def arm(
     })  # fmt: skip
 
 
-def all_reduces(repeats: int = 7) -> Callable[[], list[float]]:
-    """Return a function that measures an all-reduce of all processes for each of the sizes [s]."""
+def exchanges(repeats: int = 7) -> Callable[[], list[list[float]]]:
+    """Return a function that measures messages of all processes for each of the sizes [s].
+
+    They are an all-reduce, and a swap within each of two pairs.
+    """
     from jax.sharding import PartitionSpec as P
 
     devices = jax.make_mesh((WORKERS,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     where = jax.sharding.NamedSharding(devices, P(AXIS))
-    added = jax.jit(jax.shard_map(
-        lambda a: jax.lax.psum(a, AXIS), mesh=devices, in_specs=P(AXIS),
-        out_specs=P(AXIS), check_vma=False,
-    ))  # fmt: skip
+    programs = [
+        jax.jit(jax.shard_map(body, mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS),
+                              check_vma=False))
+        for body in (
+            lambda a: jax.lax.psum(a, AXIS),
+            lambda a: jax.lax.ppermute(a, AXIS, [(i, i ^ 1) for i in range(WORKERS)]),
+        )
+    ]  # fmt: skip
     arrays = [
         jax.make_array_from_callback((WORKERS, size // 4), where, lambda i, n=size: np.ones(
             (1, n // 4), np.float32)) for size in SIZES
     ]  # fmt: skip
 
-    def measure() -> list[float]:
-        middle = []
-        for array in arrays:
-            taken = []
-            for _ in range(1 + repeats):
-                began = time.monotonic()
-                jax.block_until_ready(added(array))
-                taken.append(time.monotonic() - began)
-            middle.append(float(np.median(taken[1:])))
-        return middle
+    def seconds(program: Callable, array: Any) -> float:
+        taken = []
+        for _ in range(1 + repeats):
+            began = time.monotonic()
+            jax.block_until_ready(program(array))
+            taken.append(time.monotonic() - began)
+        return float(np.median(taken[1:]))
 
-    return measure
+    return lambda: [[seconds(program, array) for array in arrays] for program in programs]
 
 
 def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, address: str) -> None:
@@ -131,7 +135,7 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
                 host.set_rate(rate)
         distributed.agreed(None)
 
-    measure = all_reduces()
+    measure = exchanges()
     task = prepare.build_task(arm(*left[0][:3])) if left else None
     for build, group in itertools.groupby(left, key=lambda cell: cell[:3]):
         runtime = prepare.prepare(arm(*build), task).runtime
@@ -152,7 +156,8 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
                     "predicted": None, "error": None, "measured": float(np.mean(measured)),
                     "deviation": float(np.std(measured, ddof=1)),
                     "runs": [float(f"{value:.5g}") for value in measured],
-                    "processor": busy, "all_reduces": list(costs),
+                    "processor": busy, "all_reduces": costs[0],
+                    "swaps": costs[1],
                 }  # fmt: skip
                 put(path, COMMAND, KEY, [point])
                 print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
@@ -165,15 +170,16 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
 def predict(path: pathlib.Path) -> None:
     """Put what the clock says of durations and all-reduces into the cells that lack it.
 
-    `arrays_` is the clock that knows how many messages an update has, and that programs on CPUs
-    hide none of them.
+    `arrays_` is the clock that knows how many messages an update has, how long a swap takes, and
+    that programs on CPUs hide nothing.
     """
     task = None
     for row in points(path):
         if row.get("arrays_predicted") is None:
             found = dict(row)
             arrays = OTHERS.get(row["method"], ARRAYS)
-            for name, said in (("", {}), ("arrays_", {"arrays": arrays, "hides": False})):
+            own = {"swaps": row["swaps"], "arrays": arrays, "hides": False}
+            for name, said in (("", {}), ("arrays_", own)):
                 network = part("measured", sizes=list(SIZES), seconds=row["all_reduces"], **said)
                 config = arm(row["rule"], row["method"], row["trace"], network, "simulate")
                 task = task or prepare.build_task(config)

@@ -197,11 +197,15 @@ class Network(NamedTuple):
     alpha: float | np.ndarray
     beta: float | np.ndarray
     all_reduce: Table | None = None  # of all workers, where it was measured
+    swap: Table | None = None  # of two workers that send to each other, where it was measured
     spells: Any = None  # `stragglers.link_spells.Spells`, where links are slow at times
     hides: bool = True  # False: nothing travels beside computing, whatever a method allows
 
     def seconds(self, payload: float, i, j) -> float | np.ndarray:
         """Return the seconds of one message of `payload` bytes between workers i and j."""
+        if self.swap is not None:
+            shape = np.broadcast_shapes(np.shape(i), np.shape(j))
+            return np.broadcast_to(self.swap.seconds(payload), shape)
         size = np.max([np.max(i), np.max(j)]) + 1
         alpha, beta = (
             np.broadcast_to(value, (size, size)) if np.ndim(value) == 0 else value
@@ -279,6 +283,7 @@ def measured_network(
     seconds: Sequence[float] | None = None,
     workers: int = 1,
     path: str | None = None,
+    swaps: Sequence[float] | None = None,
     arrays: int = 1,
     spells: Any = None,
     hides: bool = True,
@@ -286,9 +291,10 @@ def measured_network(
     """Return a network with a measured all-reduce of all workers, as in `table`.
 
     path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
-    OSU's osu_allreduce. arrays: messages in place of one, where each array has its own, as between
-    CPUs; all all-reduces but one take as long as the smallest that was measured. Any other message
-    costs as much as in a ring with the cost that `fit` finds. Others: as in `network`.
+    OSU's osu_allreduce. swaps: seconds of messages of these sizes that two workers send to each
+    other; None: as in a ring with the cost that `fit` finds. arrays: messages in place of one,
+    where each array has its own, as between CPUs; all but one take as long as the smallest that was
+    measured. Others: as in `network`.
     """
     if path is not None and sizes is None and seconds is None:
         sizes, seconds = _printed(path)
@@ -304,10 +310,13 @@ def measured_network(
     steps = max(1, 2 * (workers - 1))
     latency, bandwidth = arrays * alpha / steps, steps / (workers * beta)
     links = uniform_network(latency, bandwidth, workers=workers, spells=spells, hides=hides)
-    measured = table(sizes, seconds)
-    if arrays > 1:
-        measured = measured._replace(times=measured.times + (arrays - 1) * measured.times[0])
-    return links._replace(all_reduce=measured)
+
+    def of_arrays(times: Sequence[float]) -> Table:
+        one = table(sizes, times)
+        return one._replace(times=one.times + (arrays - 1) * one.times[0])
+
+    swap = None if swaps is None else of_arrays(swaps)
+    return links._replace(all_reduce=of_arrays(seconds), swap=swap)
 
 
 def _iperf(path: str) -> tuple[float | None, float]:

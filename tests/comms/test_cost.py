@@ -239,6 +239,11 @@ def test_a_network_of_what_benchmarks_print(tmp_path, text, words):
         several = cost.measured_network(path=str(path), workers=4, arrays=5)
         np.testing.assert_allclose(several.all_reduce.times, [2e-4, 6e-4])
         np.testing.assert_allclose(several.alpha, 5 * network.alpha)  # of links
+    given = [8, 16], [1.0, 2.0], 4
+    both_ways = cost.measured_network(*given, swaps=[3.0, 5.0], arrays=2)
+    pairs = np.array([[1, 0, 3, 2], [0, 2, 1, 3], [0, 1, 2, 3]])
+    np.testing.assert_allclose(cost.matching_seconds(pairs, 12, both_ways), [4 + 3, 4 + 3, 0])
+    assert cost.ring_seconds(4, 16, both_ways) == 2 + 1
 
 
 def test_a_network_of_what_iperf3_prints(tmp_path):
