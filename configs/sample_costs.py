@@ -62,6 +62,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
     yield "anytime/drop", {"wait": part("anytime", seconds=8.0)}
     yield "drop_compute/drop", {"wait": part("drop_compute")}
     yield "k_sync/drop", {"wait": part("k_sync", k=14)}
+    yield "tokens", {"wait": part("equal_work", cost=8.0), "mini_batches": 16}
     yield "barrier/balanced", {"wait": part("barrier"), "balance": True}
     yield "nonblocking/balanced", rounds("carry", "cut") | {"balance": True}
 

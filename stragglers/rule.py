@@ -137,6 +137,8 @@ class Trigger(NamedTuple):
     goal: points that end the round for all workers, wherever they live.
     calibration: of a deadline that is not known before.
     renews: the samples of a contribution that was cut are lost, and the next one has new ones.
+    quota: (workers [n], counters [n]) -> mini-batches [n] of a round that begins with these; None:
+        up to the limit.
     """
 
     stop: Callable[[RoundView], bool] | None
@@ -149,11 +151,12 @@ class Trigger(NamedTuple):
     goal: Goal | None = None
     calibration: Calibration | None = None
     renews: bool = False
+    quota: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 
     @property
     def stops(self) -> bool:
         """True if a worker can ever be stopped."""
-        return (self.stop, self.goal, self.calibration) != (None, None, None)
+        return any((self.stop, self.goal, self.calibration, self.quota))
 
 
 class Decision(NamedTuple):

@@ -88,6 +88,7 @@ ROWS = {
     "quorum_grace/ring": Row({"k": 3}, {"mini_batches": 3, "graph": RING}),
     "adaptive_deadline": Row({"c": 0.5, "window": 3}),
     "adaptive_deadline/cut": Row({"c": 1.0, "in_flight": "cut"}),
+    "equal_work": Row({"cost": 2.5}),
     "anytime": Row({"seconds": 5.0}),
     "drop_compute": Row({"calibration": 5}),
     "mindflayer": Row({"seconds": 1.5}),

@@ -130,7 +130,20 @@ def test_every_row_takes_as_long_as_its_mini_batches(name):
         np.testing.assert_allclose(rows.busy[at], expected, rtol=1e-9)
 
 
+def test_equal_work_ends_with_the_mini_batch_that_reaches_it():
+    costs = np.array([[1.0, 3.0, 1.0, 1.0, 2.0, 1.0], [2.0, 1.0, 0.25, 5.0, 1.0, 1.0]])
+    base = processes.as_process(delays.deterministic(1.0))
+    delay = base.costing(lambda worker, counter: costs[worker, counter], 0.25)
+    rows = planned.plan("equal_work", delay, 2, 2, 3, cost=3.5)
+    assert rows.batches.tolist() == [[2, 3], [3, 1]]  # three is the most: they cost 3.25
+    assert rows.first.tolist() == [[0, 0], [2, 3]] and rows.time.tolist() == [4.0, 9.0]
+    alike = planned.plan("equal_work", LAW, 2, 5, 4, cost=2.5)
+    assert (alike.batches == 3).all()
+
+
 def test_costs_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="finite cost > 0, got 0"):
+        planned.rule("equal_work", LAW, 2, cost=0.0)
     with pytest.raises(ValueError, match=r"durations of markov.* depend on more than"):
         by_sample(processes.markov(LAW, 2.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="belong to samples already"):
