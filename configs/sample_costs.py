@@ -56,6 +56,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
     yield BARRIER, {"wait": part("barrier")}
     yield DROPPED, rounds("drop", "cut")
+    yield "nonblocking/weighted", rounds("drop", "cut") | {"sample_weight": "kept"}
     yield "nonblocking/finish", rounds("drop", "finish")
     yield "nonblocking/carry", rounds("carry", "finish")
     yield "nonblocking/again", rounds("carry", "cut")

@@ -49,26 +49,30 @@ class Kept(NamedTuple):
         return float(self.by_part[: len(self.by_part) // 2].mean())
 
 
+def offered(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return worker, counter, and whether it was kept, of each mini-batch offered, [n] each."""
+    real = (schedule.batches > 0) & (schedule.workers < schedule.all_workers)
+    who, first = schedule.workers[real], schedule.first[real]
+    end = first + schedule.batches[real]
+    most = np.zeros(schedule.all_workers, np.int64)
+    np.maximum.at(most, who, end)
+    begins = np.concatenate([[0], np.cumsum(most)])
+    # +1 where a stretch of kept mini-batches begins and -1 behind it; stretches do not overlap.
+    steps = np.zeros(begins[-1] + 1, np.int64)
+    np.add.at(steps, begins[who] + first, 1)
+    np.add.at(steps, begins[who] + end, -1)
+    worker = np.repeat(np.arange(len(most)), most)
+    return worker, np.arange(len(worker)) - begins[worker], np.cumsum(steps[:-1]) > 0
+
+
 def by_cost(schedule: Schedule, costs: Costs, parts: int = 10) -> Kept | None:
     """Return what a schedule has kept, by `parts` of equal size; None without any mini-batch.
 
     costs: of the mini-batches with these counters, or of each of their samples.
     """
-    real = (schedule.batches > 0) & (schedule.workers < schedule.all_workers)
-    who, first = schedule.workers[real], schedule.first[real]
-    end = first + schedule.batches[real]
-    if not who.size:
+    worker, counter, kept = offered(schedule)
+    if not worker.size:
         return None
-    offered = np.zeros(schedule.all_workers, np.int64)
-    np.maximum.at(offered, who, end)
-    begins = np.concatenate([[0], np.cumsum(offered)])
-    # +1 where a stretch of kept mini-batches begins and -1 behind it; stretches do not overlap.
-    steps = np.zeros(begins[-1] + 1, np.int64)
-    np.add.at(steps, begins[who] + first, 1)
-    np.add.at(steps, begins[who] + end, -1)
-    kept = np.cumsum(steps[:-1]) > 0
-    worker = np.repeat(np.arange(len(offered)), offered)
-    counter = np.arange(len(worker)) - begins[worker]
     cost = np.asarray(costs(worker, counter), np.float64)
     kept = np.broadcast_to(kept.reshape(-1, *[1] * (cost.ndim - 1)), cost.shape).ravel()
     cost = cost.ravel()
@@ -80,6 +84,32 @@ def by_cost(schedule: Schedule, costs: Costs, parts: int = 10) -> Kept | None:
     level = (totals[end] - totals[begin]) / (end - begin)
     by_part = np.array([part.mean() for part in np.array_split(level, parts)])
     return Kept(by_part, float(kept.mean()), float(cost[kept].mean() / cost.mean()))
+
+
+def weights(found: Kept, cost: ArrayLike) -> np.ndarray:
+    """Return weights of samples [n] of these costs [n] that make up for what was dropped.
+
+    The mean share kept over that of their part: 1 in the mean of what is kept. Equal costs weigh
+    alike. D. G. Horvitz, D. J. Thompson, *A Generalization of Sampling Without Replacement From a
+    Finite Universe*, JASA 47, 1952.
+    """
+    cost = np.asarray(cost)
+    order = np.argsort(cost, kind="stable")
+    sizes = [part.size for part in np.array_split(order, len(found.by_part))]
+    share = np.empty(len(cost))
+    share[order] = np.repeat(found.by_part, sizes)
+    _, equals = np.unique(cost, return_inverse=True)
+    return found.share / (np.bincount(equals, share) / np.bincount(equals))[equals]
+
+
+def effective_share(weight: ArrayLike) -> float:
+    """Return the share of samples without weights whose mean is as certain: (sum w)^2/(n sum w^2).
+
+        >>> round(effective_share([1.0, 1.0, 2.0]), 3)
+        0.889
+    """
+    weight = np.asarray(weight, np.float64)
+    return float(weight.sum() ** 2 / (weight.size * (weight**2).sum()))
 
 
 # --- the expectation ---
