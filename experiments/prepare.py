@@ -43,7 +43,7 @@ METHOD = Kind(
     "algorithm",
     ALGORITHMS,
     Algorithm,
-    ("optimizer", "graph", "workers", "seed", "sparse", "profile"),
+    ("optimizer", "graph", "workers", "seed", "sparse", "profile", "matching_seconds"),
 )
 REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",), nested=("*",))
 MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
@@ -288,6 +288,10 @@ def _algorithm(
     offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
     if "profile" in wanted:
         offered["profile"] = PROFILING["for_config"](config, task, measured=settled)
+    if "matching_seconds" in wanted:
+        alone = registry.is_number(config.communication)  # seconds, which all links share
+        asked = functools.partial(_matching_seconds, config, shapes)
+        offered["matching_seconds"] = None if alone else asked
     written = config.algorithm.to_dict()
     algorithm = METHOD.build(
         written | _built_parts(written.keys() & wanted, written, config.seed, graph),
@@ -356,10 +360,12 @@ def alike(config: ConfigDict) -> str | None:
     shared = config.to_dict()
     shared.pop("initial", None)
     for name in (
-        "name", "baseline", "delay", "draw", "communication", "seconds", "updates",
-        "evaluate_every", "target_loss", "stop_at_target",
+        "name", "baseline", "delay", "draw", "seconds", "updates", "evaluate_every", "target_loss",
+        "stop_at_target",
     ):  # fmt: skip
         del shared[name]
+    if not config.algorithm.get("by_seconds"):
+        del shared["communication"]  # else weights follow from it, which are constants
     drawing = "exchange" in config.algorithm  # a reducer that may draw by itself
     if not (drawing or METHOD.wants(config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as of which hashes sketch
@@ -384,6 +390,11 @@ def network(config: ConfigDict, shapes: Any) -> cost.Network:
         offered = {"workers": config.workers, "seed": config.seed}
         written["spells"] = SPELLS.build(written["spells"], **offered)
     return NETWORK.build(written, workers=config.workers, payload=cost.payload_bytes(shapes))
+
+
+def _matching_seconds(config: ConfigDict, shapes: Any, partners: np.ndarray) -> np.ndarray:
+    """Return the seconds [M] of a model over each matching, without spells."""
+    return cost.matching_seconds(partners, cost.payload_bytes(shapes), network(config, shapes))
 
 
 def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
