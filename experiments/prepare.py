@@ -29,7 +29,7 @@ from runtimes import worker
 from runtimes.base import Runtime
 from runtimes.data_feed import Streamed
 from stragglers import delays, processes
-from stragglers.rule import Cost, Exchange, Rule, Setting, Unfit, most_mini_batches
+from stragglers.rule import Cost, Exchange, Rule, Setting, Unfit, hides, most_mini_batches
 from stragglers.rules import RULES, showing
 from stragglers.schedule import Schedule, concatenate
 
@@ -406,6 +406,20 @@ def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     usual, push = messages.exchange_transfers(*sender), messages.push_seconds(*sender)
     timed = usual if links.spells is None else links.spells.timed(algorithm, shapes, links)
     return Exchange(usual, timed, push, links.spells)
+
+
+def own_links(config: ConfigDict, prepared: Prepared) -> np.ndarray | None:
+    """Return the matchings [M, P] of rounds in which workers wait for their own links, or None."""
+    exchange, (_, algorithm, shapes, *_) = prepared.exchange, prepared
+    if getattr(exchange, "spells", None) is None:
+        return None  # all wait for the slowest
+    if any(hides(transfer) or transfer.others for transfer in exchange.usual(0)):
+        return None
+    if algorithm.links is not None:
+        return algorithm.links.partners
+    payloads = algorithm.messages(shapes, config.workers, messages.Row(algorithm.settled))
+    found = [payload.matchings for payload in payloads if payload.exchanged]
+    return found[0] if len(found) == 1 else None
 
 
 def build_delay(part: registry.Part) -> delays.Law | processes.Process:
