@@ -127,7 +127,7 @@ def test_nothing_is_hidden_where_the_network_hides_nothing():
 
 
 def test_a_push_pays_for_itself_and_for_the_model_over_its_own_link():
-    """What goes to a server once would go to all others of a ring; worker 1's link is slow."""
+    """A ring would carry it to all others; the link of worker 1 is slow."""
     network = cost.uniform_network(1.0, 1.0, {1: 5.0}, workers=4)
     pushed = messages.push_seconds(sends(Payload((), (7,))), np.zeros(2, np.float32), 4, network)
     np.testing.assert_allclose(pushed(3), np.array([1, 5, 1, 1]) * (1 + 7 + 1 + 8))
