@@ -7,7 +7,7 @@ TITLE = "Stragglers in the data"
 SWEEPS = (swept("sample_costs", "sample_costs.py", 0.1, seeds=5),)
 LONG = "train_loss_long"
 BARRIER, DROPPED, CARRIED = "barrier", "nonblocking/drop", "nonblocking/carry"
-BALANCED = "nonblocking/balanced"
+BALANCED, WEIGHTED = "nonblocking/balanced", "nonblocking/weighted"
 CLAIMS = (
     Claim("a barrier ends below rounds that drop cut work, on the longest tenth", "",
           "sample_costs", BARRIER, DROPPED, LONG, equal=("seconds",)),
@@ -15,6 +15,8 @@ CLAIMS = (
           "sample_costs", CARRIED, BARRIER, LONG, margin=0.02, equal=("seconds",)),
     Claim("non-blocking rounds over balanced samples do as well", "",
           "sample_costs", BALANCED, BARRIER, LONG, margin=0.02, equal=("seconds",)),
+    Claim("dropping with weights 1 / P(kept) does as well", "",
+          "sample_costs", WEIGHTED, BARRIER, LONG, margin=0.02, equal=("seconds",)),
     Claim("dropping takes at most 1.03x the samples of balanced rounds in the same time", "",
           "sample_costs", DROPPED, BALANCED, "samples", bound=1.03, equal=("seconds",)),
 )  # fmt: skip
@@ -25,7 +27,9 @@ GROUPS = {
     "nonblocking/again": "non-blocking, cut work again",
     BALANCED: "non-blocking, balanced",
     "nonblocking/finish": "drops what has not begun",
+    "tokens": "equal work, 8 of at most 16",
     DROPPED: "drops what is cut",
+    WEIGHTED: "drops what is cut, weighted",
     "anytime/drop": "Anytime Minibatch",
     "drop_compute/drop": "DropCompute",
     "k_sync/drop": "K-sync, 14 of 16",
