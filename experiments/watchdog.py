@@ -21,7 +21,7 @@ from experiments import distributed, endings
 from runtimes import phases
 
 PLACE = "gossax/phases"
-LOOK = 1.0  # s between two looks; a process more for every hundred processes
+LOOK = 1.0  # s between two looks, and as much again for every hundred processes
 PATIENCE = 60.0  # s in one phase after which those who wait hear for whom
 ASKED = 5.0  # s, once a signal has asked the run to end
 SILENCE = 15.0  # s without a word; JAX gives up on a process after 30 s
@@ -31,6 +31,16 @@ WAITING = {phases.DEVICES, phases.OTHERS}  # for what another one may be to blam
 WATCHED = WAITING | {phases.INPUT, phases.CALLBACK}
 EXCUSED = {phases.COMPILING, phases.DELAY}  # as long as it takes
 HANGING = {phases.INPUT, phases.CALLBACK, SILENT}  # nothing of which would become a checkpoint
+
+
+def pause() -> float:
+    """Return the seconds between two looks of a process."""
+    return LOOK * (1 + distributed.processes() // 100)
+
+
+def silence() -> float:
+    """Return the seconds of several looks after which a process without a word is silent."""
+    return max(SILENCE, 3 * pause())
 
 
 class State(NamedTuple):
@@ -94,7 +104,7 @@ class _Watch:
     def look(self) -> None:
         """Publish the phase of this process; say and do what is due."""
         phase, now, me = phases.now(), time.monotonic(), distributed.process_id()
-        passed, self._last = min(now - self._last, 2 * LOOK), now
+        passed, self._last = min(now - self._last, 2 * pause()), now
         at = (phase.what, phase.steps)
         self._late = self._late + passed if at == self._at else 0.0
         self._warned, self._at = self._warned and self._late > 0, at
@@ -117,7 +127,7 @@ class _Watch:
         found = standing(states, usual, timed=timed) if self._late > usual else None
         if found is None:
             answering = {p: s._replace(seconds=0.0) for p, s in states.items() if s.phase != SILENT}
-            found = standing(states | answering, SILENCE)
+            found = standing(states | answering, silence())
         if found is None:
             return
         sentence, named = found
@@ -150,7 +160,7 @@ class _Watch:
             self._heard[p] = words, seconds
             state = State(*json.loads(words)[:-1]) if words else State(0, 0, phases.PREPARING, 0.0)
             silent = state._replace(phase=SILENT, seconds=seconds)
-            states[p] = silent if seconds > SILENCE else state
+            states[p] = silent if seconds > silence() else state
         return states
 
 
@@ -163,7 +173,7 @@ def watching(seconds: float) -> Iterator[None]:
     over, watch = threading.Event(), _Watch(seconds)
 
     def work() -> None:
-        while not over.wait(LOOK * (1 + distributed.processes() // 100)):
+        while not over.wait(pause()):
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # as JAX itself will say
                 if not distributed.is_joining():
                     watch.look()

@@ -54,6 +54,22 @@ def test_a_silent_process_is_named_before_jax_gives_it_up(clock, monkeypatch, ca
     assert line.startswith("warning: process 1 of 2 has stood still") and SILENT in line
 
 
+def test_many_processes_look_less_often_and_count_the_seconds_between(clock, monkeypatch):
+    monkeypatch.setattr(distributed, "processes", lambda: 600)
+    monkeypatch.setattr(distributed, "say", lambda key, text, again: None)
+
+    def texts(folder):
+        words = json.dumps([*state(phases.OTHERS, 0.0, dispatches=1000), clock[0]])
+        return {f"{folder}/{p}": words for p in range(600)}
+
+    monkeypatch.setattr(distributed, "texts", texts)
+    watch = watchdog._Watch(100.0)
+    with phases.within(phases.INPUT), pytest.raises(Given, match="process 0 of 600"):
+        for _ in range(16):  # 112 s
+            clock[0] += watchdog.pause()
+            watch.look()
+
+
 def test_another_program_may_take_longer_than_the_last_one():
     with phases.dispatch(0):
         pass
