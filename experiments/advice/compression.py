@@ -109,13 +109,14 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
     """
     saved = dense.traffic - line.traffic
     paid = line.codec + line.latency - dense.latency
-    if hidden:
-        # Below this the dense exchange is all that counts; the compressed one may hide or not.
-        alone = dense.traffic / max(hidden + line.codec - dense.latency, 1e-12)
-        if line.seconds(alone) <= hidden:
-            return alone
     if saved < 0 or saved == 0 <= paid:
         return None
+    if hidden:
+        # Below this the dense exchange is all that counts; the compressed one may hide or not.
+        shown = hidden + line.codec - dense.latency
+        alone = dense.traffic / shown if shown > 0 else float("inf")
+        if line.seconds(alone) <= hidden:
+            return alone
     return saved / paid if paid > 0 else float("inf")
 
 

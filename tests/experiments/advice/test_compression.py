@@ -30,6 +30,11 @@ def test_more_bytes_never_pay_and_fewer_for_nothing_always_do():
     assert break_even(DENSE._replace(traffic=1e6), DENSE) == np.inf
     assert break_even(DENSE, DENSE) is None
     assert break_even(DENSE._replace(latency=DENSE.latency / 2), DENSE) == np.inf
+    late = DENSE._replace(latency=0.1)  # beyond the gradient, whatever the bandwidth
+    few = DENSE._replace(traffic=1e6, latency=1e-3, codec=1e-3)
+    assert break_even(few, late, hidden=0.01) == np.inf
+    # At lower bandwidths more bytes take longer, though fewer messages may be faster at this one.
+    assert break_even(few._replace(traffic=9e6), late, hidden=0.2) is None
 
 
 @pytest.mark.slow
