@@ -54,7 +54,7 @@ def launch(
     if entries and not config:
         raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
     given, start = None, shlex.split(command)[:2] or ["python", "launch.py"]
-    if trust and not config:  # the command names the record again
+    if trust and (not config or config.endswith(".json")):  # the command names a record
         start.append(f"--trust={','.join(trust)}")
     # The name of a folder is no word of the user's.
     law = [] if durations.is_there(text) else [text]

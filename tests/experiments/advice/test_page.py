@@ -97,3 +97,18 @@ def test_what_cannot_be_advised_is_refused(here, call):
         assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
         assert words in err
         assert launcher.files(here) == before
+
+
+def test_the_advised_command_trusts_what_its_record_names(here, monkeypatch):
+    record(here / "run", mini_batches=2)
+    commands = []
+
+    def read(text, config, command, trusted):
+        commands.append(command)
+        raise ValueError("nothing is read")
+
+    monkeypatch.setattr(page.durations, "read", read)
+    for config, trusts in ((None, True), ("run/config.json", True), ("config.py", False)):
+        with pytest.raises(ValueError, match="nothing is read"):
+            page.launch("good.csv", config, {}, None, ["mine"], command="python launch.py")
+        assert ("--trust=mine" in commands[-1]) == trusts
