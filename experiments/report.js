@@ -88,11 +88,12 @@
       top -= gap + share;
       return traces.map((trace) => ({...trace, yaxis: axis}));
     });
+    const drawn = strips.map(({known}) => known).filter((seconds) => seconds !== null);
     plot("strips", traces, {
       ...layout, uirevision: `${chosen.upper} ${chosen.lower}`, showlegend: false,
       xaxis: {
         title: {text: "time [s]"}, anchor: strips.length > 1 ? "y2" : "y",
-        range: [0, Math.max(...strips.map(({until}) => until))],
+        range: [0, Math.min(Math.max(...strips.map(({until}) => until)), ...drawn)],
       },
     });
   }
@@ -144,14 +145,15 @@
   async function watch(version) {
     for (;;) {
       await new Promise((wake) => setTimeout(wake, 1000));
-      let answer;
+      let answer, text;
       try {
         answer = await (await fetch("/state")).json();
+        if (answer.version !== version) text = await (await fetch("/")).text();
       } catch {
         at("watched").textContent = "This page is no longer served; it shows the last records that arrived.";
         return;
       }
-      if (answer.version !== version) await replace(await (await fetch("/")).text());
+      if (text) await replace(text);
       version = answer.version;
       at("watched").textContent = answer.state;
       if (answer.ended) return;

@@ -482,8 +482,10 @@ def _template(ink: str, rule: str) -> dict[str, Any]:
 
 def _strip(strip: figures.Strip) -> dict[str, Any]:
     lanes = figures.lanes_of(strip)
-    inside = np.flatnonzero(np.isin(strip.first.worker, lanes))[:MOST_SPANS]
-    drawn = timeline.Stretches(*(column[inside] for column in strip.first))
+    inside, begin = np.flatnonzero(np.isin(strip.first.worker, lanes)), strip.first.begin
+    drawn = timeline.Stretches(*(column[inside[:MOST_SPANS]] for column in strip.first))
+    cut = begin.size == timeline.MOST_STRETCHES  # what is later is not among them
+    missing = [*begin[inside[MOST_SPANS:]][:1], *begin[-1:][:cut]]
     kinds = [timeline.KINDS[kind] for kind in drawn.kind]
     met = np.where(
         drawn.partner == drawn.worker, "", np.char.mod("<br>meets worker %d", drawn.partner)
@@ -512,7 +514,9 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
     }  # fmt: skip
     return {"name": strip.name, "title": html.escape(strip.name, quote=False),
             "traces": [bars, marks], "lanes": lanes.tolist(),
-            "until": figures.window([strip])}  # s, shown at first  # fmt: skip
+            # Seconds that are shown at first, and those after which bars are missing.
+            "until": figures.window([strip]),
+            "known": float(min(missing) / timeline.NANOSECONDS) if missing else None}  # fmt: skip
 
 
 def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:

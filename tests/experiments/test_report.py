@@ -296,3 +296,12 @@ def test_a_look_counts_what_the_schedule_says_and_events_are_shown(tmp_path):
     assert events["text"] == ["worker 2 is lost"] and events["y"] == [2]
     shown = json.loads((tmp_path / "a" / TIMELINE).read_text())["traceEvents"]
     assert [event["name"] for event in shown if event["ph"] == "i"] == ["lost"]
+
+
+def test_a_strip_is_shown_as_far_as_its_bars_go(monkeypatch):
+    strip = figures.Strip("a", figures.look(schedule_of("k_async"), P).first, P)
+    assert report._strip(strip)["known"] is None
+    for limit, known in ((20, 20), (10_000, -1)):
+        monkeypatch.setattr(report, "MOST_SPANS", limit)
+        assert report._strip(strip)["known"] == strip.first.begin[known] / 1e9
+        monkeypatch.setattr(report.timeline, "MOST_STRETCHES", strip.first.begin.size)
