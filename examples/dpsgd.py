@@ -49,6 +49,6 @@ for at in range(STEPS):
     params, state, losses = jax.block_until_ready(step(params, state, x, y))
     if (at + 1) % 50 == 0:
         mean = jax.tree.map(lambda a: a.mean(0), params)
-        square = jax.tree.map(lambda a, m: jnp.mean((a - m) ** 2), params, mean)
+        square = jax.tree.map(lambda a, m: jnp.sum((a - m) ** 2) / WORKERS, params, mean)
         distance = float(jnp.sqrt(sum(jax.tree.leaves(square))))
         print(f"step {at + 1:3}: loss {losses.mean():.4f}, consensus distance {distance:.2e}")

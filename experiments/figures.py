@@ -32,7 +32,7 @@ MOST_STRIPS = 5
 MOST_LANES = 16  # workers of a strip
 CYCLES = 4  # of the slowest worker, which a strip shows, unless others have very many in this time
 MOST_CYCLES = 40
-NO_DISTANCE = 1e-9  # consensus distance of models that are equal but for rounding
+NO_DISTANCE = 1e-9  # squared consensus distance of models that are equal but for rounding
 FOLDER = "figures"  # of a workdir, for a paper
 # Text that stays text: TrueType in a PDF, where some publishers refuse Type 3, and words in an SVG.
 _FONTS = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "figure"}
@@ -46,7 +46,7 @@ _ACROSS = {
 _UP = {
     "train_loss": ("loss", "training loss", True, _LOGARITHM),
     "test_accuracy": ("accuracy", "test accuracy [%]", False, _PERCENT),
-    "consensus_distance": ("distance", "consensus distance", True, _LOGARITHM),
+    "consensus_distance": ("distance", "consensus distance, squared", True, _LOGARITHM),
 }
 # Plots that have a file of their own, and a picture in a page.
 _STILL = ("loss_time", "loss_samples", "loss_bytes", "accuracy_time", "distance_time", "staleness",

@@ -253,7 +253,7 @@ def of_workers(records: Sequence[dict]) -> Numbers:
 
 
 def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
-    """Draw the rounds of all workers, over the median worker's in the same source."""
+    """Draw the rounds of all workers, over the median round of the same source."""
     drawn = Figure(figsize=(9, 0.6 + 1.5 * len(measured)), layout="constrained")
     axes = drawn.subplots(len(measured), squeeze=False)[:, 0]
     for axis, one in zip(axes, measured, strict=True):
@@ -269,7 +269,7 @@ def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
         axis.set(ylabel="worker", yticks=[0, len(rounds) - 1])
         axis.set_title(figures.literal(one.source), fontsize=9)
     axes[-1].set_xlabel(f"round of {mini_batches} mini-batches")
-    drawn.colorbar(shown, ax=axes, label="seconds of a round, over the median")
+    drawn.colorbar(shown, ax=axes, label="seconds of a round, over the median", extend="both")
     figures.save(drawn, path)
 
 

@@ -156,7 +156,8 @@ def test_live_figures_have_the_numbers_of_the_records(sweep):
     data = data_of(sweep[1])
     assert data["names"] == data["shown"] == ["pairs", NASTY, "sync"]
     assert list(data["axes"]) == [
-        "training loss", "test accuracy [%]", "consensus distance", "gradients [%]", "idle [%]",
+        "training loss", "test accuracy [%]", "consensus distance, squared", "gradients [%]",
+        "idle [%]",
     ]  # fmt: skip
     across = data["axes"]["training loss"]
     assert list(across) == [
