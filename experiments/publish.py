@@ -22,6 +22,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -258,7 +259,8 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
     yield from table(("claim", "measured", "p", "verdict", "source"), rows)
     path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
     links, remarks = [], {}
-    for name in (sweep.name for sweep in paper.SWEEPS):
+    every = (sweep.name for sweep in paper.SWEEPS), (claim.record for claim in paper.CLAIMS)
+    for name in dict.fromkeys(itertools.chain(*every)):
         remark = record(name).get("remark")
         links.append(f"[{name}](results/{name}.json)" + "*" * bool(remark))
         if remark:
@@ -404,11 +406,14 @@ def of_ratios(quantity: str, names: str, *pairs: str) -> Iterator[str]:
 
 
 def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Give a line that names a record and its command, or two where one would be too long."""
+    """Give a record and its command, a line or two where that is too long, and its remark."""
     parts = f"`docs/results/{name}.json`, by", f"`{found['command']}`"
     whole = " ".join(parts)
     yield ""
     yield from (whole,) if len(whole) <= 120 else parts
+    if remark := found.get("remark"):
+        yield ""
+        yield from textwrap.wrap(remark, 120, break_long_words=False, break_on_hyphens=False)
 
 
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {

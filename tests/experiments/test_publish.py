@@ -1,6 +1,8 @@
 """Records of finished sweeps, their state beside the configs of today, and tables of pages."""
 
 import functools
+import json
+import re
 import shlex
 
 import pytest
@@ -82,6 +84,19 @@ def test_evidence_runs_what_is_named_and_goes_on_after_a_failure(monkeypatch, ca
     assert "matcha: missing" in capsys.readouterr().out
     with pytest.raises(ValueError, match="unknown sweep 'swam'; choose of demo, "):
         publish.evidence(["swam"])
+
+
+def test_a_record_of_a_benchmark_names_a_program_that_is_there_or_says_that_it_is_gone():
+    named = re.compile(r"python -m ([\w.]+)")
+    for path in (publish.FOLDER / "benchmarks").glob("*.json"):
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict) or "command" not in found:
+            continue  # spans of a timeline, trials
+        program, *others = named.findall(f"{found['command']} {found.get('remark', '')}")
+        there = [(launcher.ROOT / f"{one.replace('.', '/')}.py").exists()
+                 for one in (program, *others)]  # fmt: skip
+        assert there[0] != found.get("remark", "").startswith("That program is gone"), path.name
+        assert all(there[1:]), path.name
 
 
 def test_pages_have_the_tables_of_their_records(monkeypatch):
