@@ -20,7 +20,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -254,50 +253,19 @@ def _options() -> dict:
     return OPTIONS.get(jax.default_backend(), {})
 
 
-def profiled(known: list[Row], measured: list[dict], folder: pathlib.Path) -> Iterator[Line]:
-    """Trace two turns of the row that is furthest above its goal."""
-    again = {row.name: row.again for row in known if row.again is not None}
-    over = [(line["value"] / line["goal"], entry["name"])
-            for entry in measured if entry["name"] in again
-            for line in entry["lines"] if line["goal"] and line["value"]]  # fmt: skip
-    if not over:
-        raise Skip("no row with a goal has been measured")
-    excess, slowest = max(over)
-    candidates = again[slowest]()
-    for call in candidates.values():
-        jax.block_until_ready(call())
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # what the host's Python does fills megabytes
-    with jax.profiler.trace(str(folder), profiler_options=options):
-        for name, call in candidates.items():
-            with jax.profiler.TraceAnnotation(name):
-                jax.block_until_ready(call())
-    facts = {"folder": folder.name, "row": slowest}
-    yield Line("slowest row, over its goal", excess, "x", None, {}, facts)
-
-
 # --- the whole ---
 
 
-def rows(sizes: Sizes, found: dict, path, measured: list) -> Iterator[Row]:
-    """Yield all rows, most valuable first; the last one looks at what was measured."""
-    count, known = found["count"], []
-    groups = (
-        codec_rows(sizes.codecs, sizes.coordinates, 2 * sizes.least),
-        ratio_rows(sizes.workers, RATIOS, 5 * sizes.least),
-        [callback_row(count, 15 * sizes.least)],
-        device_rows(sizes, count),
-        step_rows(sizes, count, program_costs.peak_of(found["kind"])),
-        [Row("numbers", "methods", functools.partial(number_lines, sizes.methods),
-             8 * sizes.least * sizes.methods)],
-    )
-    for group in groups:
-        for row in group:
-            known.append(row)
-            yield row
-    folder = path.with_name(f"{path.stem}_profile")
-    yield Row("profile", "profile", lambda _: profiled(known, measured, folder), always=True)
+def rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
+    """Yield all rows, most valuable first."""
+    least = sizes.least
+    yield from codec_rows(sizes.codecs, sizes.coordinates, 2 * least)
+    yield from ratio_rows(sizes.workers, RATIOS, 5 * least)
+    yield callback_row(devices, 15 * least)
+    yield from device_rows(sizes, devices)
+    yield from step_rows(sizes, devices, peak)
+    numbers = functools.partial(number_lines, sizes.methods)
+    yield Row("numbers", "methods", numbers, 8 * least * sizes.methods)
 
 
 def main() -> None:
@@ -332,7 +300,7 @@ def main() -> None:
         f"{found['cores']} cores; peak {found['peak'] or 'unknown'}")  # fmt: skip
     if on_cpu:
         say("there is no accelerator: the smallest sizes, and ratios that say nothing of one")
-    wanted = harness.chosen(rows(sizes, found, path, record["rows"]), options.only)
+    wanted = harness.chosen(rows(sizes, found["count"], peak), options.only)
     good = run(wanted, record, path, 60 * options.minutes, say, sizes.share)
     say(f"{FORMULA}\n{path}")
     sys.exit(0 if good else 1)

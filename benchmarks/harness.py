@@ -51,16 +51,12 @@ class Row(NamedTuple):
 
     measure: seconds for its turns -> its lines; it may raise anything.
     least: seconds that it takes at least, a guess; with fewer left it is skipped.
-    again: the candidates of its comparison anew, for a profile; None: there is nothing to profile.
-    always: it runs even when no seconds are left.
     """
 
     section: str
     name: str
     measure: Callable[[float], Iterable[Line]]
     least: float = 0.0
-    again: Callable[[], Mapping[str, Callable]] | None = None
-    always: bool = False
 
 
 class Skip(Exception):
@@ -92,7 +88,7 @@ def compared(
         ours, floor, *_ = taken.values()
         yield Line(name, scale * ours / floor, "x", goal, taken, facts(taken))
 
-    return Row(section, name, measure, least, candidates)
+    return Row(section, name, measure, least)
 
 
 def run(
@@ -126,7 +122,7 @@ def run(
         save()
         began = clock()
         left = end - began
-        if not row.always and (left <= 0 or row.least > left):
+        if left <= 0 or row.least > left:
             need = f"takes about {row.least:.0f} s, " if row.least else ""
             word = f"{need}{max(left, 0):.0f} s are left; raise --minutes"
             entry |= {"state": SKIPPED, "word": word}
@@ -202,11 +198,12 @@ def head(command: str) -> dict:
 def put(path: pathlib.Path, command: str, key: Sequence[str], points: Sequence[dict]) -> None:
     """Put points into the record at a path; the others in it stay, but for those with their `key`.
 
-    key: names of the fields that say what was measured. Numbers keep five digits. Pages quote such
-    records, see `experiments.publish`.
+    key: names of the fields that say what was measured. Numbers keep five digits. A remark stays
+    while the command does. Pages quote such records, see `experiments.publish`.
     """
-    known = json.loads(path.read_text())["summary"]["points"] if path.exists() else []
-    merged = {tuple(point[name] for name in key): point for point in [*known, *points]}
+    before = json.loads(path.read_text()) if path.exists() else {"summary": {"points": []}}
+    known = [*before["summary"]["points"], *points]
+    merged = {tuple(point[name] for name in key): point for point in known}
     lines = ",\n".join(
         "  " + json.dumps({
             name: float(f"{value:.5g}") if isinstance(value, float) else value
@@ -214,7 +211,9 @@ def put(path: pathlib.Path, command: str, key: Sequence[str], points: Sequence[d
         })
         for one in sorted(merged)
     )  # fmt: skip
-    begin = json.dumps(head(command), indent=1)[:-2]
+    same = before.get("command") == command and "remark" in before
+    kept = {"remark": before["remark"]} if same else {}
+    begin = json.dumps(head(command) | kept, indent=1)[:-2]
     write(path, f'{begin},\n "summary": {{"points": [\n{lines}\n ]}}\n}}\n')
 
 

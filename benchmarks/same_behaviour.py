@@ -8,8 +8,8 @@ configs. Parameters, schedules, metrics, summaries, configs and the numbers of r
 equal bit for bit. Records of the commit are kept below `runs/same_behaviour`, under everything that
 they follow from, so that a second comparison runs this checkout alone.
 
-What a change renames, drops or adds on purpose stands in RENAMED and ADDED; any other difference
-fails with a sentence. What follows the clock on the wall is in WALL and REAL_TIME.
+A difference fails with a sentence, also one that is meant. What follows the clock on the wall is
+left out: WALL and REAL_TIME.
 """
 
 import concurrent.futures
@@ -41,11 +41,6 @@ AT_ONCE = 2  # experiments that run
 ROOT = pathlib.Path(__file__).parents[1]
 KEPT = ROOT / "runs" / "same_behaviour"
 
-# Fields that are meant to differ. "old": "new", where part of a name stands for all that is
-# below it, and None for a field that is gone; ADDED has those that only this checkout has. As in
-# {"summary.json/idle_fraction": "summary.json/idle"}.
-RENAMED: Mapping[str, str | None] = {}
-ADDED: tuple[str, ...] = ()
 # Ends of names of fields that follow the clock on the wall, and of the digest of a file with them.
 WALL = ("wall_seconds", "wall_seconds_std", "input_wait_seconds", "state.npz/metrics")
 # The same where the run's own clock is on the wall.
@@ -293,38 +288,12 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and json.dumps(a) == json.dumps(b)
 
 
-def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
-    """Return the new name of a field, by the table's longest entry that fits; None: it is gone.
-
-    An entry stands for the end of a name, from a whole part on, and for all that is below it.
-    """
-    for old in sorted(table, key=lambda old: old.count("/"), reverse=True):
-        before, found, after = f"/{name}/".partition(f"/{old}/")
-        if found:
-            new = table[old]
-            return None if new is None else f"{before}/{new}/{after}".strip("/")
-    return name
-
-
-def compare(
-    old: Mapping[str, Any], new: Mapping[str, Any], table: Mapping[str, str | None] = RENAMED,
-    added: tuple[str, ...] = ADDED,
-) -> list[str]:  # fmt: skip
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return a sentence for every field that differs, or that one side alone has."""
-    sentences, left = [], dict(new)
-    for name, value in old.items():
-        now = renamed(name, table)
-        if now is None:
-            continue
-        if now not in left:
-            called = "" if now == name else f", now {now},"
-            sentences.append(f"{name}{called} is missing; name it in RENAMED if that is meant")
-        elif not same(value, left.pop(now)):
-            sentences.append(f"{name} differs: {_brief(value)} became {_brief(new[now])}")
-    for name in left:
-        if renamed(name, dict.fromkeys(added)) is not None:
-            sentences.append(f"{name} is new; name it in ADDED if that is meant")
-    return sentences
+    sentences = [f"{name} is missing" for name in old if name not in new]
+    sentences += [f"{name} differs: {_brief(old[name])} became {_brief(new[name])}"
+                  for name in old if name in new and not same(old[name], new[name])]  # fmt: skip
+    return sentences + [f"{name} is new" for name in new if name not in old]
 
 
 def _brief(value: Any) -> str:

@@ -5,7 +5,7 @@
     python -m benchmarks.suite --tiny                # the smallest sizes: only that all runs
 
 A ratio is of the faster halves of both sides' turns. A whole run replaces the record
-`docs/results/benchmarks/suite.json` and the table in `docs/reproducing.md`.
+`docs/results/benchmarks/suite.json`.
 
 Fresh pages make a copy of 40 MB several times slower on Linux, and codecs look better than they
 are. `make benchmark` lets the allocator keep its memory, as a long training run would.
@@ -35,9 +35,8 @@ from absl import logging
 from algorithms import all_reduce, matcha
 from algorithms.links import of_rounds
 from benchmarks import floors, harness
-from benchmarks.harness import FOLDER, ROOT, Line, Row, compared, head, run
-from comms import buckets, rounds, topology
-from comms.cost import AlphaBeta
+from benchmarks.harness import FOLDER, Line, Row, compared, head, run
+from comms import rounds, topology
 from experiments import stopwatch, sweep, tasks, train
 from experiments.config_files import override, swept_arms
 from experiments.tasks import models
@@ -47,8 +46,6 @@ from stragglers.processes import from_law
 from stragglers.rule import Rule, Setting
 from stragglers.rules import RULES
 
-PAGE = ROOT / "docs" / "reproducing.md"
-MARKS = "<!-- suite -->\n", "<!-- end of the suite -->"
 DEVICES = 8  # virtual ones of a CPU
 SHARE = 0.02  # of the seconds that are left, for the turns of one comparison
 LAW = delays.shifted_exponential(1.0, 1.0)
@@ -62,7 +59,6 @@ class Sizes(NamedTuple):
     codecs: tuple[str, ...] | None = None  # names; None: all
     events: int = 200_000
     many: int = 100_000  # workers of a schedule without training
-    layers: int = 1000
     arms: int = 32
     models: int = 2  # that read images
     images: int = 20_000
@@ -71,7 +67,7 @@ class Sizes(NamedTuple):
 
 TINY = Sizes(
     workers=(8,), coordinates=20_000, codecs=("S2, rows, r = 1", "top-k", "bf16"),
-    events=2000, many=512, layers=20, arms=2, models=1, images=1200, least=0.0,
+    events=2000, many=512, arms=2, models=1, images=1200, least=0.0,
 )  # fmt: skip
 
 
@@ -186,7 +182,7 @@ def callback_row(devices: int, least: float) -> Row:
             pair = {name: value, "without": without}
             yield Line(f"{name}, {devices} devices", value / without, "x", None, pair, facts)
 
-    return Row("host callbacks", "host callbacks", measure, least, candidates)
+    return Row("host callbacks", "host callbacks", measure, least)
 
 
 # --- schedules ---
@@ -290,34 +286,7 @@ def _many(
     yield Line(name, statistics.median(taken), "us an event", goal)
 
 
-# --- buckets and codecs ---
-
-
-def random_trace(rng: np.random.Generator, layers: int) -> tuple[np.ndarray, np.ndarray, AlphaBeta]:
-    """Return (sizes, ready, cost) of a random model on a random network.
-
-    Layers of 1 kB to 10 MB, 1 ms of backward each on average, and an all-reduce with alpha of 10 us
-    to 10 ms and 0.1 to 10 ns per byte; uniform logarithms.
-    """
-    sizes = np.round(10 ** rng.uniform(3, 7, layers))
-    ready = np.cumsum(rng.exponential(1e-3, layers))
-    return sizes, ready, AlphaBeta(10 ** rng.uniform(-5, -2), 10 ** rng.uniform(-10, -8))
-
-
-def bucket_lines(layers: int, budget: float) -> Iterator[Line]:
-    """Yield seconds of planning, and gaps to the best buckets on random traces."""
-    large = random_trace(np.random.default_rng(0), layers)
-    plans = {name: lambda plan=plan: plan(*large).end for name, plan in buckets.PLANNERS.items()}
-    seconds = stopwatch.seconds(plans, 3, budget=budget)
-    rng = np.random.default_rng(0)
-    cases = [random_trace(rng, rng.integers(2, 65)) for _ in range(2 * layers)]
-    best = np.array([buckets.optimal(*case).finish for case in cases])
-    for name, taken in seconds.items():
-        gap = np.array([buckets.PLANNERS[name](*case).finish for case in cases]) / best - 1
-        facts = {"mean gap": float(gap.mean()), "worst gap": float(gap.max())}
-        goal = {"optimal": 1.0}.get(name)
-        yield Line(f"planning of {layers:,} layers, {name}", taken, "s", goal, {}, facts)
-
+# --- codecs ---
 
 # By the beginning of a codec's name: at most this many times as long as a copy.
 CODEC_GOALS = {
@@ -441,7 +410,6 @@ def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     yield round_row("mesh", devices, 1.05, 15 * least)
     yield callback_row(devices, 15 * least)
     yield from schedule_rows(sizes)
-    yield Row("buckets", "buckets", functools.partial(bucket_lines, sizes.layers), 15 * least)
     yield from codec_rows(sizes.codecs, (sizes.coordinates,), 2 * least)
     for case in CASES:
         yield compared(
@@ -452,33 +420,6 @@ def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     for model, batch, updates, goal in kinds[: sizes.models]:
         measure = functools.partial(streaming_lines, model, batch, updates, goal, sizes.images)
         yield Row("input", f"streamed, {model}", measure, 40 * least)
-
-
-def table(record: dict) -> str:
-    """Return the lines of a record for a page: row, ours, floor, ratio, goal."""
-    found = ["| row | ours | floor | ratio | goal |", "| --- | --- | --- | --- | --- |"]
-    for row in record["rows"]:
-        for line in row["lines"]:
-            times = [f"{1e3 * value:.4g} ms" for value in line["seconds"].values()][:2]
-            number = f"{line['value']:.3g}"
-            if line["unit"] != "x":
-                times, number = [f"{number} {line['unit']}"], ""
-            ours, floor = [*times, "–", "–"][:2]
-            goal = "–" if line["goal"] is None else f"<= {line['goal']:g}"
-            found.append(f"| {line['name']} | {ours} | {floor} | {number or '–'} | {goal} |")
-        if row["state"] != harness.RAN:
-            found.append(f"| {row['name']} | – | – | {row['state']} | – |")
-    return "\n".join(found) + "\n"
-
-
-def publish(record: dict, page: pathlib.Path) -> None:
-    """Put the table between the marks of a page."""
-    before, begin, rest = page.read_text().partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if not (begin and end):
-        raise ValueError(f"{page} has no marks {MARKS[0].strip()} and {MARKS[1]}; add both")
-    said = f"{record['date'][:10]}, {record['cores']} cores, {record['backend']}"
-    harness.write(page, f"{before}{begin}{said}:\n\n{table(record)}{end}{after}")
 
 
 def main() -> None:
@@ -498,8 +439,6 @@ def main() -> None:
     record = head(f"python -m benchmarks.suite {given}".strip())
     record |= {"backend": jax.default_backend(), "load": os.getloadavg()[0], "complete": False}
     good = run(wanted, record, path, 60 * options.minutes, print, SHARE)
-    if is_whole:
-        publish(record, PAGE)
     sys.exit(0 if good else 1)
 
 

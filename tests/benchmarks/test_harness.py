@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import accelerator, floors, suite
+from benchmarks import accelerator, floors, harness
 from benchmarks.harness import Line, Row, Skip, compared, run
 from experiments import stopwatch
 from tests.launcher import ROOT
@@ -73,16 +73,16 @@ def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
     assert ratio("a", 2.3).verdict == "missed by 2.3x" and ratio("a", 5.0, None).verdict == ""
 
 
-def test_the_table_stands_between_the_marks_of_a_page(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{''.join(suite.MARKS)}\nafter\n")
-    _, record, _ = ran([row("r", ratio("a"), Line("b", 3.0, "s"))], tmp_path / "r.json")
-    for _ in range(2):  # it replaces itself
-        suite.publish(record | {"date": "2026-01-01T", "cores": 2, "backend": "cpu"}, page)
-    text = page.read_text()
-    assert text.count("| a | – | – | 2 | <= 1 |") == 1 and "| b | 3 s | – | – | – |" in text
-    assert text.startswith("before\n") and text.endswith("\nafter\n")
-    assert all(mark in (ROOT / "docs" / "reproducing.md").read_text() for mark in suite.MARKS)
+def test_a_record_keeps_other_points_and_a_remark_on_its_command(tmp_path):
+    path = tmp_path / "record.json"
+    harness.put(path, "python -m a", ("rate",), [{"rate": "1gbit", "ms": 1.23456789}])
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {"remark": "Of an earlier form."}))
+    for command, remark in (("python -m a", "Of an earlier form."), ("python -m b", None)):
+        harness.put(path, command, ("rate",), [{"rate": "2gbit", "ms": 2.0}])
+        found = json.loads(path.read_text())
+        assert found.get("remark") == remark and found["command"] == command
+        assert [point["ms"] for point in found["summary"]["points"]] == [1.2346, 2.0]
 
 
 @pytest.mark.slow
@@ -109,12 +109,12 @@ def command(module, *arguments):
 @pytest.mark.slow
 def test_the_tiny_suite_measures_rows_that_are_named(tmp_path):
     path = tmp_path / "suite.json"
-    words = "--only=buckets,schedules"  # the other command measures the rest
+    words = "--only=schedules"  # the other command measures the rest
     ended = command("suite", "--tiny", "--minutes=60", words, f"--output={path}")
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     record = json.loads(path.read_text())
     assert set(states(record).values()) == {"ran"}
-    assert len({row["section"] for row in record["rows"]}) == 2
+    assert {row["section"] for row in record["rows"]} == {"schedules"}
     assert all(line["value"] >= 0 for row in record["rows"] for line in row["lines"])
 
 
@@ -131,13 +131,13 @@ def test_the_tiny_command_for_accelerators_measures_every_row(tmp_path):
     """With `--only`, here of all sections, other rows of an earlier record stay."""
     path, other = tmp_path / "accelerator_cpu.json", {"name": "bf16, 1e9", "state": "ran"}
     path.write_text(json.dumps({"rows": [other, other | {"name": "bf16, 2e4"}]}))
-    sections = "--only=over,host,several,steps,numbers,profile"
+    sections = "--only=over,host,several,steps,numbers"
     ended = command("accelerator", "--tiny", "--minutes=60", sections, f"--folder={tmp_path}")
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     record = json.loads(path.read_text())
     assert record["complete"] and record["device"]["count"] == 2
     assert record["rows"].pop(0) == other and len(states(record)) == len(record["rows"])
-    assert len({row["section"] for row in record["rows"]}) == 7
+    assert len({row["section"] for row in record["rows"]}) == 6
     seen = states(record)
     assert seen.pop("overlap") == ("ran" if hasattr(jax.lax, "psum_scatter_start") else "skipped")
     assert set(seen.values()) == {"ran"}
@@ -149,4 +149,3 @@ def test_the_tiny_command_for_accelerators_measures_every_row(tmp_path):
     assert len(steps) == 3 and all(line["facts"]["peak"] == "unknown" for line in steps)
     buckets = [line["facts"] for line in lines if "planned" in line["facts"]]
     assert [fact["planned"] == fact["compiled"] for fact in buckets] == [True] * 3
-    assert list((tmp_path / "accelerator_cpu_profile").rglob("*.xplane.pb"))
