@@ -256,7 +256,8 @@ def best(members: Sequence[Arm], quantity: str, apart: bool = False) -> Arm:
     """Return the best of the members that have the quantity in every seed.
 
     apart: for every seed the numbers of the setting that the other seeds choose, so that no seed is
-    judged at a setting that it has helped to choose. The name is that of all seeds' choice.
+    judged at a setting that it has helped to choose; Inconclusive where one has no number there.
+    The name is that of all seeds' choice.
     """
     complete = [arm for arm in members if _complete(arm, quantity)]
     if not complete:
@@ -264,7 +265,7 @@ def best(members: Sequence[Arm], quantity: str, apart: bool = False) -> Arm:
         what = "came to the target" if "_to_target" in quantity else f"has a {words(quantity)}"
         raise Inconclusive(f"no arm of {name} {what} in every seed")
     found = min(complete, key=lambda arm: _sign(quantity) * arm[quantity])
-    return _of_other_seeds(found, complete, quantity) if apart else found
+    return _of_other_seeds(found, members, quantity) if apart else found
 
 
 def _sign(quantity: str) -> int:
@@ -317,8 +318,12 @@ def _of_other_seeds(found: Arm, members: Sequence[Arm], quantity: str) -> Arm:
     values = [arm.get(f"{quantity}_by_seed") or [] for arm in members]
     if len(set(map(len, values))) > 1 or len(values[0]) < 2:
         return found
-    table = _sign(quantity) * np.array(values)  # [members, seeds]
-    chosen = np.argmin(table.sum(1, keepdims=True) - table, axis=0)
+    table = _sign(quantity) * np.array(values, float)  # [members, seeds]; nan: it has no number
+    table = np.where(np.isfinite(table), table, np.inf)
+    chosen = [int(np.delete(table, seed, 1).sum(1).argmin()) for seed in range(table.shape[1])]
+    if np.isinf([table[choice, seed] for seed, choice in enumerate(chosen)]).any():
+        name = groups(members)[0]
+        raise Inconclusive(f"a setting of {name} that other seeds choose fails for one")
     result = dict(found)
     for key in [key for key in found if key.endswith("_by_seed")]:
         lists = [members[choice].get(key) for choice in chosen]

@@ -122,6 +122,10 @@ def test_seeds_that_choose_need_not_be_the_seeds_that_judge():
     found = stats.best(lucky, "train_loss", apart=True)
     # Without its 0 the first seed chooses the second arm, the others choose the first.
     assert found["train_loss_by_seed"] == [2.1, 3.0, 3.0] and found["name"] == "ours/rate=0.1"
+    risky = arm("ours/rate=0.4") | {"train_loss": None, "train_loss_by_seed": [0.1, 0.1, None]}
+    assert stats.best([*lucky, risky], "train_loss")["train_loss"] == 2.0
+    with pytest.raises(stats.Inconclusive, match="that other seeds choose fails for one"):
+        stats.best([*lucky, risky], "train_loss", apart=True)
 
 
 def accurate(name, values, samples=10_000):
