@@ -168,7 +168,7 @@ def point(points: Iterable[Arm], fields: Mapping[str, Any], quantity: str) -> Ar
     found = (one for one in points if fields.items() <= one.items())
     if (one := next(found, None)) is None:
         raise Inconclusive(f"there is no point {name}")
-    value, spread = one[quantity], one.get(f"{quantity}_deviation")
+    value, spread = one.get(quantity), one.get(f"{quantity}_deviation")
     if isinstance(value, list):
         several = {quantity: float(np.mean(value)), f"{quantity}_by_seed": value}
         return {**one, "name": name, "seeds": range(len(value)), **several}

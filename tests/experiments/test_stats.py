@@ -114,6 +114,8 @@ def test_points_of_an_analysis_or_a_benchmark_are_arms_by_their_fields():
     assert judge(more, found).verdict == FAILS
     none = judge(more._replace(theirs={"form": "some"}), found)
     assert str(none) == "inconclusive: there is no point some"
+    other = judge(Claim("", "", "", few, full, "seconds"), found)
+    assert str(other) == "inconclusive: not every seed of few, 4 has a finite seconds"
 
 
 def test_seeds_that_choose_need_not_be_the_seeds_that_judge():
