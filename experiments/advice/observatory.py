@@ -300,7 +300,10 @@ def main(arguments: Sequence[str]) -> None:
     ):
         tables.print_table(console, numbers._replace(title=title))
     if given.record:
-        head = {"command": f"python -m experiments.advice.observatory {shlex.join(arguments[1:])}"}
+        own = {"mini_batches": given.mini_batches, "workers": given.workers}
+        more = [f"--{name}={value}" for name, value in own.items() if value is not None]
+        words = shlex.join([*arguments[1:], *more])
+        head = {"command": f"python -m experiments.advice.observatory {words}"}
         files.write(given.record, json.dumps({**head, "sources": records}, indent=1) + "\n")
     if given.figure:
         figure(given.figure, seen, given.mini_batches)

@@ -91,14 +91,15 @@ def test_a_look_at_files_from_the_command_line(tmp_path, monkeypatch):
         rows = [f"{step},{1 + worker + 0.1 * (step % 3)}" for step in range(40)]
         (tmp_path / f"rank{worker}.csv").write_text("step,seconds\n" + "\n".join(rows))
     look = [sys.executable, "-m", "experiments.advice.observatory"]
-    pattern, png = f"{tmp_path}/rank*.csv", tmp_path / "look.png"
+    pattern, png, path = f"{tmp_path}/rank*.csv", tmp_path / "look.png", tmp_path / "look.json"
     run = subprocess.run(
-        [*look, pattern, "--mini_batches=2", f"--figure={png}"],
+        [*look, pattern, "--mini_batches=2", f"--figure={png}", f"--record={path}"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "120 durations of 3 workers, 40 each" in run.stdout
     assert "A barrier's round takes 1.48 times the mean worker's" in run.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(path.read_text())["command"].endswith("/rank*.csv' --mini_batches=2")
     given = SimpleNamespace(mini_batches=40, workers=None)
     monkeypatch.setattr(observatory, "flags", SimpleNamespace(FLAGS=given))
     with pytest.raises(SystemExit, match=r"error: .* too few durations for two rounds"):
