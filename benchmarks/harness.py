@@ -198,11 +198,18 @@ def head(command: str) -> dict:
 def put(path: pathlib.Path, command: str, key: Sequence[str], points: Sequence[dict]) -> None:
     """Put points into the record at a path; the others in it stay, but for those with their `key`.
 
-    key: names of the fields that say what was measured. Numbers keep five digits. A remark stays
-    while the command does. Pages quote such records, see `experiments.publish`.
+    key: names of the fields that say what was measured. Numbers keep five digits. Points of another
+    day than the record's have their own, and a remark stays while the command does. Pages quote
+    such records, see `experiments.publish`.
     """
     before = json.loads(path.read_text()) if path.exists() else {"summary": {"points": []}}
-    known = [*before["summary"]["points"], *points]
+    now, day = head(command), before.get("date", "")[:10]
+    kept = before["summary"]["points"]
+    if not now["date"].startswith(day):
+        kept = [{"date": day} | point for point in kept]
+    if "remark" in before and before["command"] == command:
+        now["remark"] = before["remark"]
+    known = [*kept, *points]
     merged = {tuple(point[name] for name in key): point for point in known}
     lines = ",\n".join(
         "  " + json.dumps({
@@ -211,9 +218,7 @@ def put(path: pathlib.Path, command: str, key: Sequence[str], points: Sequence[d
         })
         for one in sorted(merged)
     )  # fmt: skip
-    same = before.get("command") == command and "remark" in before
-    kept = {"remark": before["remark"]} if same else {}
-    begin = json.dumps(head(command) | kept, indent=1)[:-2]
+    begin = json.dumps(now, indent=1)[:-2]
     write(path, f'{begin},\n "summary": {{"points": [\n{lines}\n ]}}\n}}\n')
 
 

@@ -73,16 +73,19 @@ def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
     assert ratio("a", 2.3).verdict == "missed by 2.3x" and ratio("a", 5.0, None).verdict == ""
 
 
-def test_a_record_keeps_other_points_and_a_remark_on_its_command(tmp_path):
+def test_a_record_keeps_other_points_with_their_day_and_a_remark_on_its_command(tmp_path):
     path = tmp_path / "record.json"
     harness.put(path, "python -m a", ("rate",), [{"rate": "1gbit", "ms": 1.23456789}])
     found = json.loads(path.read_text())
-    path.write_text(json.dumps(found | {"remark": "Of an earlier form."}))
+    earlier = {"remark": "Of an earlier form.", "date": "2026-01-02T03"}
+    path.write_text(json.dumps(found | earlier))
     for command, remark in (("python -m a", "Of an earlier form."), ("python -m b", None)):
         harness.put(path, command, ("rate",), [{"rate": "2gbit", "ms": 2.0}])
         found = json.loads(path.read_text())
         assert found.get("remark") == remark and found["command"] == command
         assert [point["ms"] for point in found["summary"]["points"]] == [1.2346, 2.0]
+        days = [point.get("date") for point in found["summary"]["points"]]
+        assert days == ["2026-01-02", None]
 
 
 @pytest.mark.slow
