@@ -254,7 +254,7 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
             _verdict(answer, apart),
             ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "–"),
         )
-        for claim, answer, apart in both_answers(paper)
+        for claim, answer, apart in answers(paper)
     ]
     yield from table(("claim", "measured", "p", "verdict", "source"), rows)
     path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
@@ -278,23 +278,17 @@ def _verdict(answer: stats.Answer, apart: stats.Answer) -> str:
     return words + f"; {apart.verdict} if other seeds choose" * (apart.verdict != answer.verdict)
 
 
-def answers(paper: ModuleType, apart: bool = False) -> list[tuple[stats.Claim, stats.Answer]]:
-    """Return the claims of a paper and what their records say of them; apart: see `judge`."""
+def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer, stats.Answer]]:
+    """Return the claims of a paper with two answers, the second where other seeds choose."""
 
-    def answer(claim: stats.Claim) -> stats.Answer:
+    def answer(claim: stats.Claim, apart: bool) -> stats.Answer:
         try:
             found = record(claim.record)
         except ValueError:
             return stats.Answer(stats.INCONCLUSIVE, "", "there is no record")
         return stats.judge(claim, arms(found), found, apart)
 
-    return [(claim, answer(claim)) for claim in paper.CLAIMS]
-
-
-def both_answers(paper: ModuleType) -> Iterator[tuple[stats.Claim, stats.Answer, stats.Answer]]:
-    """Yield the claims of a paper with two answers, the second where other seeds choose."""
-    for (claim, answer), (_, apart) in zip(answers(paper), answers(paper, True), strict=True):
-        yield claim, answer, apart
+    return [(claim, answer(claim, False), answer(claim, True)) for claim in paper.CLAIMS]
 
 
 def of_headlines(*names: str) -> Iterator[str]:
@@ -306,7 +300,7 @@ def of_headlines(*names: str) -> Iterator[str]:
     for paper in papers(names or PAPERS):
         claim, answer = next(
             (claim, answer)
-            for claim, answer, apart in both_answers(paper)
+            for claim, answer, apart in answers(paper)
             if answer.verdict == apart.verdict
         )
         anchor = re.sub(r"[^\w -]", "", paper.TITLE.lower()).replace(" ", "-")
@@ -320,7 +314,7 @@ def of_headlines(*names: str) -> Iterator[str]:
 
 def of_verdicts() -> Iterator[str]:
     """Give the number of verdicts of each kind, and how many tests stand beside all others."""
-    found = [judged for paper in papers() for judged in both_answers(paper)]
+    found = [judged for paper in papers() for judged in answers(paper)]
     usual, apart = [answer for _, answer, _ in found], [answer for *_, answer in found]
     counts = Counter(answer.verdict for answer in usual)
     yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])

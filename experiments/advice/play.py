@@ -547,14 +547,9 @@ def _tuned(
             found.setdefault(name, {})[rate] = seconds
         wanted = []
         for one, tried in [(one, found[one.name]) for one, _ in centres if one.name in found]:
-            if (best := _best(tried)) in (min(tried), max(tried)):
+            if (best := _in_order(tried)[0]) in (min(tried), max(tried)):
                 wanted.append((one, best * (0.5 if best == min(tried) else 2.0), 0))
     return found
-
-
-def _best(tried: Mapping[float, float]) -> float:
-    """Return the rate with the fewest seconds, the smallest of equal ones."""
-    return _in_order(tried)[0]
 
 
 def _in_order(tried: Mapping[float, float]) -> list[float]:

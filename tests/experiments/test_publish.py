@@ -104,7 +104,7 @@ def test_pages_have_the_tables_of_their_records(monkeypatch):
     for name in ("record", "answers"):  # each once, though several tables ask for it
         monkeypatch.setattr(publish, name, functools.cache(getattr(publish, name)))
     for paper in publish.papers():
-        for claim, found in publish.answers(paper):
+        for claim, found, _ in publish.answers(paper):
             assert "there is no" not in found.reason, (claim.claim, found.reason)
     for path in publish.pages():
         text = path.read_text()
