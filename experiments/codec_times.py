@@ -33,36 +33,30 @@ def networks(config: ConfigDict, shapes, gigabits: Sequence[float]) -> dict[str,
     return {f"{8e-9 / float(network.beta.max()):.3g} Gbit/s": network}
 
 
-def step_seconds(arm: prepare.Prepared, config: ConfigDict) -> tuple[float, float]:
-    """Measure seconds of a worker's gradient, and of its exchange with nobody else and its step.
+def step_rounds(
+    arms: Mapping[str, tuple[prepare.Prepared, ConfigDict]], rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Measure seconds (gradient, step) of several arms in rounds, in which all take turns.
+
+    What slows a round down slows all its arms, so that rounds tell how far their ratios can be
+    trusted.
+    """
+    compared = {
+        (name, what): program
+        for name, (arm, config) in arms.items()
+        for what, program in programs(arm, config).items()
+    }
+    found = [stopwatch.seconds(compared, TURNS) for _ in range(rounds)]
+    return {name: [(r[name, "gradient"], r[name, "step"]) for r in found] for name in arms}
+
+
+def programs(arm: prepare.Prepared, config: ConfigDict) -> dict[str, Callable[[], object]]:
+    """Return programs of a worker's gradient, and of its exchange with nobody else and its step.
 
     Arms differ in the second by their encoding and decoding; of what is gathered from others, by
     that of one message. What a worker does only for others is left out, as the rounding of
     `int8_all_reduce` and the lists of `sparcml`.
     """
-    (taken,) = step_rounds({"arm": (arm, config)}, 1)["arm"]
-    return taken
-
-
-def step_rounds(
-    arms: Mapping[str, tuple[prepare.Prepared, ConfigDict]], rounds: int
-) -> dict[str, list[tuple[float, float]]]:
-    """Measure `step_seconds` of several arms in each of some rounds, in which all take turns.
-
-    What slows a round down slows all its arms, so that rounds tell how far their ratios can be
-    trusted.
-    """
-    programs = {
-        (name, what): program
-        for name, (arm, config) in arms.items()
-        for what, program in _programs(arm, config).items()
-    }
-    found = [stopwatch.seconds(programs, TURNS) for _ in range(rounds)]
-    return {name: [(r[name, "gradient"], r[name, "step"]) for r in found] for name in arms}
-
-
-def _programs(arm: prepare.Prepared, config: ConfigDict) -> dict[str, Callable[[], object]]:
-    """Return the programs that `step_seconds` measures."""
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(jnp.asarray, tasks.take(arm.task.train, slice(config.batch_size)))
     losses = tasks.first_draw(arm.task)

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
-from experiments import codec_times, optimizers, prepare, registry
+from experiments import codec_times, optimizers, prepare, registry, stopwatch
 from experiments.analysis import Analysis
 from experiments.config_files import override
 from experiments.stats import Numbers
@@ -58,7 +58,8 @@ def explain(config: ConfigDict) -> Analysis:
     networks = codec_times.networks(config, own.shapes, GIGABITS)
     latency = max(float(network.alpha.max()) for network in networks.values())
     bandwidths = {name: 1 / float(network.beta.max()) for name, network in networks.items()}
-    gradient, plain = codec_times.step_seconds(dense, simulated)
+    plain, turns = codec_times.programs(dense, simulated), codec_times.TURNS
+    gradient = stopwatch.seconds({"gradient": plain["gradient"]}, turns)["gradient"]
     reference = _line("all_reduce", dense, workers, latency, 0.0)
     specs = [registry.spec(config.algorithm)]
     specs += [{"name": n} for n in prepare.METHOD.factories if n != specs[0]["name"]]
@@ -73,7 +74,9 @@ def explain(config: ConfigDict) -> Analysis:
             # As a method for one worker, whose exchange is with nobody.
             one = override(simulated, {"algorithm": spec, "workers": 1})
             alone = prepare.prepare(one, settled=True)
-            codec = max(0.0, codec_times.step_seconds(alone, simulated)[1] - plain)
+            steps = {"own": codec_times.programs(alone, simulated)["step"], "plain": plain["step"]}
+            taken = stopwatch.seconds(steps, turns)
+            codec = max(0.0, taken["own"] - taken["plain"])
             line = _line(registry.text(spec), arm, workers, latency, codec)
             rows.append(_row(line, reference, gradient, bandwidths))
     rows.sort(key=lambda row: min(one["seconds"] for one in row["networks"]))

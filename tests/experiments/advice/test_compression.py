@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import codec_times
+from experiments import codec_times, stopwatch
 from experiments.advice import compression
 from experiments.advice.compression import Line, break_even
 
@@ -39,8 +39,16 @@ def test_more_bytes_never_pay_and_fewer_for_nothing_always_do():
 
 @pytest.mark.slow
 def test_methods_are_weighed_for_a_config_by_codecs_that_take_time(config, monkeypatch):
+    compared, measure = [], stopwatch.seconds
+
+    def seconds(programs, turns):
+        compared.append({*programs})
+        return measure(programs, turns)
+
     monkeypatch.setattr(codec_times, "TURNS", 3)
+    monkeypatch.setattr(stopwatch, "seconds", seconds)
     found = compression.explain(config)
+    assert compared[0] == {"gradient"} and all(one == {"own", "plain"} for one in compared[1:])
     methods = {row["method"]: row for row in found.summary["methods"]}
     assert {"top_k", "powersgd", "qsgd", "one_bit_adam"} <= methods.keys()
     dense = 4 * 4  # bytes that two workers send of four numbers, once each
