@@ -68,6 +68,8 @@ def launch(
     records.check_path(f"{root}", "workdir")
     source = durations.read(text, given, start, trusted)
     _check(root, source.measured.digest, overwrite)
+    if training:
+        play.rate_of(source.config)
     advice = play.weigh(source, named)
     files.make(root)
     with files.held(root / files.LAUNCH_LOCK):

@@ -483,6 +483,17 @@ def of_smaller(advice: Advice) -> str:
     )  # fmt: skip
 
 
+def rate_of(config: ConfigDict) -> float:
+    """Return the learning rate around which others are tried; ValueError where there is none."""
+    if "learning_rate" not in config.optimizer:
+        raise ValueError(
+            f"the advice trains at several learning rates, and config.optimizer="
+            f"{registry.text(config.optimizer)} has none of its own; write one behind it, as in "
+            "chain(..., learning_rate=0.1), or give --no_training"
+        )
+    return config.optimizer.learning_rate
+
+
 def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = None) -> Advice:
     """Return the advice after training the reference and others, by default the first ones.
 
@@ -502,7 +513,7 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
     if others is None:
         others = [*advice.order[: MOST_TRAINED - 2], *([advice.smaller] if advice.smaller else [])]
     every = [own, *(one for one in others if one.name != own.name)]
-    rate = config.optimizer.learning_rate
+    rate = rate_of(config)
     first = _tuned([(own, rate)], config, workdir).get(own.name, {rate: np.inf})
     rate, least = min(first.items(), key=lambda pair: pair[::-1])
     if np.isfinite(least):

@@ -92,6 +92,9 @@ def test_what_cannot_be_advised_is_refused(here, call):
         (["--advise=three.npz", THREE, "--workdir=other"], "something else than an advice"),
         (["--advise=three.npz", THREE, "--config.wait=neighbour_barrier"],
          "config.wait=neighbour_barrier cannot be played"),
+        (["--advise=three.npz", THREE,
+          "--config.optimizer=[clip_by_global_norm(max_norm=1.0), sgd(learning_rate=0.1)]"],
+         "has none of its own; write one behind it"),
     ):  # fmt: skip
         code, _, err = call(*flags)
         assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
