@@ -585,6 +585,7 @@ def _seconds(
         path = f"{ARMS}/{one.name}/{config.seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
         places[one.name, rate, repeat] = path
+    arms = sweep.to_the_end(arms)
     for arm in arms:  # an advice on another config may be there
         records.check(workdir / arm.path, arm.config)
     failures = sweep.run(arms, f"{workdir}", False, together=True) if arms else {}

@@ -137,3 +137,17 @@ def test_a_rate_that_is_unstable_for_some_seeds_is_not_taken():
     assert {name: one.rate for name, one in found.items()} == {"a": 0.4, "b": 0.1, "c": 0.1}
     assert found["a"].seconds == (18.0, 19.0) and not found["a"].edge and found["b"].edge
     assert (found["c"].arrived, str(found["c"])) == (1, "1 of 2 seeds")
+
+
+def test_a_schedule_that_ends_with_the_run_is_trained_with_its_end(tmp_path, monkeypatch):
+    arm, source, trained = config(**{"optimizer.schedule": "cosine"}), measured(), []
+    one = play.play(arm, prepare.prepare(arm), source)
+    durations.write(source, tmp_path / play.DURATIONS[0])
+
+    def run(arms, *_, **__):
+        trained.extend(arms)
+        return {each.path: "it is not run" for each in arms}
+
+    monkeypatch.setattr(play.sweep, "run", run)
+    assert play._seconds([(one, 0.5, 0)], arm, tmp_path) == {}
+    assert trained[0].config.optimizer.schedule.samples > 0
