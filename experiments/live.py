@@ -235,7 +235,7 @@ def _abandoned(root: Path, now: State) -> str:
 def _follow(root: Path, attended: Attendance, server: Server) -> None:
     """Show records as they arrive, until nobody works on the workdir and nothing is new."""
     looks: dict[tuple, figures.Look] = {}
-    stamp, changed = None, time.monotonic()
+    stamp, changed, is_shown = None, time.monotonic(), False
     while True:
         began = time.monotonic()
         new = []  # changes when records arrive
@@ -244,10 +244,12 @@ def _follow(root: Path, attended: Attendance, server: Server) -> None:
                 status = path.stat()
                 new.append((path, status.st_mtime_ns, status.st_size))
         if new != stamp:
-            stamp, changed = new, began
+            stamp, changed, is_shown = new, began, False
+        if not is_shown:
             try:
                 server.show(*page(root, server.answer["version"] + 1, looks))
-            except (ValueError, OSError) as error:  # the last page stays
+                is_shown = True
+            except (ValueError, OSError) as error:  # the last one stays, and it is tried again
                 server.answer = server.answer | {"state": registry.sentence(error)}
         if not attended and time.monotonic() - changed > QUIET:
             end = f"{state(root)}; nobody is at work any more"

@@ -131,6 +131,14 @@ def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, cap
 def test_a_launch_that_was_killed_is_named_and_one_that_is_done_has_its_report(
     root, monkeypatch, call
 ):
+    made, failures = live.page, [ValueError("a file is being written")]
+
+    def page(*given):
+        if failures:
+            raise failures.pop()
+        return made(*given)
+
+    monkeypatch.setattr(live, "page", page)  # which is made again though no record is new
     with open(root / "b" / files.RUN_LOCK, "w") as killed:
         fcntl.flock(killed, fcntl.LOCK_EX)  # as training does until it is killed
         watched = Watched(root, monkeypatch)
