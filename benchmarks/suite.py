@@ -5,7 +5,7 @@
     python -m benchmarks.suite --tiny                # the smallest sizes: only that all runs
 
 A ratio is of the faster halves of both sides' turns. A whole run replaces the record
-`docs/results/benchmarks/suite.json`.
+`docs/results/benchmarks/suite.json` and the table in `docs/reproducing.md`.
 
 Fresh pages make a copy of 40 MB several times slower on Linux, and codecs look better than they
 are. `make benchmark` lets the allocator keep its memory, as a long training run would.
@@ -35,7 +35,7 @@ from absl import logging
 from algorithms import all_reduce, matcha
 from algorithms.links import of_rounds
 from benchmarks import floors, harness
-from benchmarks.harness import FOLDER, Line, Row, compared, head, run
+from benchmarks.harness import FOLDER, ROOT, Line, Row, compared, head, run
 from comms import rounds, topology
 from experiments import stopwatch, sweep, tasks, train
 from experiments.config_files import override, swept_arms
@@ -46,6 +46,8 @@ from stragglers.processes import from_law
 from stragglers.rule import Rule, Setting
 from stragglers.rules import RULES
 
+PAGE = ROOT / "docs" / "reproducing.md"
+MARKS = "<!-- suite -->\n", "<!-- end of the suite -->"
 DEVICES = 8  # virtual ones of a CPU
 SHARE = 0.02  # of the seconds that are left, for the turns of one comparison
 LAW = delays.shifted_exponential(1.0, 1.0)
@@ -422,6 +424,33 @@ def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
         yield Row("input", f"streamed, {model}", measure, 40 * least)
 
 
+def table(record: dict) -> str:
+    """Return the lines of a record for a page: row, ours, floor, ratio, goal."""
+    found = ["| row | ours | floor | ratio | goal |", "| --- | --- | --- | --- | --- |"]
+    for row in record["rows"]:
+        for line in row["lines"]:
+            times = [f"{1e3 * value:.4g} ms" for value in line["seconds"].values()][:2]
+            number = f"{line['value']:.3g}"
+            if line["unit"] != "x":
+                times, number = [f"{number} {line['unit']}"], ""
+            ours, floor = [*times, "–", "–"][:2]
+            goal = "–" if line["goal"] is None else f"<= {line['goal']:g}"
+            found.append(f"| {line['name']} | {ours} | {floor} | {number or '–'} | {goal} |")
+        if row["state"] != harness.RAN:
+            found.append(f"| {row['name']} | – | – | {row['state']} | – |")
+    return "\n".join(found) + "\n"
+
+
+def publish(record: dict, page: pathlib.Path) -> None:
+    """Put the table between the marks of a page."""
+    before, begin, rest = page.read_text().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not (begin and end):
+        raise ValueError(f"{page} has no marks {MARKS[0].strip()} and {MARKS[1]}; add both")
+    said = f"{record['date'][:10]}, {record['cores']} cores, {record['backend']}"
+    harness.write(page, f"{before}{begin}{said}:\n\n{table(record)}{end}{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="words of sections or rows, with commas")
@@ -439,6 +468,8 @@ def main() -> None:
     record = head(f"python -m benchmarks.suite {given}".strip())
     record |= {"backend": jax.default_backend(), "load": os.getloadavg()[0], "complete": False}
     good = run(wanted, record, path, 60 * options.minutes, print, SHARE)
+    if is_whole:
+        publish(record, PAGE)
     sys.exit(0 if good else 1)
 
 
