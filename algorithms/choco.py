@@ -158,7 +158,7 @@ def choco_sgd(
     *,
     exchange: Reducer | None = None,
     gamma: float = 0.1,
-    mixing_matrix: str | np.ndarray = "metropolis",
+    mixing_matrix: str | np.ndarray | None = None,
     seed: int = 0,
 ) -> Algorithm:
     """Step locally with `optimizer`, and gossip compressed changes over the neighbours of `graph`.

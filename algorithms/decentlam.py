@@ -76,7 +76,7 @@ def decentlam(
     graph: nx.Graph,
     *,
     momentum: float = 0.9,
-    mixing_matrix: str | np.ndarray = "metropolis",
+    mixing_matrix: str | np.ndarray | None = None,
     links: Links | None = None,
 ) -> Algorithm:
     """Step locally with `optimizer` and mix over `graph`, with momentum of both together.

@@ -20,7 +20,7 @@ def dpsgd(
     optimizer: optax.GradientTransformation,
     graph: nx.Graph,
     *,
-    mixing_matrix: str | np.ndarray = "metropolis",
+    mixing_matrix: str | np.ndarray | None = None,
     order: str = "combine_while_adapting",
     weighting: str = "equal",
     links: Links | None = None,
@@ -28,7 +28,8 @@ def dpsgd(
     """Step locally with `optimizer`, and average models over the neighbours of `graph`.
 
     mixing_matrix: a name in `comms.mixing.MIXINGS`, or weights of one's own, [n, n], symmetric with
-        rows that sum to 1, and 0 where the graph has no edge.
+        rows that sum to 1, and 0 where the graph has no edge; None: metropolis. Graphs and links
+        that change with time have weights of their own instead.
     order: of mixing and stepping, see the two formulas of `algorithms.gossip`.
     weighting: "equal", "confidence" or "local_sum", the step length of a worker that finished only
         some of its mini-batches.

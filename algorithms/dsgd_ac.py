@@ -45,7 +45,7 @@ def dsgd_ac(
     samples: float,
     power: float = 3.0,
     floor: float = 0.0,
-    mixing_matrix: str | np.ndarray = "metropolis",
+    mixing_matrix: str | np.ndarray | None = None,
 ) -> Algorithm:
     """Step locally with `optimizer`, and average over `graph` less and less.
 

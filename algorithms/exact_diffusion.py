@@ -79,7 +79,7 @@ def exact_diffusion(
     optimizer: optax.GradientTransformation,
     graph: nx.Graph,
     *,
-    mixing_matrix: str | np.ndarray = "metropolis",
+    mixing_matrix: str | np.ndarray | None = None,
     links: Links | None = None,
 ) -> Algorithm:
     """Step locally with `optimizer`, correct, and average models over the neighbours of `graph`.

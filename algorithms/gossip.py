@@ -166,22 +166,25 @@ class Mixing(NamedTuple):
         )
 
 
-def matrix_of(graph: nx.Graph, mixing_matrix: str | np.ndarray) -> np.ndarray:
+def matrix_of(graph: nx.Graph, mixing_matrix: str | np.ndarray | None) -> np.ndarray:
     """Return W [n, n] by its name in `comms.mixing.MIXINGS`, or the user's weights, checked."""
+    if mixing_matrix is None:
+        return mixing.metropolis(graph)
     if isinstance(mixing_matrix, str):
         return choose("mixing_matrix", mixing.MIXINGS, mixing_matrix)(graph)
     return mixing.own(graph, mixing_matrix)
 
 
 def mixing_over(
-    graph: nx.Graph, mixing_matrix: str | np.ndarray = "metropolis", links: Links | None = None
+    graph: nx.Graph, mixing_matrix: str | np.ndarray | None = None, links: Links | None = None
 ) -> Mixing:
     """Return sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
 
     mixing_matrix: a name in `comms.mixing.MIXINGS`, or an array [n, n] that `comms.mixing.own`
-    accepts. links: links that an update uses, and their weights; None: the rounds of a graph of
-    rounds (see `comms.topology`), of other graphs all links, always. Raises ValueError for links of
-    another graph, and for links by which workers never come together.
+    accepts; None: metropolis, or the weights of links that have any. links: links that an update
+    uses, and their weights; None: the rounds of a graph of rounds (see `comms.topology`), of other
+    graphs all links, always. Raises ValueError for links of another graph, for a matrix beside
+    links that have weights, and for links by which workers never come together.
     """
     topology.check(graph)
     brought = links is not None
@@ -252,15 +255,16 @@ def check_stable(
     )
 
 
-def _weights(links: Links, graph: nx.Graph, mixing_matrix: str | np.ndarray) -> np.ndarray:
+def _weights(links: Links, graph: nx.Graph, mixing_matrix: str | np.ndarray | None) -> np.ndarray:
     """Return the weights [M, n] of the senders, by the links or else by the matrix."""
     workers = len(graph)
     shape = (len(links.partners), workers)
     heard = links.weights
-    if heard is not None and not isinstance(mixing_matrix, str):
+    if heard is not None and mixing_matrix is not None:
+        named = mixing_matrix if isinstance(mixing_matrix, str) else "this W"
         raise ValueError(
-            "mixing_matrix: links that change have weights of their own here, and this W would not "
-            "be used; leave it out, or take a graph that stays"
+            f"mixing_matrix: links that change have weights of their own here, and {named} would "
+            "not be used; leave it out, or take a graph that stays"
         )
     if heard is None and links.partners.shape == shape:
         heard = matrix_of(graph, mixing_matrix)[np.arange(workers), links.partners]

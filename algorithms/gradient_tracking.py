@@ -66,7 +66,7 @@ def gradient_tracking(
     optimizer: optax.GradientTransformation,
     graph: nx.Graph,
     *,
-    mixing_matrix: str | np.ndarray = "metropolis",
+    mixing_matrix: str | np.ndarray | None = None,
     links: Links | None = None,
 ) -> Algorithm:
     """Step locally along tracked mean gradients, by `optimizer`, over the neighbours of `graph`.

@@ -79,7 +79,7 @@ def qg_dsgdm(
     graph: nx.Graph,
     *,
     momentum: float = 0.9,
-    mixing_matrix: str | np.ndarray = "metropolis",
+    mixing_matrix: str | np.ndarray | None = None,
     links: Links | None = None,
 ) -> Algorithm:
     """Step locally with `optimizer` and quasi-global momentum, over the neighbours of `graph`.

@@ -161,6 +161,9 @@ def test_weights_and_links_of_ones_own():
         make(SGD, topology.complete(3), mixing_matrix=W)
         with pytest.raises(ValueError, match=r"mixing_matrix: W\[0, 2\] = 0.2, but the graph has"):
             make(SGD, nx.path_graph(3), mixing_matrix=W)
+    for make in (*WEIGHED[:-1], functools.partial(use.dsgd_ac, samples=1)):
+        with pytest.raises(ValueError, match="their own here, and best_constant would not be"):
+            make(SGD, topology.base_k(N, 2), mixing_matrix="best_constant")
     square = topology.complete(4)
     # Two of the three matchings of a square with its diagonals join no more than two pairs.
     pairs, weights = np.array([[1, 0, 3, 2], [1, 0, 3, 2]]), np.full((2, 4), 0.5)

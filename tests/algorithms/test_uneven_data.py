@@ -162,7 +162,7 @@ def test_exact_diffusion_is_built_where_models_come_together(workers, radius):
 @pytest.mark.parametrize(
     ("make", "exchange", "graph", "matrix", "inside"),
     [
-        (decentlam, accelerated_mixing, topology.base_k(N), "metropolis", 0.7),
+        (decentlam, accelerated_mixing, topology.base_k(N), None, 0.7),
         slow(qg_dsgdm, quasi_global_mixing, topology.ring(16), "best_constant", 0.04),
     ],
 )
