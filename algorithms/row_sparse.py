@@ -1,6 +1,5 @@
 """Parts that methods with row-sparse parameters share: their choice, and budgets of rows."""
 
-import fnmatch
 import math
 from collections.abc import Callable
 
@@ -37,8 +36,10 @@ def with_known_paths(method: str, sparse: tuple[str, ...] | str, algorithm: Algo
 
     def init_fn(params):
         paths = [path for path, _ in named_leaves(params)]
-        wanted = ["*embedding*"] if sparse == "auto" else sparse
-        missing = [name for name in wanted if not fnmatch.filter(paths, name)]
+        if sparse == "auto":
+            missing = [] if any("embedding" in path for path in paths) else ["*embedding*"]
+        else:
+            missing = [name for name in sparse if name not in paths]
         if missing:
             raise ValueError(
                 f"{method}: the model has no parameter {missing[0]!r} that could be row-sparse; "
@@ -81,7 +82,7 @@ def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
     def refuse(*_, **__):
         raise ValueError(
             "a method with a parameter that is left to a gradient cannot run; build it with the "
-            "parameters that `open(gradient)` returns"
+            "parameters that method.decide(gradient) returns"
         )
 
     exchange = optax.GradientTransformationExtraArgs(algorithm.exchange.init, refuse)

@@ -45,6 +45,8 @@ ROWS = [
     (lambda: use.s2_reducer(SGD, fallback="sparse"), "fallback: unknown choice 'sparse'; known"),
     (lambda: use.s2_reducer(SGD, sparse=("embeding",)).exchange.init({"embedding": jnp.zeros(3)}),
      "has no parameter 'embeding' .* embedding"),
+    (lambda: use.sparcml(SGD, sparse=("emb*",)).exchange.init({"embedding": jnp.zeros(3)}),
+     "has no parameter 'emb.' that could be row-sparse; set sparse to some of embedding"),
     (lambda: use.sparse_all_gather(SGD).exchange.init(MATRIX),
      "sparse_all_gather: the model has no parameter"),
     (lambda: use.sparcml(SGD).exchange.init(jnp.zeros(3)), "give a tree with names, as {'embedd"),
