@@ -105,8 +105,8 @@ def _between(cut: Callable[[jax.Array], jax.Array]) -> Aggregate:
         count = counts.sum()
         # NaN sorts as the largest, next to contributions that do not count.
         ordered = jnp.sort(jnp.where(_aligned(counts, x) & ~jnp.isnan(x), x, jnp.inf), axis=0)
-        rank = jnp.arange(len(x))
-        kept = (rank >= cut(count)) & (rank < count - cut(count))
+        rank, out = jnp.arange(len(x)), cut(jnp.maximum(count, 1))
+        kept = (rank >= out) & (rank < count - out)
         return _mean_of(ordered, kept)
 
     def aggregate(everybodys, counts, centre):

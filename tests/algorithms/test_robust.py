@@ -78,6 +78,12 @@ def test_krum_and_the_median_of_a_single_worker_are_its_contribution():
         np.testing.assert_allclose(aggregated(method, SENT, alone), SENT[5], rtol=1e-6)
 
 
+def test_where_nobody_finished_anything_there_is_nothing():
+    nobody = np.zeros(N, np.int32)
+    for method in (coordinate_median, trimmed_mean, krum):
+        assert not aggregated(method(optax.sgd(1.0)), SENT, nobody).any()
+
+
 def test_nobody_pulls_the_centre_farther_than_the_radius():
     """Two iterations; what is not finite does not pull at all, but counts as one of the workers."""
     sent = SENT.copy()
