@@ -62,6 +62,7 @@ class Reducer(NamedTuple):
     instead: (array or its shape, workers) -> the payloads of every alternative that is sent where
         the data do not fit; its state then holds `Fallbacks`. None: data decide nothing.
     pushed: array or its shape -> Payload where workers push to a server; None: as `payload`.
+    amplifies: the parts are larger than the array, so that errors would grow in a memory.
     """
 
     init: Callable[[Any], Any]
@@ -72,6 +73,7 @@ class Reducer(NamedTuple):
     within: Callable[["Reducer"], "Reducer"] | None = None
     instead: Callable[[Any, int], tuple[tuple[Payload, ...], ...]] | None = None
     pushed: Callable[[Any], Payload] | None = None
+    amplifies: bool = False
 
 
 class Fallbacks(NamedTuple):

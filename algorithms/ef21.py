@@ -112,6 +112,7 @@ def _estimated(name, optimizer, workers, eta, exchange) -> Algorithm:
             f"{name}: {inner.name} keeps a memory of what was not sent, in place of which this "
             "method keeps estimates; write what is inside of it"
         )
+    reducers.refuse_amplified(name, inner)
     reducer = with_estimates(inner, eta, workers)
     method = compressed(
         name, optax.chain(add_up(), optimizer), _everywhere(reducer), weighting="equal"

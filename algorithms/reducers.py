@@ -80,6 +80,7 @@ def quantise(bits: int = 4, bucket: int = 512, seed: int | None = 0) -> Reducer:
     """Round by QSGD to 2 to 16 `bits`; `bucket` entries share a norm (arXiv 1610.02132)."""
     if not 2 <= bits <= 16:
         raise ValueError(f"quantise: needs 2 to 16 bits, got {bits}; sign has 1 bit an entry")
+    _check_bucket("quantise", bucket)
     reducer = rounded_to_levels(2 ** (bits - 1) - 1, bucket)
     return compression.with_seed(reducer, seed)._replace(name="quantise")
 
@@ -123,7 +124,7 @@ def fp16() -> Reducer:
 
 def int8(bucket: int = 1024, seed: int | None = 0) -> Reducer:
     """All-reduce in int8, rounded at random without bias; `bucket` entries share a scale."""
-    _check_bucket("int8_all_reduce", bucket)
+    _check_bucket("int8", bucket)
     return compression.with_seed(two_phase(codecs.int8_codec(bucket)), seed)._replace(name="int8")
 
 
@@ -150,7 +151,7 @@ def int4(bucket: int = 128, seed: int | None = 0) -> Reducer:
 
 def _check_bucket(name: str, bucket: int) -> None:
     if bucket < 1:
-        raise ValueError(f"{name}: needs buckets of 1 entry or more, got {bucket}; 512 is usual")
+        raise ValueError(f"{name}: needs buckets of 1 entry or more, got {bucket}; leave it out")
 
 
 def error_feedback(*reducers: Reducer) -> Reducer:
@@ -158,6 +159,7 @@ def error_feedback(*reducers: Reducer) -> Reducer:
     reducer = chain(*reducers)
     if remembers(reducer):
         raise ValueError("error_feedback: what it is given keeps a memory already; write it once")
+    refuse_amplified("error_feedback", reducer)
     return compression.with_error_feedback(reducer)._replace(name="error_feedback")
 
 
@@ -190,6 +192,15 @@ def chain(*reducers: Reducer) -> Reducer:
     return functools.reduce(
         lambda rest, outer: outer.within(rest)._replace(name=outer.name), reversed(reducers)
     )
+
+
+def refuse_amplified(name: str, reducer: Reducer) -> None:
+    """Raise ValueError for a reducer whose errors would grow in a memory; name: of the memory's."""
+    if reducer.amplifies:
+        raise ValueError(
+            f"{name}: {reducer.name} scales what it sends to be unbiased, so that the errors which "
+            "are kept would grow; leave unbiased out"
+        )
 
 
 def remembers(reducer: Reducer) -> bool:
@@ -265,6 +276,7 @@ def _random(ratio: float, unbiased: bool, inner: Reducer | None = None) -> Reduc
         reduce,
         lambda leaf, workers, update: last.payload(picked(leaf), workers, update),
         within=within if inner is None or inner.within else None,
+        amplifies=unbiased and ratio < 1,
     )
 
 
