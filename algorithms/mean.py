@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from algorithms import compression
 from algorithms.base import (
     AXIS,
     WEIGHTINGS,
@@ -79,6 +80,21 @@ class CompressionState(NamedTuple):
     reducers: tuple  # state of the reducer of every parameter that has one
     rest: Any  # state of the exchange of all others
     fallen: Any  # [] int32, updates with a fallback of some array; () if none can fall back
+
+
+def without_counters(state: Any) -> Any:
+    """Return the state of an exchange without counters, which are no memory of a worker's own.
+
+    Two contributions of a worker to an update raise them alike.
+    """
+
+    def leaf(node):
+        if isinstance(node, CompressionState):
+            return without_counters((node.reducers, node.rest))
+        return () if isinstance(node, compression.Fallbacks) else node
+
+    kinds = CompressionState | compression.Fallbacks
+    return jax.tree.map(leaf, state, is_leaf=lambda node: isinstance(node, kinds))
 
 
 def compressed_mean(

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from algorithms.base import Algorithm
+from algorithms.mean import without_counters
 from runtimes import worker
 from stragglers.rule import Turnout
 from stragglers.schedule import Schedule
@@ -26,10 +27,11 @@ NO_OVERLAP = "none"  # gradients travel after the backward pass
 
 
 def remembers(algorithm: Algorithm, params: Any) -> bool:
-    """Return whether a method keeps anything per worker; params: or their shapes."""
+    """Return whether a method keeps anything per worker but counters; params: or their shapes."""
     if algorithm.own_models:
         return True
-    return bool(jax.tree.leaves(jax.eval_shape(functools.partial(worker.init, algorithm), params)))
+    state = jax.eval_shape(functools.partial(worker.init, algorithm), params)
+    return bool(jax.tree.leaves(without_counters(state)))
 
 
 def misfit(algorithm: Algorithm, workers: int, turnout: Turnout, params: Any = None) -> str | None:
