@@ -15,9 +15,9 @@ of which was found with the mean and variance of its round. Otherwise they are u
     mu      <- mu + decay (G - mu)
     sigma^2 <- (1 - decay) (sigma^2 + decay (G - mu) (G - new mu))
 
-Nothing is an outlier in the first `warmup` rounds. Where all workers of a round are outliers the
-authors' outer optimizer rests for that array; here it gets a gradient of 0. Layer-wise overlap and
-sharding, the other half of EDiT, are not here.
+Nothing finite is an outlier in the first `warmup` rounds, and progress that is not finite always is
+one. Where all workers of a round are outliers the authors' outer optimizer rests for that array;
+here it gets a gradient of 0. Layer-wise overlap and sharding, the other half of EDiT, are not here.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,8 @@ def watched(
     warmup = state.ratios.shape[1]
     spread = jnp.maximum(1.0, jnp.std(state.ratios, axis=1, ddof=1))
     ratio = _ratio(length, *state[:3], warmup)
-    outlier = (state.count >= warmup) & (ratio > threshold * spread)
+    finite = jnp.isfinite(length)
+    outlier = ~finite | ((state.count >= warmup) & (ratio > threshold * spread))
     mean = state.mean + decay * (length - state.mean)
     variance = (1 - decay) * (state.variance + decay * (length - state.mean) * (length - mean))
     count = state.count + 1
@@ -86,7 +87,8 @@ def penalised_mean(
         length = jnp.stack([jnp.linalg.norm(leaf.astype(jnp.float32)) for leaf in leaves])
         outlier, seen = watched(state, length, threshold, decay)
         state = jax.tree.map(lambda new, old: jnp.where(busy, new, old), seen, state)
-        length = jnp.where(busy, length + NULLIFIED * outlier, jnp.inf)
+        length = jnp.where(jnp.isfinite(length), length, 0) + NULLIFIED * outlier
+        length = jnp.where(busy, length, jnp.inf)
         shortest = jax.lax.pmin(length, AXIS)
         weights = jnp.where(busy, jnp.exp((shortest - length) / temperature), 0.0)
         kept = [jnp.where(out, 0, leaf) for out, leaf in zip(outlier, leaves, strict=True)]
@@ -94,7 +96,8 @@ def penalised_mean(
             collectives.weighted_mean(leaf, weight, AXIS)
             for leaf, weight in zip(kept, weights, strict=True)
         ]
-        shrunk = jnp.minimum(1.0, clip / (optax.tree.norm(means) + 1e-6))
+        whole = optax.tree.norm([mean.astype(jnp.float32) for mean in means])
+        shrunk = jnp.minimum(1.0, clip / (whole + 1e-6))
         means = [(shrunk * mean).astype(mean.dtype) for mean in means]
         return jax.tree.unflatten(structure, means), state
 

@@ -76,11 +76,16 @@ def by_hand():
     return found, outliers
 
 
+def started(exchange, params):
+    """Return (states of all workers, the exchange of a round)."""
+    update = jax.vmap(lambda u, s, b: exchange.update(u, s, batches=b), axis_name=AXIS)
+    return jax.vmap(lambda _: exchange.init(params))(np.arange(WORKERS)), jax.jit(update)
+
+
 def test_every_round_is_the_authors():
     exchange = penalised_mean(CLIP, TEMPERATURE, THRESHOLD, DECAY, WARMUP)
     params = {k: np.zeros(shape, np.float32) for k, shape in SHAPES.items()}
-    state = jax.vmap(lambda _: exchange.init(params))(np.arange(WORKERS))
-    update = jax.jit(jax.vmap(lambda u, s, b: exchange.update(u, s, batches=b), axis_name=AXIS))
+    state, update = started(exchange, params)
     expected, outliers = by_hand()
     assert outliers[12, 1].tolist() == [False, True, False, False] and outliers[18].all()
     clipped = 0
@@ -103,3 +108,24 @@ def test_equal_lengths_and_a_wide_clip_are_plain_local_steps():
     jax.tree.map(np.testing.assert_allclose, means, ones)
     with pytest.raises(ValueError, match="edit: needs clip"):
         use.edit(optax.sgd(0.1), clip=0.0)
+
+
+def test_progress_that_is_no_number_is_left_out_and_not_remembered():
+    exchange = penalised_mean(1e9, TEMPERATURE, THRESHOLD, DECAY, WARMUP)
+    state, update = started(exchange, {k: np.zeros(shape) for k, shape in SHAPES.items()})
+    broken = PROGRESS[0] | {"w": PROGRESS[0]["w"].copy()}
+    broken["w"][1, 0, 0] = np.nan
+    found, seen = update(broken, state, np.ones(WORKERS, np.int32))
+    without, _ = update(PROGRESS[0], state, np.int32([1, 0, 1, 1]))
+    np.testing.assert_allclose(found["w"], without["w"], rtol=1e-6)
+    for name, before, after in zip(seen._fields, state, seen, strict=True):
+        np.testing.assert_array_equal(after[1, 1], before[1, 1], err_msg=name)
+
+
+def test_the_length_of_short_floats_does_not_overflow():
+    """Of 10,000 numbers 4 in float16, whose squares add up to 160,000."""
+    progress = np.full((WORKERS, 10_000), 4.0, np.float16)
+    exchange = penalised_mean(40.0, TEMPERATURE, THRESHOLD, DECAY, WARMUP)
+    state, update = started(exchange, progress[0])
+    means, _ = update(progress, state, np.ones(WORKERS, np.int32))
+    np.testing.assert_allclose(means, 0.4, rtol=1e-3)
