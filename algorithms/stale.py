@@ -62,8 +62,8 @@ def scale_by_distance(
         del extra
         if current is None:  # in lock-step every worker reads the newest parameters
             return updates, state
-        moved = optax.tree.norm(optax.tree.sub(current, params), squared=True)
-        distance = distance_of(moved, weight)
+        off = jax.tree.map(lambda now, read: (now - read).astype(jnp.float32), current, params)
+        distance = distance_of(optax.tree.norm(off, squared=True), weight)
         factor = threshold / jnp.maximum(distance, threshold)
         return jax.tree.map(lambda u: (factor * u).astype(u.dtype), updates), state
 

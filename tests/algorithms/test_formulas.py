@@ -3,6 +3,7 @@
 A row for each method whose own test file has none.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -10,6 +11,7 @@ import pytest
 
 from algorithms import (
     all_reduce,
+    compensated_rate,
     dsgd_ac,
     ef_sign,
     int8_all_reduce,
@@ -19,6 +21,7 @@ from algorithms import (
     random_k,
     top_k,
 )
+from algorithms.base import AXIS
 from algorithms.gossip import graph_matchings
 from comms import matcha as sampling
 from comms import mixing, topology
@@ -170,3 +173,15 @@ def test_mixing_that_falls_with_the_cube_of_the_rate():
     np.testing.assert_allclose(in_step(method, UPDATES), x, rtol=1e-5, atol=2e-6)
     with pytest.raises(ValueError, match="dsgd_ac: needs samples and power above 0"):
         dsgd_ac(sgd(), topology.ring(N), samples=0.0)
+
+
+def test_distances_of_short_floats_do_not_vanish():
+    """Of 2^12 entries that moved by 2^-13, whose squares float16 does not hold: 2^-14 in all."""
+    read, current = np.zeros(2**12, np.float16), np.full(2**12, 2.0**-13, np.float16)
+    exchange = compensated_rate(sgd(), threshold=2.0**-16).exchange
+
+    def one(gradient):
+        return exchange.update(gradient, exchange.init(read), read, current=current)[0]
+
+    found = jax.vmap(one, axis_name=AXIS)(np.ones((1, 2**12), np.float16))
+    np.testing.assert_array_equal(found, 0.25)
