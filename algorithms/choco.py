@@ -35,7 +35,7 @@ from algorithms import reducers
 from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle, map_columns
 from algorithms.compression import Reducer
 from algorithms.gossip import graph_matchings, matrix_of
-from comms import stability
+from comms import gossip, stability
 from comms.messages import over_links
 
 ENTRIES, UPDATES = 2**14, 512  # of all workers, and how long they are followed without gradients
@@ -140,8 +140,7 @@ def compressed_gossip(
 
             known, pull, new = known + read(message), jnp.zeros_like(known), []
             for weight, partner, y in zip(weights, partners, heard, strict=True):
-                links = [(int(source), i) for i, source in enumerate(partner)]
-                new.append(y + read(jax.lax.ppermute(message, AXIS, links)))
+                new.append(y + read(gossip.hear(message, partner, AXIS)))
                 pull = pull + jnp.asarray(weight, jnp.float32)[me] * (new[-1] - known)
             return (u + gamma * pull).astype(x.dtype), known, jnp.stack(new)
 

@@ -16,7 +16,7 @@ import optax
 
 from algorithms.base import AXIS, Algorithm
 from algorithms.row_sparse import AGREEMENT, budget_rows, in_lists, row_bytes, with_tables_reduced
-from comms import bitmap
+from comms import bitmap, gossip
 from comms.messages import Payload
 
 
@@ -66,8 +66,7 @@ def doubling_all_reduce(x, own: int, axis: str = AXIS) -> jax.Array:
     workers, me = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     row_bytes = x.itemsize * x[:1].size if len(x) else 0
     for step in steps(workers, len(x), own, row_bytes):
-        pairs = [(int(partner), worker) for worker, partner in enumerate(step.partners)]
-        heard = _heard(x, step.capacity, pairs, axis)
+        heard = _heard(x, step, axis)
         everyone = np.arange(workers)
         if step.replaces:
             takes = step.partners < everyone
@@ -78,13 +77,13 @@ def doubling_all_reduce(x, own: int, axis: str = AXIS) -> jax.Array:
     return x
 
 
-def _heard(x, capacity: int | None, pairs: list[tuple[int, int]], axis):
+def _heard(x, step: Step, axis):
     """Return the partner's array, sent as it is or as a list of its non-zero rows."""
-    if capacity is None:
-        return jax.lax.ppermute(x, axis, pairs)
-    rows = bitmap.positions(bitmap.pack(bitmap.occupied(x)), capacity)
+    if step.capacity is None:
+        return gossip.hear(x, step.partners, axis)
+    rows = bitmap.positions(bitmap.pack(bitmap.occupied(x)), step.capacity)
     listed = rows, x.at[rows].get(mode="fill", fill_value=0)
-    rows, values = jax.lax.ppermute(listed, axis, pairs)
+    rows, values = gossip.hear(listed, step.partners, axis)
     return jnp.zeros_like(x).at[rows].set(values, mode="drop")
 
 

@@ -39,7 +39,7 @@ def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
         dtype = _accumulator(x)
         mixed = jnp.asarray(np.diag(W), dtype)[worker] * x.astype(dtype)
         for weight, partner in zip(weights, partners, strict=True):
-            received = jax.lax.ppermute(x, axis, _permutation(partner))
+            received = hear(x, partner, axis)
             mixed += jnp.asarray(weight, dtype)[worker] * received.astype(dtype)
         return mixed.astype(x.dtype)
 
@@ -79,7 +79,7 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
 
     def pull_one(mixed, partner, weight):
         def leaf(m, x):
-            received = jax.lax.ppermute(x, axis, _permutation(partner))
+            received = hear(x, partner, axis)
             return m + of_worker(weight, m) * (received.astype(m.dtype) - x.astype(m.dtype))
 
         return jax.tree.map(leaf, mixed, tree)
@@ -139,20 +139,21 @@ def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
     return jax.tree.map(lambda x: jax.lax.all_gather(x, axis)[partner], tree)
 
 
+def hear(tree: Tree, senders: np.ndarray, axis: str = AXIS) -> Tree:
+    """Return every leaf as one's sender holds it; `senders`: host array [n], a permutation."""
+    links = [(int(sender), worker) for worker, sender in enumerate(senders)]
+    return jax.lax.ppermute(tree, axis, links)
+
+
 def exchange_matching(tree: Tree, index, partners, axis: str = AXIS) -> Tree:
     """Return every leaf as one's partner in matching `index` holds it; one's own where unmatched.
 
     `partners`: host array [M, n]. `index`: int scalar, may be traced, but equal on all workers.
     """
     branches = [
-        functools.partial(jax.lax.ppermute, axis_name=axis, perm=_permutation(partner))
-        for partner in np.asarray(partners)
+        functools.partial(hear, senders=partner, axis=axis) for partner in np.asarray(partners)
     ]
     return jax.lax.switch(index, branches, tree)
-
-
-def _permutation(partner: np.ndarray) -> list[tuple[int, int]]:
-    return [(int(source), worker) for worker, source in enumerate(partner)]
 
 
 def _accumulator(x):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from comms import cost
+from comms import cost, gossip
 from comms.collectives import Collective, ring_weighted_mean
 from comms.messages import Payload
 
@@ -26,18 +26,16 @@ def distances(workers: int) -> list[int]:
 def all_reduce(x, axis: str) -> jax.Array:
     """Sum an array of any shape over 2^q workers."""
     workers, me = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
+    everyone = np.arange(workers)
     held, apart = jnp.pad(x.ravel(), (0, -x.size % workers)), distances(workers)
-
-    def partners(value, distance):
-        return jax.lax.ppermute(value, axis, [(i, i ^ distance) for i in range(workers)])
 
     for distance in apart:
         lower, upper = jnp.split(held, 2)
         keeps_upper = (me // distance) % 2 == 1
         sent = jnp.where(keeps_upper, lower, upper)
-        held = jnp.where(keeps_upper, upper, lower) + partners(sent, distance)
+        held = jnp.where(keeps_upper, upper, lower) + gossip.hear(sent, everyone ^ distance, axis)
     for distance in reversed(apart):
-        got, is_upper = partners(held, distance), (me // distance) % 2 == 1
+        got, is_upper = gossip.hear(held, everyone ^ distance, axis), (me // distance) % 2 == 1
         both = jnp.where(is_upper, got, held), jnp.where(is_upper, held, got)
         held = jnp.concatenate(both)
     return held[: x.size].reshape(x.shape)

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from comms import cost
+from comms import gossip
 from comms.collectives import Collective, ring_weighted_mean
 from comms.messages import Payload
 
@@ -106,15 +106,12 @@ def all_reduce(x, axis: str) -> jax.Array:
     late, me = workers - 1, jax.lax.axis_index(axis)
     chunks = jnp.pad(x.ravel(), (0, -x.size % late)).reshape(late, -1)
 
-    def hear(value, senders):
-        return jax.lax.ppermute(value, axis, [(int(i), j) for j, i in enumerate(senders)])
-
     held = chunks[(me - 1) % late]
     for step, senders in enumerate(scatter_rounds(workers), 1):
-        held = hear(held, senders) + chunks[(me - 1 - step) % late]
+        held = gossip.hear(held, senders, axis) + chunks[(me - 1 - step) % late]
     chunks = chunks.at[me].set(jnp.where(me < late, held, 0), mode="drop")
     for one in rounds(workers):
-        got = hear(chunks[jnp.asarray(one.sent)[me]], one.senders)
+        got = gossip.hear(chunks[jnp.asarray(one.sent)[me]], one.senders, axis)
         where = jnp.asarray(one.heard)[me]
         own = chunks[where]
         new = jnp.where(jnp.asarray(one.adds)[me], own + got, got)
@@ -130,23 +127,6 @@ def payloads(size: int, workers: int, itemsize: int = 4) -> tuple[Payload, ...]:
     after = np.array([one.senders for one in rounds(workers)])
     before = Payload(exchanged=chunk, matchings=scatter_rounds(workers), others=True)
     return before, Payload(exchanged=chunk, matchings=after)
-
-
-def seconds(workers: int, size: float, network: cost.Network, delay: float = 0.0) -> float:
-    """Return the seconds from the late worker's readiness to the sum of `size` bytes.
-
-    delay: seconds for which the others were ready before, and reduced what they have.
-
-        >>> links = cost.uniform_network(0.0, 1e9, workers=8)
-        >>> [round(seconds(8, 7e9, links, delay), 1) for delay in (0.0, 4.0, 9.0)]
-        [15.0, 11.0, 9.0]
-        >>> round(cost.ring_seconds(8, 7e9, links), 2)
-        12.25
-    """
-    chunk = size / (workers - 1)
-    after = np.array([one.senders for one in rounds(workers)])
-    before = cost.matching_seconds(scatter_rounds(workers), chunk, network).sum()
-    return float(cost.matching_seconds(after, chunk, network).sum() + max(0.0, before - delay))
 
 
 COLLECTIVE = Collective(functools.partial(ring_weighted_mean, all_reduce=all_reduce), payloads)
