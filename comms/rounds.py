@@ -1,8 +1,7 @@
 """Graphs that change with time: senders of every worker in rounds that take turns, again and again.
 
 A round is an index array of senders, so that memory grows in proportion to the workers. `matrix`
-is its mixing matrix [n, n], float64 and doubly stochastic, and `mixed` its product with values.
-`comms.topology` makes graphs of rounds.
+is its mixing matrix [n, n], float64 and doubly stochastic. `comms.topology` makes graphs of rounds.
 """
 
 import functools
@@ -30,24 +29,14 @@ class Round(NamedTuple):
         everyone = np.arange(self.partners.shape[1])
         return any((partner[partner] != everyone).any() for partner in self.partners)
 
-    @property
-    def messages(self) -> float:
-        """Number of models that a worker sends, in the mean over workers."""
-        workers = self.partners.shape[1]
-        return np.count_nonzero(self.partners != np.arange(workers)) / workers
-
 
 def matrix(one: Round) -> np.ndarray:
     """Return W [n, n] of a round, for few workers."""
-    return mixed(one, np.eye(one.partners.shape[1]))
-
-
-def mixed(one: Round, x: np.ndarray) -> np.ndarray:
-    """Return W x for values x [n, ...] of all workers."""
-    moved = np.zeros(x.shape)
-    for partner, weight in zip(*one, strict=True):
-        moved += weight.reshape(-1, *[1] * (x.ndim - 1)) * (x[partner] - x)
-    return x + moved
+    whole = np.eye(one.partners.shape[1])
+    moved = (
+        weight[:, None] * (whole[partner] - whole) for partner, weight in zip(*one, strict=True)
+    )
+    return sum(moved, whole)
 
 
 def one_peer_exponential(n: int) -> list[Round]:

@@ -96,8 +96,6 @@ def test_links_take_the_rounds_apart(graph):
             W[everyone, everyone] -= links.weights[m]
             assert all(graph.has_edge(i, j) for i, j in enumerate(links.partners[m]) if i != j)
         np.testing.assert_allclose(W, matrices[t % len(matrices)], atol=1e-12)
-        heard = np.count_nonzero(W) - np.count_nonzero(np.diag(W))
-        assert turn[t % len(turn)].messages == heard / n
 
 
 @pytest.mark.parametrize("directed", [True, False])
