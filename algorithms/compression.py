@@ -243,22 +243,28 @@ def with_dense_warmup(inner: Reducer, updates: int) -> Reducer:
     return Reducer(inner.init, reduce, payload, instead=inner.instead)
 
 
-def of_elements(inner: Reducer) -> Reducer:
-    """Let a reducer of arrays [n, ...] see every element as a row of its own."""
+def reshaped(inner: Reducer, shape_of: Callable[[int], tuple[int, ...]]) -> Reducer:
+    """Let a reducer see arrays in another shape, filled up with zeros.
 
-    def flat(leaf):
-        return jax.ShapeDtypeStruct((math.prod(leaf.shape),), leaf.dtype)
+    shape_of: entries of an array -> the shape, of as many entries or more.
+    """
+
+    def seen(leaf):
+        return jax.ShapeDtypeStruct(shape_of(math.prod(leaf.shape)), leaf.dtype)
 
     def reduce(x, state, draw):
-        total, sent, state = inner.reduce(x.ravel(), state, draw)
-        return total.reshape(x.shape), sent.reshape(x.shape), state
+        shape = shape_of(x.size)
+        filled = jnp.pad(x.ravel(), (0, math.prod(shape) - x.size)).reshape(shape)
+        total, sent, state = inner.reduce(filled, state, draw)
+        total, sent = (a.ravel()[: x.size].reshape(x.shape) for a in (total, sent))
+        return total, sent, state
 
     return inner._replace(
-        init=lambda leaf: inner.init(flat(leaf)),
+        init=lambda leaf: inner.init(seen(leaf)),
         reduce=reduce,
-        payload=lambda leaf, workers, update: inner.payload(flat(leaf), workers, update),
-        instead=inner.instead and (lambda leaf, workers: inner.instead(flat(leaf), workers)),
-        pushed=inner.pushed and (lambda leaf: inner.pushed(flat(leaf))),
+        payload=lambda leaf, workers, update: inner.payload(seen(leaf), workers, update),
+        instead=inner.instead and (lambda leaf, workers: inner.instead(seen(leaf), workers)),
+        pushed=inner.pushed and (lambda leaf: inner.pushed(seen(leaf))),
     )
 
 

@@ -9,34 +9,12 @@ the next one; here lists have a fixed length, and where one is too short all wor
 everything, which the records count as `fallbacks`.
 """
 
-import jax
-import jax.numpy as jnp
 import optax
 
+from algorithms import compression
 from algorithms.base import Algorithm
-from algorithms.compression import Reducer
 from algorithms.parallax import through_owners
-from algorithms.row_sparse import budget_rows, with_tables_reduced
-
-
-def in_blocks(inner: Reducer, block: int) -> Reducer:
-    """Let a reducer of arrays [n, ...] take blocks of elements for rows, the last padded."""
-
-    def shape(leaf):
-        return jax.ShapeDtypeStruct((-(-leaf.size // block), block), leaf.dtype)
-
-    def reduce(x, state, draw):
-        blocks = jnp.pad(x.ravel(), (0, -x.size % block)).reshape(-1, block)
-        total, _, state = inner.reduce(blocks, state, draw)
-        return total.ravel()[: x.size].reshape(x.shape), x, state
-
-    return Reducer(
-        lambda leaf: inner.init(shape(leaf)),
-        reduce,
-        lambda leaf, workers, update: inner.payload(shape(leaf), workers, update),
-        instead=lambda leaf, workers: inner.instead(shape(leaf), workers),
-        pushed=lambda leaf: inner.pushed(shape(leaf)),
-    )
+from algorithms.row_sparse import with_tables_reduced
 
 
 def omnireduce(
@@ -61,7 +39,6 @@ def omnireduce(
         raise ValueError(
             f"omnireduce: needs a block of 1 element or more, got {block}; 256 is usual"
         )
-    own_of = budget_rows("omnireduce", ratio, budget)
-    union_of = None if union_ratio is None else budget_rows("omnireduce", union_ratio, None)
-    reducer = in_blocks(through_owners(own_of, union_of), block)
+    by_owners = through_owners("omnireduce", ratio, budget, union_ratio)
+    reducer = compression.reshaped(by_owners, lambda entries: (-(-entries // block), block))
     return with_tables_reduced("omnireduce", optimizer, reducer, sparse, weighting)

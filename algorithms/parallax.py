@@ -10,8 +10,6 @@ pushes. Lists have a fixed length; where one is too short, all workers send ever
 records count as `fallbacks`.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -25,12 +23,14 @@ from comms.messages import Payload
 
 
 def through_owners(
-    own_of: Callable[[int], int], union_of: Callable[[int], int] | None = None
+    method: str, ratio: float | None, budget: int | None, union_ratio: float | None
 ) -> Reducer:
     """Sum arrays [n, ...] by owners of rows, or else dense; see `comms.compact`.
 
-    own_of, union_of: n -> non-zero rows of a worker, and of all; None: n times a worker's.
+    ratio, budget, union_ratio: as in `parallax`; method: for errors.
     """
+    own_of = budget_rows(method, ratio, budget)
+    union_of = None if union_ratio is None else budget_rows(method, union_ratio, None)
 
     def room(size, workers):
         own = own_of(size)
@@ -80,7 +80,5 @@ def parallax(
     the table or as a number. union_ratio: rows of all workers together, relative to the table;
     None: as if no two workers had a row in common.
     """
-    own_of = budget_rows("parallax", ratio, budget)
-    union_of = None if union_ratio is None else budget_rows("parallax", union_ratio, None)
-    reducer = through_owners(own_of, union_of)
+    reducer = through_owners("parallax", ratio, budget, union_ratio)
     return with_tables_reduced("parallax", optimizer, reducer, sparse, weighting)

@@ -31,27 +31,6 @@ def row_sparse(method: str, sparse: tuple[str, ...] | str) -> Callable[[str], bo
     return lambda path: path in sparse
 
 
-def with_known_paths(method: str, sparse: tuple[str, ...] | str, algorithm: Algorithm) -> Algorithm:
-    """Let the exchange refuse parameters that lack a row-sparse one."""
-
-    def init_fn(params):
-        paths = [path for path, _ in named_leaves(params)]
-        if sparse == "auto":
-            missing = [] if any("embedding" in path for path in paths) else ["*embedding*"]
-        else:
-            missing = [name for name in sparse if name not in paths]
-        if missing:
-            raise ValueError(
-                f"{method}: the model has no parameter {missing[0]!r} that could be row-sparse; "
-                + ("give a tree with names, as {'embedding': table}" if paths == [""]
-                   else f"set sparse to some of {', '.join(paths)}")
-            )
-        return algorithm.exchange.init(params)
-
-    exchange = optax.GradientTransformationExtraArgs(init_fn, algorithm.exchange.update)
-    return algorithm._replace(exchange=exchange)
-
-
 def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callable[[int], int]:
     """Return a function: rows of a table -> rows in the budget, from a share or a number."""
     if ratio is not None and budget is not None:
@@ -101,16 +80,39 @@ def with_tables_reduced(
     reducer: Reducer,
     sparse: tuple[str, ...] | str,
     weighting: str,
+    **options,
 ) -> Algorithm:
-    """Return all-reduce SGD in which a reducer sums the row-sparse parameters; see `s2_reducer`."""
+    """Return all-reduce SGD in which a reducer sums the row-sparse parameters; see `s2_reducer`.
+
+    options: of `compressed`. The exchange refuses parameters that lack a row-sparse one.
+    """
     chosen = row_sparse(method, sparse)
     algorithm = compressed(
         method,
         optimizer,
         lambda path, leaf: reducer if chosen(path) and leaf.ndim else None,
         weighting=weighting,
+        **options,
     )
-    return with_known_paths(method, sparse, algorithm)
+
+    def init_fn(params):
+        paths = [path for path, _ in named_leaves(params)]
+        if sparse == "auto":
+            missing = [] if any(map(chosen, paths)) else ["*embedding*"]
+        else:
+            missing = [name for name in sparse if name not in paths]
+        if missing:
+            way_out = f"set sparse to some of {', '.join(paths)}"
+            if paths == [""]:
+                way_out = "give a tree with names, as {'embedding': table}"
+            raise ValueError(
+                f"{method}: the model has no parameter {missing[0]!r} that could be row-sparse; "
+                f"{way_out}"
+            )
+        return algorithm.exchange.init(params)
+
+    exchange = optax.GradientTransformationExtraArgs(init_fn, algorithm.exchange.update)
+    return algorithm._replace(exchange=exchange)
 
 
 AGREEMENT = 4  # bytes of the largest number of rows of a worker

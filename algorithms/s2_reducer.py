@@ -29,7 +29,6 @@ import optax
 from algorithms import compression
 from algorithms.all_reduce import all_reduce
 from algorithms.base import Algorithm, choose
-from algorithms.mean import compressed
 from algorithms.mg_wfbp import mg_wfbp
 from algorithms.row_sparse import (
     NOISE,
@@ -42,7 +41,7 @@ from algorithms.row_sparse import (
     sketched,
     tables,
     undecided,
-    with_known_paths,
+    with_tables_reduced,
 )
 from comms import sketch
 
@@ -114,21 +113,22 @@ def s2_reducer(
     else:
         plain = sketched(rows, columns_of, peel, capacities_of)
         carried = _carried(columns_of, rows, peel)
-    reducer = compression.of_elements(plain) if granularity == ELEMENT else plain
+    reducer = plain
+    if granularity == ELEMENT:
+        reducer = compression.reshaped(plain, lambda entries: (entries,))
     reducer = compression.with_dense_warmup(reducer, warmup_updates)
     if error_feedback:
         reducer = compression.with_error_feedback(reducer)
-    rest = all_reduce(optimizer) if buckets is None else mg_wfbp(optimizer, buckets=buckets)
-    method = compressed(
+    method = with_tables_reduced(
         "s2_reducer",
         optimizer,
-        lambda path, leaf: reducer if chosen(path) and leaf.ndim else None,
-        rest=rest,
+        reducer,
+        sparse,
+        weighting,
+        rest=all_reduce(optimizer) if buckets is None else mg_wfbp(optimizer, buckets=buckets),
         warmup_updates=warmup_updates,
-        weighting=weighting,
         seed=seed,
     )
-    method = with_known_paths("s2_reducer", sparse, method)
     if granularity != AUTO:
         return method
 
