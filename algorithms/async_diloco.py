@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm, map_columns
-from algorithms.gossip import check_momentum
+from algorithms.base import Algorithm, check_momentum, map_columns
 from algorithms.local_sgd import local_sgd
 
 

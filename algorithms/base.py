@@ -228,6 +228,12 @@ def servers_own(name: str, *values) -> None:
         )
 
 
+def check_momentum(name: str, momentum: float) -> None:
+    """Raise ValueError for a momentum that does not decay."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{name}: needs 0 <= momentum < 1, got {momentum}; 0.9 is usual")
+
+
 class RateState(NamedTuple):
     """Learning rate as data, so that runs with other rates share a compiled program."""
 

@@ -35,6 +35,7 @@ from algorithms.base import (
     Algorithm,
     Needs,
     Parted,
+    check_momentum,
     equal,
     freeze_when_idle,
     servers_own,
@@ -106,8 +107,7 @@ def easgd(
     """
     if not 0 < beta <= 1:
         raise ValueError(f"easgd: needs 0 < beta <= 1, got {beta}; the paper takes 0.9")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"easgd: needs 0 <= momentum < 1, got {momentum}; 0 is without")
+    check_momentum("easgd", momentum)
     alpha = beta / workers
     behind = pull_behind_look_ahead(optimizer, alpha, momentum)
 

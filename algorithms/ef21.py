@@ -20,7 +20,6 @@ others' h_i stay in G. So does the old h_i of a worker that begins anew from h_i
 of its process: from then on G is off by h_i / P, a lasting bias.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -114,11 +113,6 @@ def _estimated(name, optimizer, workers, eta, exchange) -> Algorithm:
         )
     reducers.refuse_amplified(name, inner)
     reducer = with_estimates(inner, eta, workers)
-    method = compressed(
-        name, optax.chain(add_up(), optimizer), _everywhere(reducer), weighting="equal"
-    )
+    summing = optax.chain(add_up(), optimizer)
+    method = compressed(name, summing, lambda path, leaf: reducer, weighting="equal")
     return method._replace(needs=method.needs._replace(workers=workers))
-
-
-def _everywhere(reducer: Reducer) -> Callable[[str, Any], Reducer]:
-    return lambda path, leaf: reducer

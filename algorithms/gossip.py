@@ -275,9 +275,3 @@ def _weights(links: Links, graph: nx.Graph, mixing_matrix: str | np.ndarray | No
             f"{workers}]"
         )
     return heard
-
-
-def check_momentum(name: str, momentum: float) -> None:
-    """Raise ValueError for a momentum that does not decay."""
-    if not 0 <= momentum < 1:
-        raise ValueError(f"{name}: needs 0 <= momentum < 1, got {momentum}; 0.9 is usual")

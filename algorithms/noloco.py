@@ -29,8 +29,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs
-from algorithms.gossip import check_momentum, gossip_messages, graph_matchings
+from algorithms.base import AXIS, Algorithm, Needs, check_momentum
+from algorithms.gossip import gossip_messages, graph_matchings
 from algorithms.links import Links, given, one_at_a_time
 from comms import gossip, stability
 

@@ -27,8 +27,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, freeze_when_idle
-from algorithms.gossip import check_momentum, check_stable, mixing_over
+from algorithms.base import Algorithm, check_momentum, freeze_when_idle
+from algorithms.gossip import check_stable, mixing_over
 from algorithms.links import Links
 
 
