@@ -7,8 +7,9 @@ mini-batches until a host callback says stop, see `stragglers.inject`. Without e
 the plain step that one would write by hand: one gradient, one collective, one update.
 
 Replicated values stay stacked, a copy per device, because the result of a ring or of an
-all-gather cannot be declared replicated. On CPU devices a `ppermute` waits for all devices, so
-neighbour waiting is real only where links are.
+all-gather cannot be declared replicated. Neighbours alone are waited for where links are, by a rule
+that stops nobody: other rounds count the samples of all workers, and on CPU devices a `ppermute`
+itself waits for all.
 
 The devices may belong to several processes. All of them then run the same host code: seconds, which
 each of them measures for itself, are agreed on after every dispatch, so that they all stop alike.

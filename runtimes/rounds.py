@@ -173,11 +173,16 @@ class Watched:
 
         stopped = self._until_stopped(model, begun, most, batch, given)
         batches, started, contribution, state = stopped
-        total = jax.lax.psum(batches, AXIS)
+        # Counting what the others have done would be waiting for all of them.
+        if trigger.stops or trigger.everywhere:
+            total = jax.lax.psum(batches, AXIS)
+        else:
+            each = np.broadcast_to(trigger.mini_batches, jax.lax.axis_size(AXIS))
+            total = jnp.int32(each.sum())
         weight = algorithm.weight(batches)
         landed = _finish_round(algorithm, model, contribution, state, batches, total, given, weight)
         answer = jax.ShapeDtypeStruct((), jnp.float32)
-        touched = _touch(landed.params)
+        touched = _touch((landed.params, total) if trigger.everywhere else landed.params)
         token = self._team.ask(self._injector.land, answer, me, model.round, touched)
         used = batches if trigger.carries else most
         if trigger.renews:

@@ -208,8 +208,8 @@ class RoundClock:
         self._seeded = self._process.seeded(setting.seed)
         self._links = setting.links
         near = landing_at_neighbours(setting.graph, setting.links, self.workers)
-        self._everywhere = _choose("landing", landing, {"neighbours": False, "all": True})
-        self._land = (lambda ready, active: ready.max()) if self._everywhere else near
+        self.everywhere = _choose("landing", landing, {"neighbours": False, "all": True})
+        self._land = (lambda ready, active: ready.max()) if self.everywhere else near
         self._transfers = timed_transfers("rounds", setting.communication, self.workers)
         self._check(signal)
 
@@ -329,7 +329,7 @@ class RoundClock:
                 later[transfer.late - 1] = np.maximum(later[transfer.late - 1], at)
             else:
                 arrived = np.maximum(arrived, at)
-                landed = ready.max() if self._everywhere else ready
+                landed = ready.max() if self.everywhere else ready
         seconds = sum(each)
         if any(hides(transfer) or transfer.others for transfer in transfers):
             seconds = np.clip(arrived - ready, 0.0, seconds)  # the rest hides behind the work

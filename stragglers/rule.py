@@ -139,6 +139,8 @@ class Trigger(NamedTuple):
     renews: the samples of a contribution that was cut are lost, and the next one has new ones.
     quota: (workers [n], counters [n]) -> mini-batches [n] of a round that begins with these; None:
         up to the limit.
+    everywhere: an update lands at all workers once all are ready; False: at each of them with the
+        messages of its neighbours.
     """
 
     stop: Callable[[RoundView], bool] | None
@@ -152,6 +154,7 @@ class Trigger(NamedTuple):
     calibration: Calibration | None = None
     renews: bool = False
     quota: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    everywhere: bool = False
 
     @property
     def stops(self) -> bool:

@@ -46,7 +46,14 @@ def _rule(
 
 def _trigger(clock: RoundClock) -> Trigger:
     """Return a trigger that stops no worker."""
-    return Trigger(None, clock.mini_batches, clock.cuts, clock.carries, sees_all=False)
+    return Trigger(
+        None,
+        clock.mini_batches,
+        clock.cuts,
+        clock.carries,
+        sees_all=False,
+        everywhere=clock.everywhere,
+    )
 
 
 def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
@@ -320,5 +327,5 @@ def adaptive_deadline(
     def stop(view: RoundView) -> bool:
         return view.elapsed >= round_deadline(view.past, c, whole)
 
-    trigger = Trigger(stop, whole, clock.cuts, clock.carries, remembers=window)
+    trigger = _trigger(clock)._replace(stop=stop, sees_all=True, remembers=window)
     return Rule(clock.workers, init, extend, trigger=trigger, data=(*DATA, "c", "window"))

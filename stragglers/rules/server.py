@@ -56,7 +56,14 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
         # A worker that idles after its push takes one contribution, else a fast one may push all k.
         most, goal = each if protocol.idle else k * each, Goal(lambda finished: finished // each, k)
         trigger = Trigger(
-            None, most, cuts=True, sees_all=False, whole=each, goal=goal, renews=clock.renews
+            None,
+            most,
+            cuts=True,
+            sees_all=False,
+            whole=each,
+            goal=goal,
+            renews=clock.renews,
+            everywhere=True,
         )
     return Rule(
         clock.workers,
