@@ -452,6 +452,8 @@ class ActorPool:
         )
         with self._lock:
             self._actors[member] = actor
+            if self.closed:
+                ray.kill(actor)
         begun = actor.begin_member.remote(*ready)
         self._follow(member, actor, "ready", begun, None)
         self._follow(
@@ -550,6 +552,8 @@ class ActorPool:
                 self.news.put(News(member, kind, value, tag))
             elif isinstance(error, ray.exceptions.RayActorError):
                 if kind == "lost":  # the call that watches the process says so once
+                    with self._lock:  # its number may become that of another process
+                        self._places.pop(member, None)
                     self.news.put(News(member, "lost", error))
             else:
                 self.news.put(News(member, "failed", error, tag))
@@ -639,11 +643,12 @@ class Supervisor:
 
     def pids(self) -> dict[int, int]:
         """Return the processes of the workers that are ready."""
-        return {who: self._pool.place(who).pid for who in sorted(self._alive)}
+        places = {who: self._pool.place(who) for who in sorted(self._alive)}
+        return {who: place.pid for who, place in places.items() if place is not None}
 
     def wait(self, seconds: float, enough: Callable[[], bool]) -> None:
         """Wait under `changed` for the clock or for enough; raises what has gone wrong."""
-        while self.error is None and self.now() < seconds and not enough():
+        while not (self.error or self._closing or self.now() >= seconds or enough()):
             self.changed.wait(min(0.2, max(0.0, seconds - self.now())))
         if self.error is not None:
             raise self.error

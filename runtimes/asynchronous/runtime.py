@@ -40,6 +40,7 @@ from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
 LOOKED_AT = 64  # updates of a plan whose sizes are compiled before a run
+ORDER, MEMORY = "order", "memory"  # tags of calls: contributions, and what a worker remembers
 
 
 class AsynchronousRun(NamedTuple):
@@ -289,7 +290,7 @@ class Serving(Supervisor):
 
     def state_of(self, who: int, number: int) -> Any:
         """Return a reference to the worker's state of local steps after an order."""
-        return self._pool.call(who, "state", number, aside=True)
+        return self._pool.call(who, "state", number, tag=MEMORY, aside=True)
 
     def _react(self, news: News) -> None:
         self._wake()  # what was due before the news
@@ -322,9 +323,11 @@ class Serving(Supervisor):
             self._alive.add(who)
             self._listen(who)
             return self._server.returned(who, now)
-        elif news.tag == "order" and news.kind == "failed":
+        elif news.tag == ORDER and who not in self._alive:
+            return []  # of a process that has gone, and its memory, from which others would go on
+        elif news.tag == ORDER and news.kind == "failed":
             return self._bad(who, f"fails with {reason(news.value)}", now)
-        elif news.tag == "order":
+        elif news.tag == ORDER:
             return self._delivered(who, news.value, now)
         elif news.tag == NEWS and news.kind == "answer":
             self._lives(who, news.value)
@@ -368,7 +371,7 @@ class Serving(Supervisor):
         if isinstance(command, Begin):
             # Held until they are published, whatever the server forgets in the meantime.
             params = self._server.point(command.worker, command.order)
-            self._sender.submit(self._begin, command, params)
+            self._sender.submit(self._try, self._begin, command, params)
         else:
             stop = (command.worker, "interrupt", command.number)
             self._sender.submit(self._pool.call, *stop, aside=True)
@@ -383,7 +386,7 @@ class Serving(Supervisor):
             self._published[version] = _put(params)
         reference = self._published[version]
         with contextlib.suppress(Exception):  # of a process that has gone, of which there is news
-            self._pool.call(command.worker, "step", command.order, reference, tag="order")
+            self._pool.call(command.worker, "step", command.order, reference, tag=ORDER)
         used = {version, *self._server.points}
         for old in self._published.keys() - used:
             del self._published[old]

@@ -124,15 +124,18 @@ class UpdateLog:
         return replace(schedule, events=events)
 
     def pack(self, updates: int) -> dict[str, np.ndarray]:
-        """Return the contributors of the first updates and the places of losses, for `resume`."""
-        made = self._made[:updates]
+        """Return the contributors of the first updates and the places of losses, for `resume`.
+
+        A loss that was seen later is the first thing that a run which resumes there sees.
+        """
+        made, observed = self._made[:updates], [min(at, (updates, 0)) for at in self._observed]
         return {
             "time": np.array([one.time for one in made]),
             "width": np.array([len(one.workers) for one in made], np.int64),
             "workers": np.array([who for one in made for who in one.workers], np.int64),
             "version": np.array([version for one in made for version in one.versions], np.int64),
-            "observed": np.array([updates for updates, _ in self._observed], np.int64),
-            "held": np.array([held for _, held in self._observed], np.int64),
+            "observed": np.array([at for at, _ in observed], np.int64),
+            "held": np.array([held for _, held in observed], np.int64),
         }
 
     def resume(self, packed: Mapping[str, np.ndarray]) -> None:

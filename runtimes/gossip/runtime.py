@@ -99,7 +99,7 @@ class Coordinator(Supervisor):
         self._last = [WorkerSnapshot(state, Counted()) for state in states]
         stored = [ray.put(state) for state in states]
 
-        def start(who: int, after: Any = None) -> Any:
+        def start(who: int, *after: Any) -> Any:
             return self._pool.start(who, stored[who], self._batches(who, states[who]), after)
 
         first = start(0)  # the others find what it has compiled
@@ -177,6 +177,8 @@ class Coordinator(Supervisor):
             return
         with self.changed:
             for item in report.items:
+                if isinstance(item, Arrival) and who not in self._alive:
+                    continue  # it begins anew
                 if isinstance(item, Arrival):
                     arrivals = self._parts.rule.arrivals
                     self._rule, steps = arrived(arrivals, self._rule, *item)
@@ -371,7 +373,7 @@ class GossipRuntime(ProcessRuntime):
         if schedule is not None:
             update += schedule.updates
             samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
-            now = float(schedule.time[-1]) if update >= enough else now
+            now = max(run.seconds, float(schedule.time[-1])) if update >= enough else now
         counted = total(self._before, counted)
         return GossipRun(states, now, update, samples, counted, there), schedule
 

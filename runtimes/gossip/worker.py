@@ -298,7 +298,8 @@ class PairHandler:
     def _replied(self, request: Request) -> Reply | None:
         """Return the reply of a meeting that begins or goes on, which may be its end."""
         if request.step == 0 and self._lock.acquire(blocking=False):
-            self._asker, asked, begun = request.asker, self._now(), self._begin()
+            self._asker = request.asker
+            asked, begun = self._now(), self._begin()
             if begun is None:
                 self._release(request.asker)
             else:
@@ -353,12 +354,15 @@ class GossipWorker(Computing):
         self._snapshot: WorkerSnapshot | None = None
         self._began, self._elapsed = time.monotonic(), 0.0
 
-    def ready(self, state: GossipState, batches: int, after: Any = None) -> None:
+    def ready(self, state: GossipState, batches: int, after: Sequence[Any] = ()) -> None:
         """Compile all that a worker runs, and take the state and mini-batches of its beginning.
 
-        after: nothing to read; it is there once those who compile the same have done so.
+        after: references to wait for, as who has compiled the same before leaves it in the cache.
         """
-        del after
+        if after:
+            import ray
+
+            ray.wait(list(after))  # whatever becomes of them
         parts = self.parts.worker
         self._programs = self._compiled(state.params)
         parts.sampler.indices(np.int64(self._me), np.arange(parts.mini_batches))  # compiles
