@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
 
+from algorithms.base import AXIS
+
 PART = DebugInfo("part", "part of a program", None, None)  # of jaxprs that are made by hand
 CALLS = ("jit", "pjit", "closed_call")  # primitives that only call another program
 
@@ -22,6 +24,19 @@ def programs_in(equation: JaxprEqn) -> list[ClosedJaxpr]:
 
 def _is_program(x: Any) -> bool:
     return isinstance(x, Jaxpr | ClosedJaxpr)
+
+
+def names_axis(equation: JaxprEqn) -> bool:
+    """Return whether the equation itself is a collective of workers, or asks for the position."""
+    named = equation.params.get("axis_name", equation.params.get("axes"))
+    return AXIS == named or (isinstance(named, tuple | list) and AXIS in named)
+
+
+def speaks(equation: JaxprEqn) -> bool:
+    """Return whether the equation names the axis of workers, or holds one that does."""
+    return names_axis(equation) or any(
+        speaks(inner) for program in programs_in(equation) for inner in program.jaxpr.eqns
+    )
 
 
 def inputs(equation: JaxprEqn) -> list:

@@ -20,7 +20,6 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from runtimes import base, packing, worker
-from runtimes.asynchronous import uplink
 from runtimes.asynchronous.pool import (
     DEFAULTS,
     NEWS,
@@ -35,7 +34,13 @@ from runtimes.asynchronous.pool import (
     reason,
 )
 from runtimes.asynchronous.server import Begin, Command, ParameterServer, State
-from runtimes.asynchronous.worker import AsynchronousWorker, Delivery, WorkerParts, first_state
+from runtimes.asynchronous.worker import (
+    AsynchronousWorker,
+    Delivery,
+    WorkerParts,
+    alone,
+    first_state,
+)
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
@@ -232,7 +237,7 @@ def misfit(
     if algorithm.server is None and algorithm.grad_params is not None:
         return "its gradients are taken at a point that the others' messages move"
     known = algorithm.adopt is None or params is None or not rule.turnout.early
-    if not known and uplink.alone(algorithm, params, mini_batches) is None:
+    if not known and alone(algorithm, params, mini_batches) is None:
         return "only an update knows how workers' own models change, and a worker may go on before"
     return None
 

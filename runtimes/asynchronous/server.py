@@ -16,9 +16,7 @@ import optax
 from algorithms.base import Algorithm
 from comms import hashing
 from runtimes import worker
-from runtimes.asynchronous import uplink
-from runtimes.asynchronous.uplink import Uplink
-from runtimes.asynchronous.worker import Delivery, Order, first_state
+from runtimes.asynchronous.worker import Delivery, Order, Uplink, alone, first_state, uplink
 from runtimes.base import remembers
 from stragglers.rule import AsyncProtocol, Decision
 from stragglers.schedule import Event, Schedule, concatenate
@@ -236,7 +234,7 @@ class OwnModels:
     """
 
     def __init__(self, algorithm: Algorithm, params: Any, mini_batches: int):
-        self._alone = uplink.alone(algorithm, params, mini_batches)
+        self._alone = alone(algorithm, params, mini_batches)
         self._at: dict[tuple[int, int], Any] = {}  # (worker, number of the order) -> parameters
 
         @jax.jit
@@ -353,7 +351,7 @@ class ParameterServer:
         self._algorithm, self._arrivals, self._renews = algorithm, arrivals, renews
         self._mini_batches, self._batch_size, self.workers = mini_batches, batch_size, workers
         params = jax.tree.map(jnp.asarray, params)
-        encoded = uplink.uplink(algorithm, params, mini_batches)
+        encoded = uplink(algorithm, params, mini_batches)
         # The shapes of a contribution.
         self.expected = params if encoded is None else encoded.message
         memory = () if encoded else worker.init(algorithm, params).exchange

@@ -13,22 +13,18 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from algorithms.base import AXIS
-from runtimes.equations import computed, inputs, needed, programs_in, value, variables
+from runtimes.equations import (
+    computed,
+    inputs,
+    names_axis,
+    needed,
+    programs_in,
+    speaks,
+    value,
+    variables,
+)
 
 Half = Generator[list, Sequence[Any], Any]  # its messages, the partner's messages, its result
-
-
-def names_axis(equation: JaxprEqn, axis: str) -> bool:
-    """Return whether the equation itself is a collective along `axis`, or asks for the position."""
-    named = equation.params.get("axis_name", equation.params.get("axes"))
-    return axis == named or (isinstance(named, tuple | list) and axis in named)
-
-
-def speaks(equation: JaxprEqn, axis: str) -> bool:
-    """Return whether the equation names `axis`, or holds an equation that does."""
-    return names_axis(equation, axis) or any(
-        speaks(inner, axis) for program in programs_in(equation) for inner in program.jaxpr.eqns
-    )
 
 
 class PairProgram:
@@ -79,9 +75,9 @@ class _Plan:
         levels = collections.defaultdict(lambda: ([], []))  # collectives and containers
         for e in self._left:
             at = max((depth[var] for var in inputs(e) if var in depth), default=0)
-            waits = speaks(e, AXIS) and e.primitive.name != "axis_index"
+            waits = speaks(e) and e.primitive.name != "axis_index"
             if waits:
-                levels[at][not names_axis(e, AXIS)].append(e)
+                levels[at][not names_axis(e)].append(e)
             depth |= dict.fromkeys(e.outvars, at + waits)
         self._waiting = {id(e) for level in levels.values() for es in level for e in es}
         self._steps = []
@@ -154,7 +150,7 @@ class _Plan:
         computed = [var for e in equations for var in e.outvars]
         read = {var: var.aval for e in equations for var in inputs(e)}
         for e in equations:
-            if names_axis(e, AXIS):
+            if names_axis(e):
                 read |= {name: var.aval for name, var in _operands(e).items()}
         reads = {
             name: jax.ShapeDtypeStruct(aval.shape, aval.dtype)
@@ -182,7 +178,7 @@ class _Plan:
         """Return the outputs of an equation; of a collective from the operands of both."""
         if equation.primitive.name == "axis_index":
             return [jnp.int32(self._position)]
-        if not names_axis(equation, AXIS):
+        if not names_axis(equation):
             return computed(equation, values)
         mine = [value(var, values) for var in equation.invars]
         combine, order = _COMBINED[equation.primitive.name], 1 - 2 * self._position

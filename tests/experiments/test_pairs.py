@@ -14,7 +14,7 @@ from benchmarks import pairs
 from comms import topology
 from experiments import prepare, registry, runtime_builders
 from runtimes import base
-from runtimes.asynchronous import uplink
+from runtimes.asynchronous import runtime as asynchronous_runtime
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 from tests.algorithms.methods import PROFILE
@@ -59,7 +59,8 @@ def each_part_once():
             patch.setitem(RULES, name, once(factory))
         patch.setattr(base, "remembers", once(base.remembers))
         patch.setattr(prepare, "_check_delay", lambda *_: None)  # of the delay alone
-        patch.setattr(uplink, "alone", once(uplink.alone))
+        known = once(asynchronous_runtime.alone)
+        patch.setattr(asynchronous_runtime, "alone", known)
         yield
 
 

@@ -13,7 +13,7 @@ from algorithms.base import AXIS
 from comms import collectives, topology
 from comms.messages import Row
 from runtimes import worker
-from runtimes.asynchronous.uplink import OWN, Uplink, alone, uplink
+from runtimes.asynchronous.worker import OWN, Uplink, alone, uplink
 from runtimes.gossip.partition import PairProgram
 from tests.algorithms.methods import METHODS
 from tests.marks import slow_but
