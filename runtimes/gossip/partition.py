@@ -1,8 +1,4 @@
-"""Programs for an axis of two workers, cut at their messages into halves of two processes.
-
-A jaxpr of a body that runs under a named axis comes from `jax.make_jaxpr(body, axis_env=...)`; its
-equations are in an order in which they can be computed.
-"""
+"""Programs for an axis of two workers, cut at their messages into halves of two processes."""
 
 import collections
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
@@ -194,15 +190,13 @@ def _operands(collective: JaxprEqn) -> dict[tuple[int, int], Any]:
     return {(id(collective), i): var for i, var in enumerate(collective.invars)}
 
 
-def _called(params: dict, plans: Sequence[_Plan], values: list) -> Half:
-    del params
-    return (yield from plans[0].play(values))
+def _called(_: dict, plans: Sequence[_Plan], values: list) -> Half:
+    return plans[0].play(values)
 
 
-def _branched(params: dict, plans: Sequence[_Plan], values: list) -> Half:
-    del params
+def _branched(_: dict, plans: Sequence[_Plan], values: list) -> Half:
     index, *operands = values
-    return (yield from plans[min(max(int(index), 0), len(plans) - 1)].play(operands))
+    return plans[min(max(int(index), 0), len(plans) - 1)].play(operands)
 
 
 def _looped(params: dict, plans: Sequence[_Plan], values: list) -> Half:
@@ -219,8 +213,7 @@ def _looped(params: dict, plans: Sequence[_Plan], values: list) -> Half:
 _PLAYERS = {"jit": _called, "pjit": _called, "cond": _branched, "while": _looped}
 
 
-def _gathered(both: tuple, position: int, params: dict) -> jax.Array:
-    del position
+def _gathered(both: tuple, _: int, params: dict) -> jax.Array:
     join = jnp.concatenate if params["tiled"] else jnp.stack
     return join(both, params["all_gather_dimension"])
 

@@ -22,28 +22,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from runtimes import packing
-from runtimes.asynchronous.pool import (
-    DEATHS,
-    DEFAULTS,
-    MISSED,
-    NEWS,
-    SESSION,
-    STARTING,
-    ActorPool,
-    News,
-    Options,
-    ProcessRuntime,
-    Session,
-    Supervisor,
-    reason,
-)
+from runtimes.asynchronous import pool
 from runtimes.asynchronous.runtime import refuse
 from runtimes.base import WorkersLost
 from runtimes.gossip.worker import (
     MEET,
-    Arrival,
     Counted,
     GossipParts,
     GossipState,
@@ -55,12 +41,12 @@ from runtimes.gossip.worker import (
     shown_model,
     total,
 )
-from stragglers.pair_log import PairLog
+from stragglers.pair_log import Meeting, PairLog
 from stragglers.schedule import Event, Schedule
 
 CATCHING_UP = 30.0  # s that the log may be behind workers that have stopped to meet
 _FORGOTTEN = "several workers have gone at once, with what they had said to each other"
-_LOST_AGAIN = f"workers have gone again and again for {STARTING:g} s"
+_LOST_AGAIN = f"workers have gone again and again for {pool.STARTING:g} s"
 
 
 def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
@@ -74,13 +60,13 @@ def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
     return first._replace(rounds=np.array([state.meetings for state in states], np.int64))
 
 
-class Coordinator(Supervisor):
+class Coordinator(pool.Supervisor):
     """The workers of a run, and the log of their meetings."""
 
     fewest, spares = 2, True  # who is alone meets nobody
 
-    def __init__(self, parts: GossipParts, log: PairLog, options: Options, pool: ActorPool):
-        super().__init__(parts.rule.workers, options, pool)
+    def __init__(self, parts: GossipParts, log: PairLog, *others: Any):
+        super().__init__(parts.rule.workers, *others)
         self.log, self._parts = log, parts
         self._rule: Any = None  # see `shared_state`
         self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend
@@ -105,7 +91,7 @@ class Coordinator(Supervisor):
         first = start(0)  # the others find what it has compiled
         for who in range(1, workers):
             start(who, first)
-        self._pool.wait_until_ready(STARTING, start)
+        self._pool.wait_until_ready(pool.STARTING, start)
         self._elapsed, self._resumed_at = elapsed, time.monotonic()
         peers = {who: self._pool.handle(who) for who in range(workers)}
         for who in range(workers):
@@ -128,7 +114,7 @@ class Coordinator(Supervisor):
 
         while True:
             with self.changed:
-                self._wait(lambda: not self._missing(), STARTING, _LOST_AGAIN)
+                self._wait(lambda: not self._missing(), pool.STARTING, _LOST_AGAIN)
             with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
                 with self.changed:
                     found, working = dict(self._away), sorted(self._alive)
@@ -146,13 +132,13 @@ class Coordinator(Supervisor):
                     states = [one.state for one in self._last]
                     counted = total(self._of_gone, *(one.counted for one in self._last))
                     counted = counted._replace(deaths=self.deaths)
-                    now = time.monotonic()
-                    away = {who for who, since in self._since.items() if now - since > MISSED}
-                    away |= {who for who, died in self._died.items() if died >= DEATHS}
+                    died, before = self._died, time.monotonic() - pool.MISSED
+                    left = self._since.items()
+                    away = {one for one, at in left if at < before or died[one] >= pool.DEATHS}
                     there = np.array([who not in away for who in range(self._workers)])
                     return self.log.take(lines), states, counted, there
 
-    def _react(self, news: News) -> None:
+    def _react(self, news: pool.News) -> None:
         who = news.member
         if news.kind == "lost":
             with self.changed:
@@ -165,11 +151,11 @@ class Coordinator(Supervisor):
             self._mending.submit(self._try, self._return, who)
         elif news.kind == "failed":
             raise RuntimeError(
-                f"worker {who} fails with {reason(news.value)} after {self.log.updates} meetings; "
-                "correct the task or the learning rate, or set "
+                f"worker {who} fails with {pool.reason(news.value)} after {self.log.updates} "
+                "meetings; correct the task or the learning rate, or set "
                 "config.actors.bad_contribution='drop'"
             )
-        elif news.tag == NEWS:
+        elif news.tag == pool.NEWS:
             self._reported(who, news.value)
 
     def _reported(self, who: int, report: Report) -> None:
@@ -177,17 +163,15 @@ class Coordinator(Supervisor):
             return
         with self.changed:
             for item in report.items:
-                if isinstance(item, Arrival) and who not in self._alive:
-                    continue  # it begins anew
-                if isinstance(item, Arrival):
+                if isinstance(item, Meeting):
+                    self._died[who] = 0
+                    self._durations.append(item.ends[0].busy)
+                    self.log.add(item)
+                elif who in self._alive:  # else it begins anew
                     arrivals = self._parts.rule.arrivals
                     self._rule, steps = arrived(arrivals, self._rule, *item)
                     for one, step in steps.items():
                         self._pool.call(one, "do", step)
-                    continue
-                self._died[who] = 0
-                self._durations.append(item.ends[0].busy)
-                self.log.add(item)
             self.changed.notify_all()
 
     def _mend(self, who: int, again: bool) -> None:
@@ -221,14 +205,12 @@ class Coordinator(Supervisor):
             candidates, graph = others or sorted(self._away), self._parts.worker.algorithm.graph
             near = [one for one in candidates if graph is None or one in graph[who]]
             source, version = (near or candidates)[0], None
-            if source in self._away:
-                model = shown_model(self._parts, self._away[source].state)
-            else:
-                (model,) = self._asked([source], "public")
+            shown = self._away.get(source) or self._asked([source], "snapshot")[0]
+            model = shown_model(self._parts, shown.state)
         with self.changed:
             self.log.restored(who, source, self.now(), version)
             known = self.log.known(who)
-        self._replace(who, model)
+        self._moved(who, model)
         state = first_state(self._parts, who, model, **known)
         with self.changed:
             self._rule = self._parts.rule.arrivals.begun(self._rule, who, 0, self.now())
@@ -236,13 +218,13 @@ class Coordinator(Supervisor):
             self.changed.notify_all()
         return state
 
-    def _replace(self, who: int, params: Any) -> None:
+    def _moved(self, who: int, params: Any) -> None:
         """Count a worker that begins anew from this model, as of the last snapshot."""
         last, models = self._last[who], [one.state.params for one in self._last]
-        difference = jax.tree.map(np.subtract, params, last.state.params)
         whole = jax.tree.map(lambda *leaves: sum(leaves), *models)
-        size = _length(whole)  # 0 of models that begin there
-        moved = Counted(moved=_length(difference) / size if size else 0.0)
+        size = float(optax.tree.norm(whole))  # 0 of models that begin there
+        distance = float(optax.tree.norm(optax.tree.sub(params, last.state.params)))
+        moved = Counted(moved=distance / size if size else 0.0)
         self._of_gone = total(self._of_gone, last.counted, moved)
         self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
 
@@ -332,7 +314,7 @@ class GossipRun(NamedTuple):
     exhausted = False  # gossip workers never come to an end
 
 
-class GossipRuntime(ProcessRuntime):
+class GossipRuntime(pool.ProcessRuntime):
     """The runtime of one local method and one task, see `runtimes.base.Runtime`.
 
     The last `advance` by a number of updates may make a few more: meetings under way end.
@@ -344,8 +326,8 @@ class GossipRuntime(ProcessRuntime):
         self,
         parts: GossipParts,
         recipe: Callable[[], GossipParts],
-        options: Options = DEFAULTS,
-        session: Session = SESSION,
+        options: pool.Options = pool.DEFAULTS,
+        session: pool.Session = pool.SESSION,
     ):
         """Check the parts; recipe: builds the same ones, see `ProcessRuntime`."""
         super().__init__(parts.rule.workers, recipe, options, session)
@@ -425,21 +407,16 @@ class GossipRuntime(ProcessRuntime):
         seconds = float(packed["clock"][0])
         deaths, moved = packed["deaths"].tolist()
         self._before = Counted(*packed["traffic"].tolist(), int(deaths), moved)
-        there = np.ones(len(states), bool)
-        self._run = GossipRun(states, seconds, update, samples, self._before, there)
+        self._run = GossipRun(states, seconds, update, samples, self._before, run.there)
         counts = np.array([(state.meetings, state.counter) for state in states], np.int64)
         self._log = PairLog(len(states), update, seconds, *counts.T)
         return self._run, None
 
-    def _supervisor(self, pool: ActorPool) -> Coordinator:
-        return Coordinator(self.parts, self._log, self._options, pool)
+    def _supervisor(self, actors: pool.ActorPool) -> Coordinator:
+        return Coordinator(self.parts, self._log, self._options, actors)
 
     def _open(self) -> None:
         self._running.open(self._run.states, self._run.seconds)
-
-
-def _length(model: Any) -> float:
-    return float(np.sqrt(sum(np.vdot(leaf, leaf) for leaf in jax.tree.leaves(model))))
 
 
 def _stacked(trees: Sequence[Any]) -> Any:

@@ -368,8 +368,7 @@ class GossipWorker(Computing):
         parts.sampler.indices(np.int64(self._me), np.arange(parts.mini_batches))  # compiles
         if parts.delay is not None:
             parts.delay.duration(self._me, 0.0, 0)  # may compile
-        params, work, exchange = jax.tree.map(jnp.asarray, state[:3])
-        self._state = state._replace(params=params, work=work, exchange=exchange)
+        self._state = GossipState(*jax.tree.map(jnp.asarray, state[:3]), *state[3:])
         self._batches = batches
 
     def go(self, peers: Mapping[int, Any], elapsed: float) -> None:
@@ -422,16 +421,12 @@ class GossipWorker(Computing):
         return int(self._state.meetings)
 
     def thaw(self) -> None:
-        """Meet again; `snapshot` and `public` stay as they were before."""
+        """Meet again; `snapshot` stays as it was before."""
         self._lock.release()
 
-    def snapshot(self) -> WorkerSnapshot | None:
-        """Return the worker as it was frozen, on the host; None if it never was."""
-        return None if self._snapshot is None else jax.device_get(self._snapshot)
-
-    def public(self) -> Any:
-        """Return the model that others would have been given when it was frozen, on the host."""
-        return shown_model(self.parts, self._snapshot.state)
+    def snapshot(self) -> WorkerSnapshot:
+        """Return the worker as it was frozen, on the host."""
+        return jax.device_get(self._snapshot)
 
     def _compiled(self, params: Any) -> Programs:
         return compile_programs(self.parts, params)
@@ -512,12 +507,10 @@ class GossipWorker(Computing):
         with self._held():
             asked = self.now()
             with self._computing():
-                params, exchange = jax.block_until_ready(
-                    self._programs.alone(*self._arguments(progress))
-                )
+                found = jax.block_until_ready(self._programs.alone(*self._arguments(progress)))
             entry = progress.entry._replace(count=int(self._state.meetings))
             met = Meeting((entry,), asked, self.now())
-            self._commit(met, params, exchange, progress, step.rule)
+            self._commit(met, *found, progress, step.rule)
             self._unheard += (met,)
 
     def _ask(self, progress: Progress, step: Step) -> bool:

@@ -12,7 +12,6 @@ import ray
 from runtimes.asynchronous import pool
 from runtimes.asynchronous.pool import SESSION, ActorPool, Options
 from runtimes.base import WorkersLost
-from runtimes.gossip import runtime as gossip_runtime
 from runtimes.gossip.worker import total
 from stragglers import delays
 from stragglers.schedule import concatenate
@@ -144,8 +143,7 @@ def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch
     """Two die at once; then one cannot come back, as where there is no memory for its process."""
 
     def missed(seconds):
-        for module in (gossip_runtime, pool):
-            monkeypatch.setattr(module, "MISSED", seconds)
+        monkeypatch.setattr(pool, "MISSED", seconds)
 
     missed(PATIENCE)
     runtime = meetings("blocking", least_workers=3)
