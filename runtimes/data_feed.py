@@ -172,36 +172,24 @@ class Feed:
         )
 
 
-class InMemory:
-    """The part of a runtime's input that holds the training set, for which nobody waits."""
+class Input:
+    """The part of a runtime that brings examples to its devices, ahead of their use with a feed."""
 
-    def settle(self) -> None:
-        """Nothing is read ahead."""
-
-    def measured(self) -> dict[str, float]:
-        """Nothing: nobody waits."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing is left to end."""
-
-
-class FromFeed:
-    """The part of a runtime's input that reads its examples from `_feed`."""
-
-    _feed: Feed
+    _feed: Feed | None = None  # None: the training set is in memory, and nobody waits
 
     def settle(self) -> None:
         """Wait until what is read ahead has been read, so that a measurement can end."""
-        self._feed.settle()
+        if self._feed is not None:
+            self._feed.settle()
 
     def measured(self) -> dict[str, float]:
         """Seconds for which the devices had nothing to do because of the input."""
-        return {"input_wait_seconds": self._feed.waited}
+        return {} if self._feed is None else {"input_wait_seconds": self._feed.waited}
 
     def close(self) -> None:
         """End the readers."""
-        self._feed.close()
+        if self._feed is not None:
+            self._feed.close()
 
 
 def unique_addresses(workers: np.ndarray, counters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -31,7 +31,7 @@ from algorithms.base import AXIS, Algorithm
 from comms import hashing
 from runtimes import data_feed, overlapped, packing, phases, rounds, slices, worker
 from runtimes.base import NO_OVERLAP, REPLICATED, refuse
-from runtimes.data_feed import Feed, FromFeed, InMemory, Streamed
+from runtimes.data_feed import Feed, Input, Streamed
 from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
 from stragglers.rule import Turnout
@@ -376,7 +376,7 @@ def _plain_schedule(run: MeshRun, mini_batches, count, seconds, waited) -> Sched
     )
 
 
-class MeshInput:
+class MeshInput(Input):
     """The common part of both inputs."""
 
     def __init__(
@@ -412,7 +412,7 @@ class MeshInput:
         return packing.place(tree, NamedSharding(self._devices, spec))
 
 
-class WholeInput(MeshInput, InMemory):
+class WholeInput(MeshInput):
     """The whole training set on every device, a pytree of arrays [samples, ...]."""
 
     spec = P()  # of the examples in a program
@@ -438,7 +438,7 @@ class WholeInput(MeshInput, InMemory):
         del after
 
 
-class StreamedInput(MeshInput, FromFeed):
+class StreamedInput(MeshInput):
     """On every device what it takes in a dispatch, read while the last one is under way.
 
     sampler: also `on_host(workers, counters)`, see `runtimes.data_feed.Feed`.

@@ -20,7 +20,7 @@ from algorithms.base import AXIS, Algorithm
 from runtimes import data_feed, packing, worker
 from runtimes.base import refuse, remembers
 from runtimes.bodies import Known, Model, Row, body_of, run_rows
-from runtimes.data_feed import Feed, FromFeed, InMemory, Streamed
+from runtimes.data_feed import Feed, Input, Streamed
 from runtimes.planning import INDICES_PER_DISPATCH, Addresses, Plan, Planner, stacked, whole_powers
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
@@ -374,7 +374,7 @@ def _taken_out(model: Model, r) -> Model:
     return jax.tree.map(lambda a: a[r], model)
 
 
-class WholeInput(InMemory):
+class WholeInput(Input):
     """The whole training set on the devices."""
 
     alike = True  # the same examples in every dispatch, and for runs that differ in their seeds
@@ -398,7 +398,7 @@ class WholeInput(InMemory):
         return self._placed, self._sampler.indices(addresses.worker[..., None], addresses.counter)
 
 
-class StreamedInput(FromFeed):
+class StreamedInput(Input):
     """The examples of a dispatch, read while the devices work on the dispatch before."""
 
     alike = False

@@ -20,19 +20,7 @@ import numpy as np
 
 from algorithms.base import Algorithm
 from runtimes import base, packing, worker
-from runtimes.asynchronous.pool import (
-    DEFAULTS,
-    NEWS,
-    SESSION,
-    STARTING,
-    ActorPool,
-    News,
-    Options,
-    ProcessRuntime,
-    Session,
-    Supervisor,
-    reason,
-)
+from runtimes.asynchronous import pool
 from runtimes.asynchronous.server import Begin, Command, ParameterServer, State
 from runtimes.asynchronous.worker import (
     AsynchronousWorker,
@@ -62,7 +50,7 @@ class AsynchronousRun(NamedTuple):
     exhausted = False  # asynchronous workers never come to an end
 
 
-class AsynchronousRuntime(ProcessRuntime):
+class AsynchronousRuntime(pool.ProcessRuntime):
     """The runtime of a method with a server and one task, see `runtimes.base.Runtime`."""
 
     copies, process = 3, AsynchronousWorker
@@ -72,8 +60,8 @@ class AsynchronousRuntime(ProcessRuntime):
         parts: WorkerParts,
         recipe: Callable[[], WorkerParts],
         rule: Rule,
-        options: Options = DEFAULTS,
-        session: Session = SESSION,
+        options: pool.Options = pool.DEFAULTS,
+        session: pool.Session = pool.SESSION,
     ):
         """Check the parts; recipe: builds the same ones, see `ProcessRuntime`."""
         super().__init__(rule.workers, recipe, options, session)
@@ -177,8 +165,8 @@ class AsynchronousRuntime(ProcessRuntime):
             self._server.returned(who, self._elapsed)
         return self._snapshot(self._elapsed), None
 
-    def _supervisor(self, pool: ActorPool) -> "Serving":
-        return Serving(self._server, self._options, pool)
+    def _supervisor(self, actors: pool.ActorPool) -> "Serving":
+        return Serving(self._server, self._options, actors)
 
     def _open(self) -> None:
         planned = (self._planned.batches > 0).sum(axis=1)
@@ -254,11 +242,11 @@ def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     return {n.removeprefix(prefix): v for n, v in packed.items() if n.startswith(prefix)}
 
 
-class Serving(Supervisor):
+class Serving(pool.Supervisor):
     """The server of a run and its workers. `limit` is the update at which it stops to react."""
 
-    def __init__(self, server: ParameterServer, options: Options, pool: ActorPool | None = None):
-        super().__init__(server.workers, options, pool)
+    def __init__(self, server: ParameterServer, options: pool.Options, *actors: pool.ActorPool):
+        super().__init__(server.workers, options, *actors)
         self.limit = 0.0
         self.sent = 0  # bytes of all deliveries
         self._server = server
@@ -277,7 +265,7 @@ class Serving(Supervisor):
         for who in range(self._workers):
             self._pool.start(who, first)
         self._server.compile(planned)
-        self._pool.wait_until_ready(STARTING, lambda who: self._pool.start(who, first))
+        self._pool.wait_until_ready(pool.STARTING, lambda who: self._pool.start(who, first))
         for who in range(self._workers):
             self._alive.add(who)
             self._listen(who)
@@ -297,7 +285,7 @@ class Serving(Supervisor):
         """Return a reference to the worker's state of local steps after an order."""
         return self._pool.call(who, "state", number, tag=MEMORY, aside=True)
 
-    def _react(self, news: News) -> None:
+    def _react(self, news: pool.News) -> None:
         self._wake()  # what was due before the news
         with self._before_the_limit():
             for command in self._heed(news):
@@ -320,7 +308,7 @@ class Serving(Supervisor):
             self.changed.wait_for(lambda: self._server.update < self.limit or self._closing)
             yield
 
-    def _heed(self, news: News) -> list[Command]:
+    def _heed(self, news: pool.News) -> list[Command]:
         who, now = news.member, self.now()
         if news.kind == "lost":
             self._lost(who, now)
@@ -331,12 +319,12 @@ class Serving(Supervisor):
         elif news.tag == ORDER and who not in self._alive:
             return []  # of a process that has gone, and its memory, from which others would go on
         elif news.tag == ORDER and news.kind == "failed":
-            return self._bad(who, f"fails with {reason(news.value)}", now)
+            return self._bad(who, f"fails with {pool.reason(news.value)}", now)
         elif news.tag == ORDER:
             return self._delivered(who, news.value, now)
-        elif news.tag == NEWS and news.kind == "answer":
+        elif news.tag == pool.NEWS and news.kind == "answer":
             self._lives(who, news.value)
-        elif news.kind == "failed" and news.tag in (None, NEWS):
+        elif news.kind == "failed" and news.tag in (None, pool.NEWS):
             self._pool.kill(who)  # it cannot do what every worker has to
         return []
 

@@ -65,8 +65,8 @@ class Coordinator(pool.Supervisor):
 
     fewest, spares = 2, True  # who is alone meets nobody
 
-    def __init__(self, parts: GossipParts, log: PairLog, *others: Any):
-        super().__init__(parts.rule.workers, *others)
+    def __init__(self, parts: GossipParts, log: PairLog, options: pool.Options, actors: Any):
+        super().__init__(parts.rule.workers, options, actors)
         self.log, self._parts = log, parts
         self._rule: Any = None  # see `shared_state`
         self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend
