@@ -22,21 +22,15 @@ PLANNED_UPDATES = 64  # how far the clock runs ahead of the training
 INDICES_PER_DISPATCH = 1 << 22  # bounds the sample indices of one dispatch to 16 MiB
 
 
-class Slots(NamedTuple):
-    """Occupied slots after the last planned update: `version[s]` lives in slot s, -1 is free."""
-
-    version: np.ndarray  # [slots] int64
-
-
-def init_slots(slots: int) -> Slots:
-    """Version 0, the initial parameters, in slot 0."""
+def init_slots(slots: int) -> np.ndarray:
+    """Return the versions in slots, -1 if free: 0, the initial parameters, in the first one."""
     version = np.full(slots, -1, np.int64)
     version[0] = 0
-    return Slots(version)
+    return version
 
 
-def allocate(slots: Slots, schedule) -> tuple[Slots, np.ndarray, np.ndarray, np.ndarray]:
-    """Plan the slots of a segment: (slots, read [T, k], write [T], current [T]), all int32.
+def allocate(slots: np.ndarray, schedule) -> tuple[np.ndarray, ...]:
+    """Plan the slots of a segment: (slots, read [T, k], write [T], current [T]); see `init_slots`.
 
     schedule: the next segment; `schedule.held` lists the versions that are read after it (None:
         none but the newest).
@@ -54,12 +48,12 @@ def allocate(slots: Slots, schedule) -> tuple[Slots, np.ndarray, np.ndarray, np.
     held = [] if schedule.held is None else np.unique(schedule.held).tolist()
     last_read.update(dict.fromkeys([*held, end], end))
 
-    slot_of = {v: s for s, v in enumerate(slots.version.tolist()) if v >= 0}
+    slot_of = {v: s for s, v in enumerate(slots.tolist()) if v >= 0}
     expiring = [[] for _ in range(updates + 1)]
     # In order, as that in which slots become free says which one is written next.
     for version in sorted({*slot_of, *range(first_update, end + 1)}):
         expiring[max(last_read.get(version, first_update) - first_update, 0)].append(version)
-    free = np.flatnonzero(slots.version < 0).tolist()
+    free = np.flatnonzero(slots < 0).tolist()
     read = np.empty(schedule.version.shape, np.int32)
     write, current = np.empty(updates, np.int32), np.empty(updates, np.int32)
     for t in range(updates):
@@ -74,14 +68,14 @@ def allocate(slots: Slots, schedule) -> tuple[Slots, np.ndarray, np.ndarray, np.
         free.extend(slot_of.pop(version) for version in expiring[t])
         if not free:
             raise ValueError(
-                f"update {first_update + t} needs more than {len(slots.version)} live versions of "
+                f"update {first_update + t} needs more than {len(slots)} live versions of "
                 "the parameters; a schedule of n workers may keep at most n + 1 alive"
             )
         write[t] = slot_of[first_update + t + 1] = free.pop()
-    version = np.full(len(slots.version), -1, np.int64)
+    version = np.full(len(slots), -1, np.int64)
     for v, s in slot_of.items():
         version[s] = v
-    return Slots(version), read, write, current
+    return version, read, write, current
 
 
 class Plan(NamedTuple):
@@ -89,9 +83,9 @@ class Plan(NamedTuple):
 
     clock: Any  # state of the waiting rule, after `planned`
     planned: Schedule | None  # made by the clock, not yet run
-    begun: tuple[Any, Slots] | None  # clock and slots from which `planned` was made
+    begun: tuple[Any, np.ndarray] | None  # clock and slots from which `planned` was made
     rows: tuple[np.ndarray, ...] | None  # read, write, current, keep of `planned`
-    slots: Slots
+    slots: np.ndarray  # [slots] int64, versions in them after the last planned update
     newest: int  # slot of the newest parameters
     update: int
     samples: int
