@@ -12,7 +12,7 @@ import pytest
 from algorithms import all_reduce, mg_wfbp
 from experiments import tasks
 from runtimes import mesh
-from runtimes.stages import Stages
+from runtimes.overlapped import Stages
 from tests.marks import slow
 from tests.runtimes import one_of_several
 from tests.runtimes.toy import bits
