@@ -3,22 +3,26 @@
 Their arrivals come in the order of a virtual clock, so that the rows equal the rule's plan.
 """
 
+import concurrent.futures
 import functools
 import heapq
 import os
 import queue
 import socket
+import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from runtimes.asynchronous import pool
 from runtimes.asynchronous import runtime as asynchronous_runtime
-from runtimes.asynchronous.pool import News, Options, Supervisor
+from runtimes.asynchronous.pool import News, Options, Resources, Supervisor
 from runtimes.asynchronous.server import Begin, ParameterServer, Stop
 from runtimes.asynchronous.worker import AsynchronousWorker, Order
 from runtimes.base import WorkersLost
@@ -271,6 +275,33 @@ def test_a_loss_among_the_arrivals_of_an_update_is_seen_there_again(protocol):
     used_once(concatenate([*pieces, other.run(20)]), 1)
 
 
+def test_a_loss_after_a_checkpoint_is_the_first_thing_that_each_resumed_run_sees():
+    """It was seen two updates later, which the run that resumes does not have."""
+    knobs = {"protocol": "k_sync", "interval": 0.01, "k": 4}
+    first, second, third = (World("all_reduce", "adasync", **knobs) for _ in range(3))
+    observed = [(0.0, 1.0)]
+    first.server.observe(*observed[0])
+    first.run(1)
+    state, counters = first.server.state, first.server.counters()
+    first.run(3)
+    observed.append((first.seconds, 16.0))
+    first.server.observe(*observed[-1])
+
+    def goes_on(world, *packed):
+        world.server.resume(*packed, observed)
+        world.queue.clear()
+        for who, number in enumerate(world.server.counted.tolist()):
+            world.workers[who].restore(number, WorkerState((), ()))
+        world.carry_out(world.server.begin(world.seconds))
+
+    goes_on(second, state, counters, first.server.log.pack(1))
+    assert second.server.rule.k < 4
+    second.run(9)
+    goes_on(third, second.server.state, second.server.counters(), second.server.log.pack(9))
+    assert third.server.rule.update == third.server.update == 9
+    assert third.run(20).updates == 11
+
+
 def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
     worker = AsynchronousWorker(functools.partial(parts, "all_reduce", 1, LAW), 0)
     worker.ready(X0)
@@ -480,6 +511,96 @@ def test_a_contribution_that_cannot_be_used_ends_the_run_or_is_left_out(says, by
     schedule = loop.run()
     assert loop._server.dropped > 1 and 1 not in schedule.workers
     assert loop._server.consumed[1] >= loop._server.dropped
+
+
+class Calls:
+    """A pool that notes what it is asked for."""
+
+    def __init__(self):
+        self.now, self.killed, self.tags = 0.0, [], []
+
+    def start(self, member, *ready):
+        pass
+
+    def kill(self, member):
+        self.killed.append(member)
+
+    def call(self, member, method, *arguments, tag=None, aside=False):
+        self.tags.append(tag)
+
+
+def test_a_delivery_that_is_heard_after_its_process_was_lost_is_computed_again(by_value):
+    """A new process goes on from nothing that the old one remembered."""
+    loop = Loop("k_async", 40)
+    worker, loop._pool = loop._pool._workers[1], Calls()
+    loop._alive.update(range(N))
+    begun = {command.worker: command.order for command in loop._server.begin(0.0)}
+    late = News(1, "answer", worker.step(begun[1], X0), asynchronous_runtime.ORDER)
+    loop._heed(News(1, "lost"))
+    assert loop._heed(late) == [] and loop._server.counted[1] == 0
+    (again,) = loop._heed(News(1, "ready"))
+    assert (again.order.first, again.order.number) == (begun[1].first, begun[1].number + 1)
+    loop._heed(News(1, "answer", worker.step(again.order, X0), asynchronous_runtime.ORDER))
+    assert loop._server.counted[1] == again.order.number
+
+
+def test_a_new_process_lives_though_it_has_no_memory_of_the_last_evaluation():
+    loop = Loop("k_async", 40)
+    loop._pool = calls = Calls()
+    loop.state_of(1, 17)
+    loop._heed(News(1, "failed", KeyError(17), calls.tags[0]))
+    assert not calls.killed
+    loop._heed(News(1, "failed", KeyError(17)))  # another call, which each of them can answer
+    assert calls.killed == [1]
+
+
+def test_an_order_that_cannot_be_handed_out_ends_the_run(monkeypatch):
+    def fails(params):
+        raise MemoryError("no room for parameters")
+
+    monkeypatch.setattr(asynchronous_runtime, "_put", fails)
+    loop = Loop("k_async", 40)
+    loop._sender = concurrent.futures.ThreadPoolExecutor(1)
+    loop._send(next(loop._server.begin(0.0)))
+    loop._sender.shutdown()
+    assert isinstance(loop.error, MemoryError)
+
+
+def test_nobody_waits_for_a_run_that_is_closed():
+    watched = Supervisor(1, Options())
+
+    def waits():
+        with watched.changed:
+            watched.wait(np.inf, lambda: False)
+
+    waiting = threading.Thread(target=waits, daemon=True)
+    waiting.start()
+    watched.close()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_number_of_a_process_that_has_gone_is_not_ended_and_a_closed_pool_starts_none(
+    monkeypatch,
+):
+    ray, ended, ready, lost = MagicMock(), [], Future(), Future()
+    ray.exceptions.RayActorError = type("RayActorError", (Exception,), {})
+    ray.get_runtime_context().get_node_id.return_value = "here"
+    actor = ray.remote()().options().remote()
+    actor.begin_member.remote().future.return_value = ready
+    actor.watch_member.options().remote().future.return_value = lost
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(pool.os, "kill", lambda pid, _: ended.append(pid))
+    actors = pool.ActorPool(object, lambda who: (), 1, Resources())
+    actors.start(0)
+    ready.set_result((None, pool.Place(7, "here")))
+    actors.kill(0)
+    lost.set_exception(ray.exceptions.RayActorError())
+    actors.close()
+    assert ended == [7] and actors.place(0) is None
+    ray.kill.reset_mock()
+    actors.start(0)
+    ray.kill.assert_called_once_with(actor)
 
 
 def test_a_run_ends_with_too_few_workers_or_with_one_that_dies_again_and_again():

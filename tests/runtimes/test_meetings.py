@@ -140,14 +140,25 @@ def test_a_run_resumes_and_nodes_that_die_or_hang_begin_anew(meetings, monkeypat
 
 
 def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch):
-    """Two die at once; then one cannot come back, as where there is no memory for its process."""
+    """One dies as it starts, two at once; then one cannot come back, as where memory is short."""
+    start, killed = ActorPool.start, []
+
+    def one_dies(actors, member, *ready):
+        reference = start(actors, member, *ready)
+        if member == 0 and not killed:  # the others wait for what it compiles
+            killed.append(member)
+            ray.kill(actors.handle(member))
+        return reference
 
     def missed(seconds):
         monkeypatch.setattr(pool, "MISSED", seconds)
 
     missed(PATIENCE)
     runtime = meetings("blocking", least_workers=3)
-    under = Under("blocking", runtime, runtime.start(X0), []).on(updates=40)
+    with monkeypatch.context() as patch:
+        patch.setattr(ActorPool, "start", one_dies)
+        under = Under("blocking", runtime, runtime.start(X0), []).on(updates=40)
+    assert killed and under.measured["deaths"] == 0
     for victim in (2, 0):
         os.kill(under.pids[victim], signal.SIGKILL)
         end = time.monotonic() + PATIENCE
@@ -158,8 +169,6 @@ def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch
         under.on(seconds=0.5)
     assert under.measured["deaths"] == 2 and under.measured["nodes"] == N
     under.until(lambda: len(under.pids) == N)
-
-    start = ActorPool.start
 
     def nobody_stays(actors, member, *ready):
         start(actors, member, *ready)

@@ -14,6 +14,7 @@ from algorithms.base import scale_by_samples
 from benchmarks.floors import hand_written
 from comms import topology
 from runtimes import mesh, simulate, slices
+from runtimes.equations import inputs, needed, programs_in
 from runtimes.rounds import Table
 from stragglers import delays, inject, processes
 from tests import planned
@@ -162,6 +163,43 @@ def test_devices_know_what_samples_cost():
     assert set(plan.batches.ravel()) == {2, 3}
     np.testing.assert_array_equal(schedule.batches, plan.batches)
     np.testing.assert_array_equal(schedule.first, plan.first)
+
+
+def a_round(wait, **own):
+    """Return (whether a round sums over all workers, whether its landing waits for that)."""
+    graph = topology.ring(N)
+    rule = planned.rule(wait, delays.deterministic(1.0), N, M, graph=graph, **own)
+    runtime = mesh.Mesh(
+        dpsgd(optimizer(), graph), losses, DATA, SAMPLES, workers=N, mini_batches=M,
+        injector=inject.Injector(N, rule.trigger, 0),
+    )  # fmt: skip
+    run = runtime.start(X0)
+    examples, table = runtime._input.take(run.consumed, None)
+    traced = jax.make_jaxpr(runtime.dispatch)(run.model, table, examples, None, np.int32(1))
+
+    def programs(program):
+        yield program
+        for equation in program.eqns:
+            for inner in programs_in(equation):
+                yield from programs(inner.jaxpr)
+
+    def callbacks(program):
+        return [e for e in program.eqns if e.primitive.name == "io_callback"]
+
+    (body,) = [found for found in programs(traced.jaxpr) if len(callbacks(found)) == 2]
+    before = needed(inputs(callbacks(body)[-1]), [], body.eqns)
+    return tuple(
+        any("psum" in equation.primitive.name for equation in equations)
+        for equations in (body.eqns, before)
+    )
+
+
+def test_a_round_waits_for_all_workers_only_where_its_rule_does():
+    """An exchange with neighbours alone would not: on accelerators they may be far ahead."""
+    assert a_round("barrier") == (True, True)
+    assert a_round("first_finisher", landing="all") == (True, True)
+    assert a_round("first_finisher") == (True, False)  # samples of all are counted for the next
+    assert a_round("neighbour_barrier") == (False, False)
 
 
 def test_triggers_stop_the_workers():

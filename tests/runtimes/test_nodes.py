@@ -4,6 +4,7 @@ import functools
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 
 from algorithms.swarm import SwarmState
+from runtimes.asynchronous.pool import Options
 from runtimes.gossip import worker as gossip_worker
-from runtimes.gossip.runtime import shared_state
+from runtimes.gossip.runtime import Coordinator, shared_state
 from runtimes.gossip.worker import (
     Arrival,
+    Counted,
     GossipWorker,
     PairHandler,
+    Report,
     Request,
     Step,
     arrived,
@@ -234,6 +238,14 @@ def test_a_silent_asker_is_given_up_and_a_request_twice_gets_the_same_reply(monk
         assert handler.answer(Request(0, 2, step, [5], entry)).message == [1 + step]
     assert len(over) == 1 and not lock.locked()
 
+    def fails():
+        raise MemoryError("no room for a half")
+
+    handler = PairHandler(lock, fails, None, None, time.time)
+    with pytest.raises(MemoryError):
+        handler.answer(Request(1, 7, 0, [5], entry))
+    assert not lock.locked()
+
 
 def test_workers_that_wait_for_each_other_go_on_with_their_draws():
     """As they did not, when a run resumed: its partners and steps came again."""
@@ -241,3 +253,30 @@ def test_workers_that_wait_for_each_other_go_on_with_their_draws():
     states = [gossip_worker.first_state(parts, who, X0, meetings=3 * who) for who in range(N)]
     assert shared_state(parts, states).rounds.tolist() == [3 * who for who in range(N)]
     assert not shared_state(meeters.parts("float32"), states).rounds.any()
+
+
+def test_local_steps_of_a_process_that_has_gone_wait_for_nobody():
+    """They were reported before, and are heard after; its new process makes them again."""
+
+    class Calls:
+        def call(self, *arguments, **options):
+            pass
+
+    coordinator = Coordinator(meeters.parts("blocking"), PairLog(N), Options(), Calls())
+    coordinator._rule, coordinator._alive = coordinator._parts.rule.arrivals.init(), {0, 1, 3}
+    for who in (1, 2):
+        coordinator._reported(who, Report([Arrival(who, 0.5)], 0.0))
+    assert coordinator._rule.waits[1] >= 0 > coordinator._rule.waits[2]
+
+
+def test_the_clock_of_a_run_never_goes_back():
+    """The last row may have landed while models were brought to the launcher before."""
+    rows = SimpleNamespace(updates=2, batches=np.ones((2, 2), int), time=np.array([4.8, 4.9]))
+    runtime = meeters.meetings("float32")
+    run = runtime.start(X0)._replace(seconds=5.0)
+    runtime._running = SimpleNamespace(
+        changed=threading.Condition(), wait=lambda *_: None, now=lambda: 6.0,
+        snapshot=lambda: (rows, run.states, Counted(), run.there),
+    )  # fmt: skip
+    assert runtime.advance(run, np.inf, 2)[0].seconds == 5.0
+    assert runtime.advance(run, np.inf, 3)[0].seconds == 6.0
