@@ -236,7 +236,7 @@ class Simulator:
         if self._devices == 1:
             return rows
         spread = self._everywhere
-        if rows.worker.shape[1] % self._devices == 0:
+        if rows.indices.shape[1] % self._devices == 0:  # of a pair one may bring nothing along
             spread = self._by_participant
         common = Row(*[self._everywhere] * len(Row._fields))
         by_participant = (

@@ -122,7 +122,8 @@ class Session:
 
     def check_room(self, members: int, store_bytes: int) -> None:
         """Raise ValueError where a cluster of our own, yet to be started, has too little memory."""
-        if self.address is not None or self._folder is not None:
+        elsewhere = not os.path.isdir(_SHARED_MEMORY)  # as on macOS, in a file
+        if self.address is not None or self._folder is not None or elsewhere:
             return
         room, store = shutil.disk_usage(_SHARED_MEMORY).free, max(_LEAST_STORE, store_bytes)
         if store <= room:

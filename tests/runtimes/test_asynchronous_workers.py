@@ -650,6 +650,15 @@ def test_a_process_that_is_silent_or_computes_for_too_long_is_ended():
     assert not watched._lives(1, computing=21.0) and pool.killed == [0, 1]
 
 
+def test_a_system_without_shared_memory_is_not_asked_for_its_room(monkeypatch, tmp_path):
+    """As macOS, where Ray keeps its store in a file."""
+    monkeypatch.setattr(pool, "_SHARED_MEMORY", str(tmp_path / "shm"))
+    pool.Session().check_room(2, 2**60)
+    (tmp_path / "shm").mkdir()
+    with pytest.raises(ValueError, match="workers need .* MB of shared memory"):
+        pool.Session().check_room(2, 2**60)
+
+
 def test_folders_that_sessions_left_are_removed_at_the_next_start(monkeypatch):
     with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as raylet:
         monkeypatch.setattr(tempfile, "tempdir", place)

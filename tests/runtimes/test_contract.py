@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import all_reduce, dpsgd, local_sgd, top_k
+from algorithms import all_reduce, dpsgd, local_sgd, swarm, top_k
 from algorithms.base import scale_by_samples
 from comms import topology
 from runtimes.base import Runtime
@@ -40,6 +40,7 @@ METHODS = {
     "all_reduce": lambda: all_reduce(optimizer()),
     "top_k": lambda: top_k(optimizer(), ratio=0.5),
     "dpsgd": lambda: dpsgd(optimizer(), topology.ring(N)),
+    "swarm": lambda: swarm(optimizer(), topology.complete(N)),
 }
 
 
@@ -177,7 +178,11 @@ def test_several_runs_as_one_program_are_each_of_them_alone():
 
 @pytest.mark.parametrize(
     ("method", "wait", "mini_batches", "own"),
-    [slow("dpsgd", "first_finisher", M, {}), ("all_reduce", "k_async", 1, {"k": 2})],
+    [
+        slow("dpsgd", "first_finisher", M, {}),
+        ("all_reduce", "k_async", 1, {"k": 2}),
+        ("swarm", "random_pairs", M, {"graph": topology.complete(N)}),
+    ],
 )
 def test_a_worker_axis_over_many_devices_gives_the_same_trajectory(method, wait, mini_batches, own):
     models = []
