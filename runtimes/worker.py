@@ -256,15 +256,6 @@ def exchange(
     return updates, state._replace(exchange=exchange_state)
 
 
-def update(
-    algorithm: Algorithm, losses, params, state: WorkerState, examples, batches, given
-) -> tuple[optax.Updates, WorkerState]:
-    """Contribution and exchange of one worker: (what comes out of the exchange, new state)."""
-    contribution, state = contribute(algorithm, losses, params, state, examples, batches, given)
-    weight = algorithm.weight(batches)
-    return exchange(algorithm, contribution, params, state, batches, given, weight)
-
-
 def serve(
     algorithm: Algorithm, reduced, params, server_state, batches, given
 ) -> tuple[optax.Params, optax.OptState]:

@@ -547,9 +547,8 @@ class ActorPool:
             if error is None:
                 value = future.result()
                 if kind == "ready":
-                    value, place = value
                     with self._lock:
-                        self._places[member] = place
+                        self._places[member] = value
                 self.news.put(News(member, kind, value, tag))
             elif isinstance(error, ray.exceptions.RayActorError):
                 if kind == "lost":  # the call that watches the process says so once
@@ -569,8 +568,8 @@ def _alive(target: type) -> type:
         def begin_member(self, *arguments):
             import ray
 
-            value = self.ready(*arguments)
-            return value, Place(os.getpid(), ray.get_runtime_context().get_node_id())
+            self.ready(*arguments)
+            return Place(os.getpid(), ray.get_runtime_context().get_node_id())
 
         def watch_member(self) -> None:
             threading.Event().wait()  # until the process ends

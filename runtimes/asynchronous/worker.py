@@ -94,8 +94,8 @@ class AsynchronousWorker(Computing):
         self._current = self._stopped = 0  # orders: under way, and the last that shall not be
         self._states: dict[int, worker.WorkerState] = {}
 
-    def ready(self, params: Any) -> int:
-        """Compile all that an order takes; returns the bytes of a contribution."""
+    def ready(self, params: Any) -> None:
+        """Compile all that an order takes."""
         parts = self._parts
         self._examples = jax.tree.map(jnp.asarray, parts.examples)
         params = jax.tree.map(jnp.asarray, params)
@@ -106,8 +106,7 @@ class AsynchronousWorker(Computing):
         order = Order(0, 0, (), 0, 0, parts.mini_batches, 0, 0, 0.0)
         if parts.delay is not None:
             parts.delay.duration(self._me, 0.0, 0)  # it may compile as well
-        contribution, *_ = self._computed(order, params, delayed=False)
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(contribution))
+        self._computed(order, params, delayed=False)
 
     def step(self, order: Order, params: Any) -> Delivery:
         """Make the contribution of an order at `params`; its state is kept for the next one."""

@@ -76,7 +76,9 @@ def one_update(method, params, server, state, me, row):
     given |= {"staleness": 0, "active": active}
     if method.adopt is not None:
         given["current"] = server.params
-    updates, state = worker.update(method, losses, params, state, examples, batches, given)
+    found, state = worker.contribute(method, losses, params, state, examples, batches, given)
+    weight = method.weight(batches)
+    updates, state = worker.exchange(method, found, params, state, batches, given, weight)
     if method.server is None:
         return optax.apply_updates(params, updates), server, state
     total = jax.lax.psum(batches, AXIS)

@@ -593,7 +593,7 @@ def test_a_number_of_a_process_that_has_gone_is_not_ended_and_a_closed_pool_star
     monkeypatch.setattr(pool.os, "kill", lambda pid, _: ended.append(pid))
     actors = pool.ActorPool(object, lambda who: (), 1, Resources())
     actors.start(0)
-    ready.set_result((None, pool.Place(7, "here")))
+    ready.set_result(pool.Place(7, "here"))
     actors.kill(0)
     lost.set_exception(ray.exceptions.RayActorError())
     actors.close()
