@@ -113,7 +113,10 @@ class Runtime(Protocol):
         """Pass a training loss to a waiting rule that follows it; before others go on."""
 
     def models(self, run: Run) -> Any:
-        """Return the current parameters, with a leading axis: one per worker, or 1."""
+        """Return the current parameters, with a leading axis: one per worker, or 1.
+
+        They may be arrays of the run, which `advance` gives away.
+        """
 
     def memory(self, run: Run) -> Any:
         """Return the state of the method's exchange, with a leading axis of workers."""

@@ -37,7 +37,7 @@ BACK_OFF = 2e-3  # s, the longest first sleep after a refusal
 DOUBLINGS = 4  # of it
 LOOK = 0.1  # s between two looks at whether something has changed
 PATIENCE = 10.0  # s without a word of its asker until a meeting is given up
-REMEMBERED = 256  # meetings that others have asked for, in case they do not report them
+REMEMBERED = 1 << 14  # meetings that others have asked for, in case they do not report them
 NEVER = 1 << 62  # an attempt that nobody comes to
 
 
