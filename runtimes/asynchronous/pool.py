@@ -677,8 +677,8 @@ class Supervisor:
     @property
     def patience(self) -> float:
         """Seconds that a process may compute, or be silent for, before it is asked no more."""
-        if not self._durations:
-            return SILENCE
+        if not self._durations:  # nobody knows yet how long local steps take
+            return STARTING
         return max(SILENCE, TIMES_MEDIAN * statistics.median(self._durations))
 
     def _listen(self, who: int) -> None:
