@@ -4,7 +4,8 @@ A worker is a device, or a slice of several, see `slices`.
 
 With delays (or a trigger to watch) every round is a real `while_loop` of each worker that takes
 mini-batches until a host callback says stop, see `stragglers.inject`. Without either, a round is
-the plain step that one would write by hand: one gradient, one collective, one update.
+the plain step that one would write by hand: one gradient, one collective, one update. It waits for
+no more than its collective does.
 
 Replicated values stay stacked, a copy per device, because the result of a ring or of an
 all-gather cannot be declared replicated. Neighbours alone are waited for where links are, by a rule
