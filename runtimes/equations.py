@@ -29,7 +29,7 @@ def _is_program(x: Any) -> bool:
 def names_axis(equation: JaxprEqn) -> bool:
     """Return whether the equation itself is a collective of workers, or asks for the position."""
     named = equation.params.get("axis_name", equation.params.get("axes"))
-    return AXIS == named or (isinstance(named, tuple | list) and AXIS in named)
+    return named == AXIS or (isinstance(named, tuple | list) and AXIS in named)
 
 
 def speaks(equation: JaxprEqn) -> bool:

@@ -656,7 +656,7 @@ def test_a_system_without_shared_memory_is_not_asked_for_its_room(monkeypatch, t
     monkeypatch.setattr(pool, "_SHARED_MEMORY", str(tmp_path / "shm"))
     pool.Session().check_room(2, 2**60)
     (tmp_path / "shm").mkdir()
-    with pytest.raises(ValueError, match="workers need .* MB of shared memory"):
+    with pytest.raises(ValueError, match=r"workers need .* MB of shared memory"):
         pool.Session().check_room(2, 2**60)
 
 
