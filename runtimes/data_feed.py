@@ -92,9 +92,10 @@ class Feed:
         if self._pool is None:
             self._pool = _pool(self._streamed)
         workers, counters = np.array(new).T
+        read = _read if self._streamed.readers.processes else self._streamed.source.read
         try:
             for address, indices in zip(new, self._sampler.on_host(workers, counters), strict=True):
-                self._asked[address] = self._pool.submit(*_request(self._streamed), indices)
+                self._asked[address] = self._pool.submit(read, indices)
         except BrokenProcessPool as error:
             raise self._without_a_reader() from error
 
@@ -121,7 +122,8 @@ class Feed:
             with self.waiting(computing):
                 examples = self._result(address)
                 place = slice(slot * size, (slot + 1) * size)
-                jax.tree.map(lambda a, read, place=place: _put(a, place, read), table, examples)
+                for a, read in zip(*map(jax.tree.leaves, (table, examples)), strict=True):
+                    a[place] = read
         return table
 
     def drop(self, needed: np.ndarray) -> None:
@@ -215,15 +217,7 @@ def most_updates(sample_bytes: int, samples: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def _put(array: np.ndarray, place: slice, values: np.ndarray) -> None:
-    array[place] = values
-
-
 _OF_PROCESS: list[Source] = []  # in a process that reads: its source
-
-
-def _request(streamed: Streamed) -> tuple[Callable, ...]:
-    return (_read,) if streamed.readers.processes else (streamed.source.read,)
 
 
 def _pool(streamed: Streamed) -> Executor:

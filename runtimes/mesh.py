@@ -101,7 +101,8 @@ class Mesh:
         self._algorithm, self._sampler = algorithm, sampler
         self._workers, self._mini_batches = workers, mini_batches
         self._injector = injector
-        self._input = input_of(
+        brings = StreamedInput if isinstance(examples, Streamed) else WholeInput
+        self._input = brings(
             examples, sampler, devices, team, rounds_per_dispatch, mini_batches, augment is not None
         )
         self._rounds = self._input.rounds
@@ -527,8 +528,3 @@ class StreamedInput(MeshInput):
 
         with self._feed.waiting(computing):
             return jax.block_until_ready(jax.tree.map(place, table))
-
-
-def input_of(examples: Any, *others: Any) -> WholeInput | StreamedInput:
-    """Return the input of a mesh on these examples, a pytree of arrays or `data_feed.Streamed`."""
-    return (StreamedInput if isinstance(examples, Streamed) else WholeInput)(examples, *others)

@@ -193,7 +193,7 @@ class Planner:
         indices: of the samples in the mini-batches of `addresses`, [..., batch_size]; draws: what
         their augmentation draws.
         """
-        done = turn.schedule
+        done, rest = turn.schedule, (0, updates - turn.schedule.updates)
 
         def pad(values, dtype, filler=0):
             return None if values is None else _padded(values, dtype, updates, width, filler)
@@ -211,7 +211,7 @@ class Planner:
             read=pad(turn.read, np.int32),
             write=pad(turn.write, np.int32),
             current=pad(turn.current, np.int32),
-            active=None if done.matchings is None else _lengthened(done.matchings, updates),
+            active=None if done.matchings is None else np.pad(done.matchings, [rest, (0, 0)]),
             partner=pad(done.partner, np.int32),
             restored=pad(done.restored, np.int32, filler=-1),
             keep=pad(turn.keep, bool) if self._recalls else None,
@@ -339,7 +339,3 @@ def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np
 def _widened(values: np.ndarray, width: int) -> np.ndarray:
     """Values [T] as they are, or [T, k] with zeros up to [T, width]."""
     return values if values.ndim == 1 else np.pad(values, [(0, 0), (0, width - values.shape[1])])
-
-
-def _lengthened(matchings: np.ndarray, updates: int) -> np.ndarray:
-    return np.pad(matchings.astype(bool), [(0, updates - len(matchings)), (0, 0)])

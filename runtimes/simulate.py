@@ -103,7 +103,8 @@ class Simulator:
         self._local = algorithm.own_models
         # The server's parameters of older versions are needed, or a worker's own.
         self.stale = rule.asynchronous and algorithm.server is not None
-        self._sampler, self.input = sampler, input_of(examples, sampler)
+        brings = StreamedInput if isinstance(examples, Streamed) else WholeInput
+        self._sampler, self.input = sampler, brings(examples, sampler)
         self._recalls = rule.asynchronous and algorithm.server is None
         self.planner = Planner(
             rule, sampler.batch_size, mini_batches, self.stale, self.input.most, self._recalls
@@ -438,8 +439,3 @@ class StreamedInput(Input):
         slot = np.zeros(addresses.counter.shape, np.int32)
         slot[: done.updates] = places
         return table, slot[..., None] * self._batch_size + np.arange(self._batch_size, dtype="i4")
-
-
-def input_of(examples: Any, sampler) -> WholeInput | StreamedInput:
-    """Return the input of a run on these examples, a pytree of arrays or `data_feed.Streamed`."""
-    return (StreamedInput if isinstance(examples, Streamed) else WholeInput)(examples, sampler)

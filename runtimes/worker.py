@@ -182,7 +182,7 @@ def contribute(
         return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, carry), None
 
     carry, _ = jax.lax.scan(step, (point, state.work), (jnp.arange(mini_batches), examples))
-    return progress(point, carry[0]), state._replace(work=carry[1])
+    return optax.tree.sub(point, carry[0]), state._replace(work=carry[1])
 
 
 def begin(algorithm: Algorithm, params, state: WorkerState) -> tuple[optax.Params, Any]:
@@ -224,7 +224,7 @@ def one_more(
 def contribution_of(algorithm: Algorithm, point, gathered, batches) -> optax.Updates:
     """Return the contribution to the exchange after `batches` mini-batches one by one."""
     if algorithm.work is not None:
-        return progress(point, gathered)
+        return optax.tree.sub(point, gathered)
     count = HEADROOM * jnp.maximum(batches, 1)
     return jax.tree.map(lambda g, x: (g / count).astype(x.dtype), gathered, point)
 
@@ -239,11 +239,6 @@ def local_step(
     found = gradient(drawn(losses, given, index), live, mini_batch, weights)
     updates, work_state = work.update(found, work_state, live, **given)
     return optax.apply_updates(live, updates), work_state
-
-
-def progress(base, live) -> optax.Updates:
-    """Return the contribution of local steps: base - live."""
-    return jax.tree.map(jnp.subtract, base, live)
 
 
 def exchange(

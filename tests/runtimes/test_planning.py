@@ -14,7 +14,7 @@ from tests.runtimes.toy import SAMPLES, B
 
 
 def planner(rule, stale=True):
-    return planning.Planner(rule, B, 1, stale, simulate.input_of((), SAMPLES).most)
+    return planning.Planner(rule, B, 1, stale, simulate.WholeInput((), SAMPLES).most)
 
 
 def test_an_update_that_lands_on_time_is_in_time():
