@@ -404,7 +404,7 @@ def main(_) -> None:
 
         where = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
         call = None if None in where else restarts.RollCall(FLAGS.workdir, *where)
-        sys.exit(restarts.run(sys.argv, FLAGS.restarts, call, FLAGS.workdir))
+        sys.exit(restarts.run(sys.argv, FLAGS.restarts, call))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

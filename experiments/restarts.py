@@ -13,14 +13,16 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from experiments import endings, files
-from experiments.distributed import DEAD, REFUSED
+from experiments.distributed import DEAD, REFUSED, is_queued_again
 
+LAUNCH = "GOSSAX_LAUNCH"  # in the environment of a command that may be started again: its name
 NAMED = ("coordinator_address", "num_processes", "process_id")  # flags of one of several
 PAUSE = 1.0  # s before a new start, in which the port of process 0 becomes free
 PATIENCE = 60.0  # s for the others to show up, in which a shared file system shows what is new
@@ -110,28 +112,28 @@ def without(argv: Iterable[str], valued: Iterable[str], switches: Iterable[str] 
     return kept
 
 
-def _configs(workdir: str | os.PathLike | None) -> dict[pathlib.Path, int]:
-    """Return when the config of each run in a directory was written."""
-    found = () if workdir is None else pathlib.Path(workdir).rglob("config.json")
-    return {path: path.stat().st_mtime_ns for path in found}
+def names(environment: Mapping[str, str], earlier: bool = False) -> set[str]:
+    """Return names that all starts of this launch share: of its job in Slurm, and of `run`.
+
+    earlier: those alone under which it may have been started before; a job that Slurm has not
+    queued again may be of several launches.
+    """
+    found = {environment.get(LAUNCH, "")}
+    if not earlier or is_queued_again(environment):
+        found.add(environment.get("SLURM_JOB_ID", ""))
+    return found - {""}
 
 
-def run(
-    argv: Sequence[str],
-    restarts: int,
-    call: RollCall | None = None,
-    workdir: str | os.PathLike | None = None,
-) -> int:
+def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int:
     """Run a command of Python, and again for at most `restarts` times; return its last exit code.
 
     argv: without the name of Python. call: where the command says which process of several this is.
-    workdir: of its runs. Once one of them has begun, the command overwrites nothing more.
 
     Signals that ask to end go to the command, in a session of its own, and nothing is restarted
     afterwards. Once it has been started again, a refusal also counts as a loss: the others may
     have needed longer to come back than it waits for them.
     """
-    argv, there = without(argv, ["restarts"]), _configs(workdir)
+    argv, environment = without(argv, ["restarts"]), os.environ | {LAUNCH: secrets.token_hex(8)}
     flags, running, asked = [], None, []
 
     def pass_on(number: int, _) -> None:
@@ -144,7 +146,9 @@ def run(
 
     endings.handle(pass_on)
     for start in range(restarts + 1):
-        running = subprocess.Popen([sys.executable, *argv, *flags], start_new_session=True)
+        running = subprocess.Popen(
+            [sys.executable, *argv, *flags], env=environment, start_new_session=True
+        )
         if asked:  # while it was being started
             running.send_signal(asked[-1])
         code = running.wait()
@@ -154,8 +158,6 @@ def run(
             break
         how = f"was ended by {endings.name_of(-code)}" if killed else f"has ended with {code}"
         say(f"this process {how}; it starts again, {start + 1} of {restarts} times")
-        if _configs(workdir) != there:
-            argv = without(argv, (), ["overwrite"])
         time.sleep(PAUSE)
         if call is not None and not asked:
             before = call.members

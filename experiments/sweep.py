@@ -34,6 +34,7 @@ from experiments import (
     provenance,
     records,
     registry,
+    restarts,
     runtime_builders,
 )
 from experiments.config_files import override, swept_arms
@@ -455,13 +456,22 @@ def run(
         files.make(workdir)
         files.tidy(workdir)
         claim(arms, workdir)
-        again = distributed.is_queued_again(os.environ)
-        for arm in arms if overwrite and not again else ():  # at once: what is ended later goes on
-            with records.start(root / arm.path, arm.config, overwrite=True):
-                pass
+        for arm in arms if overwrite else ():  # at once: what is ended later goes on
+            _remove_run(root / arm.path, arm.config)
     distributed.agreed(None)  # nobody looks before
     console = Console(quiet=not distributed.is_writer())
     return execute(groups(arms, together), root, executors.Shown(console, len(arms)))
+
+
+def _remove_run(place: pathlib.Path, config: ConfigDict) -> None:
+    """Remove the run of an arm, unless an earlier start of this launch has done so."""
+    note = place / records.REMOVED_BY
+    by = files.read(note).decode(errors="replace").splitlines() if note.exists() else []
+    if restarts.names(os.environ, earlier=True).isdisjoint(by):
+        with records.start(place, config, overwrite=True):
+            pass
+        if known := restarts.names(os.environ):
+            files.write(note, "\n".join(known))
 
 
 def keep_programs() -> None:

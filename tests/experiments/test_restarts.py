@@ -49,23 +49,23 @@ def test_losses_are_started_again(
     assert capfd.readouterr().err.count("it starts again") == len(codes) - left - 1
 
 
-def test_a_run_is_overwritten_until_it_has_begun(tmp_path, monkeypatch, own_handlers):
-    """Killed before it has written its config, and after it."""
+def test_all_starts_of_a_command_have_one_name_and_overwrite(tmp_path, monkeypatch, own_handlers):
+    """So that each removes what no earlier one has, see `sweep.run`; another launch has another."""
     monkeypatch.setattr(restarts, "PAUSE", 0.0)
     script = (
         "import os, pathlib, sys\n"
-        "seen, place = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])\n"
+        "seen = pathlib.Path(sys.argv[1])\n"
         "starts = seen.read_text().split()\n"
-        "seen.write_text(' '.join([*starts, str(sys.argv[3:])]))\n"
-        "if len(starts) == 1: (place / 'config.json').write_text('{}')\n"
-        "if len(starts) < 3: os.kill(os.getpid(), 9)\n"
+        f"seen.write_text(' '.join([*starts, sys.argv[2] + os.environ[{restarts.LAUNCH!r}]]))\n"
+        "if len(starts) < 2: os.kill(os.getpid(), 9)\n"
     )
-    seen, place = tmp_path / "seen.txt", tmp_path / "out"
-    place.mkdir()
+    seen = tmp_path / "seen.txt"
     seen.write_text("")
-    argv = ["-c", script, str(seen), str(place), "--overwrite"]
-    assert restarts.run(argv, 5, workdir=place) == 0
-    assert seen.read_text().split() == ["['--overwrite']"] * 2 + ["[]"] * 2
+    argv = ["-c", script, str(seen), "--overwrite"]
+    assert restarts.run(argv, 5) == restarts.run(argv, 5) == 0
+    *same, other = seen.read_text().split()
+    assert len(same) == 3 and len(set(same)) == 1 and other not in same
+    assert all(start.startswith("--overwrite") for start in (*same, other))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import executors, prepare, records, registry, sweep, tasks
+from experiments import executors, prepare, records, registry, restarts, sweep, tasks
 
 # --- overrides ---
 
@@ -222,11 +222,45 @@ def test_runs_are_overwritten_once_and_all_before_the_first_begins(
 
     sweep.run(arms, str(tmp_path), False, execute=lambda groups, root, shown: {})
     assert len(list(tmp_path.rglob(records.SUMMARY))) == 2
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # queued again, with the same flags
-    sweep.run(arms, str(tmp_path), True, execute=lambda groups, root, shown: {})
-    assert len(list(tmp_path.rglob(records.SUMMARY))) == 2
-    monkeypatch.delenv("SLURM_RESTART_COUNT")
     sweep.run(arms, str(tmp_path), True, execute=execute)
+
+
+@pytest.mark.parametrize("slurm", [False, True])
+def test_a_launch_that_starts_again_overwrites_what_it_has_not_yet(
+    config, sweep_file, tmp_path, monkeypatch, slurm
+):
+    """It was ended after it had removed the first of two runs, and trained it."""
+
+    def start(number):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", f"{number}")
+
+    monkeypatch.setenv(*(("SLURM_JOB_ID", "7") if slurm else (restarts.LAUNCH, "a1")))
+    arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=1)
+    places = [tmp_path / arm.path for arm in arms]
+
+    def finish(place, arm):
+        with records.start(place, arm.config) as recorder:
+            recorder.begin()
+            recorder.finish({"name": arm.path})
+
+    def overwrite(some):
+        sweep.run(some, str(tmp_path), True, execute=lambda groups, root, shown: {})
+        return [(place / records.SUMMARY).exists() for place in places]
+
+    for place, arm in zip(places, arms, strict=True):
+        finish(place, arm)
+    if slurm:
+        start(0)
+    assert overwrite(arms[:1]) == [False, True]
+    finish(places[0], arms[0])
+    if slurm:
+        assert overwrite(arms[:1]) == [False, True]  # the next command of the same job
+        finish(places[0], arms[0])
+        start(1)
+    assert overwrite(arms) == [True, False]
+    monkeypatch.setenv(restarts.LAUNCH, "another")
+    start(0)
+    assert overwrite(arms) == [False, False]
 
 
 def test_an_arm_does_not_begin_from_one_that_is_overwritten(config, sweep_file, tmp_path):
