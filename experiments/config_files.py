@@ -237,7 +237,7 @@ def read_grids(grids: Sequence[str]) -> dict[str, list[str]]:
         if entry in found:
             raise ValueError(f"--grid gives {entry} twice; put all of its values into one list")
         for one in found:
-            if f"{one}.".startswith(f"{entry}.") or f"{entry}.".startswith(f"{one}."):
+            if meet(one, entry):
                 raise ValueError(
                     f"--grid gives {entry} and {one}, one of which is inside of the other; write "
                     "whole parts, as in --grid='wait=quorum(k=1),quorum(k=2)'"
@@ -246,6 +246,11 @@ def read_grids(grids: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"--grid={grid!r} has a value twice; leave one of them")
         found[entry] = values
     return found
+
+
+def meet(entry: str, other: str) -> bool:
+    """Return whether two entries are one, or one of them is inside of the other."""
+    return f"{entry}.".startswith(f"{other}.") or f"{other}.".startswith(f"{entry}.")
 
 
 def _between_commas(text: str) -> list[str]:

@@ -94,14 +94,18 @@ def expand(
         raise ValueError("config.name is missing; set it to a text")
     named = [("", registry.canonical(config))]
     if swept is not None:
-        named = [
-            (name, override(config, {**changes, **user, "name": name}))
-            for name, changes in _arms_of(swept, override(config, user))
-        ]
+        yielded = _arms_of(swept, override(config, user))
+        named = [(name, override(config, _and(changes, user | {"name": name})))
+                 for name, changes in yielded]  # fmt: skip
         if not named:
             raise ValueError(
                 f"sweep() of {swept.__file__} yields no arms; yield (name, changes) pairs"
             )
+        varied = {entry for _, changes in yielded for entry in changes}
+        both = [key for key in user if any(config_files.meet(key, entry) for entry in varied)]
+        if both:
+            before = [(name, override(config, changes)) for name, changes in yielded]
+            _check_apart(named, before, ", ".join(f"--config.{key}" for key in both))
     runs = len(named) * math.prod(map(len, grids.values())) * seeds
     if runs > MOST_ARMS:
         raise ValueError(
@@ -110,7 +114,7 @@ def expand(
         )
     if grids:
         named, before = list(_at_points(named, grids)), named
-        _check_apart(named, before)
+        _check_apart(named, before, "--grid")
     arms = []
     for place, arm in named:
         registry.check_arm(arm)
@@ -149,8 +153,13 @@ def _at_points(
             yield place, override(arm, {**values, "name": place})
 
 
-def _check_apart(named: Sequence[tuple[str, ConfigDict]], before: Sequence) -> None:
-    """Raise ValueError if grids have made two arms the same that `before` were not."""
+def _and(changes: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes followed by later ones, which win whatever the order of their entries."""
+    return {entry: value for entry, value in changes.items() if entry not in later} | dict(later)
+
+
+def _check_apart(named: Sequence[tuple[str, ConfigDict]], before: Sequence, flag: str) -> None:
+    """Raise ValueError if a flag has made two arms the same that `before` were not."""
 
     def address(arm: ConfigDict) -> str:
         return repr(override(arm, {"name": "", "baseline": None}).to_dict())
@@ -161,8 +170,8 @@ def _check_apart(named: Sequence[tuple[str, ConfigDict]], before: Sequence) -> N
         other, of_other = known.setdefault(address(arm), (name, origin))
         if of_other != origin:
             raise ValueError(
-                f"with --grid the arms {other!r} and {name!r} are the same, because sweep() sets "
-                "what the grid sets too; leave out that --grid, or --sweep"
+                f"with {flag} the arms {other!r} and {name!r} are the same, because sweep() sets "
+                f"what it sets too; leave out that {flag}, or --sweep"
             )
 
 

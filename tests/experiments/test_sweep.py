@@ -64,12 +64,17 @@ def test_a_grid_does_not_undo_what_the_sweep_varies(config, sweep_file):
 
 def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file):
     path = sweep_file("yield 'a', {'wait': 'barrier'}; yield 'b', {'optimizer.decay': 0.5}")
-    user = {"wait": "quorum(k=1)", "optimizer.decay": 0.1, "seed": 7, "name": "mine"}
+    user = {"wait": "quorum(k=1)", "seed": 7, "name": "mine"}
     arms = sweep.expand(config, path, user, seeds=1)
     assert [arm.config.name for arm in arms] == ["a", "b"]
+    assert [arm.config.optimizer.decay for arm in arms] == [config.optimizer.decay, 0.5]
     for arm in arms:
-        assert registry.text(arm.config.wait) == "quorum(k=1)"
-        assert (arm.config.optimizer.decay, arm.config.seed) == (0.1, 7)
+        assert registry.text(arm.config.wait) == "quorum(k=1)" and arm.config.seed == 7
+    with pytest.raises(ValueError, match=r"'a' and 'b' are the same, .* out that --config\.w"):
+        sweep.expand(config, path, user | {"optimizer.decay": 0.1}, seeds=1)
+    path = sweep_file("yield 'a', {'wait': 'barrier', 'wait.leftovers': 'drop'}")
+    (arm,) = sweep.expand(config, path, {"wait": "quorum(k=1)"}, seeds=1)
+    assert registry.text(arm.config.wait) == "quorum(k=1)"
 
 
 def test_a_sweep_that_makes_no_sense_is_refused(config, sweep_file):
