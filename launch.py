@@ -133,6 +133,11 @@ def given(*names: str) -> str:
     return ", ".join(f"--{name}" for name in changed)
 
 
+def given_entries() -> str:
+    """Return the entries of a config that the command line gives, as text."""
+    return ", ".join(f"--config.{entry}" for entry in _ENTRIES)
+
+
 def is_elsewhere() -> bool:
     """Return whether arms run in other processes than this one."""
     return FLAGS.jobs > 1 or FLAGS.executor != "local"
@@ -146,19 +151,23 @@ def missing() -> str:
     return next((name for name, value in needed.items() if not value), "")
 
 
-RUNS = ("config", "workdir", "overwrite", "print_commands", *_ABOUT_ARMS)
+WRITTEN = ("workdir", "report", "watch", "advise", "jobset")  # where something is written or read
+RUNS = (
+    "config", "workdir", "overwrite", "print_commands", "explain_compression", *_ABOUT_ARMS,
+)  # fmt: skip
 # (flag is given, conflict in the command line, sentence about it).
 COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
-    (lambda: FLAGS.report, lambda: given(*RUNS) or given("advise"),
+    (lambda: FLAGS.report, lambda: given(*RUNS, "advise") or given_entries(),
      "--report only writes the report again; leave out {}"),
-    (lambda: FLAGS.watch, lambda: given(*RUNS) or given("report", "advise"),
+    (lambda: FLAGS.watch, lambda: given(*RUNS, "report", "advise") or given_entries(),
      "--watch only shows a page; leave out {}"),
     (lambda: given("paper"), lambda: not FLAGS.report,
      "--paper belongs to --report; give it, too"),
     (lambda: given("port"), lambda: not FLAGS.watch,
      "--port belongs to --watch; give it, too"),
     (lambda: FLAGS.advise,
-     lambda: given("print_commands", "num_processes", "process_id", *_ABOUT_ARMS),
+     lambda: given("print_commands", "explain_compression", "num_processes", "process_id",
+                   *_ABOUT_ARMS),
      "--advise trains arms of its own; leave out {}"),
     (lambda: not FLAGS.advise, lambda: given("rule", "no_training"),
      "{} belongs to --advise; give it, too"),
@@ -175,8 +184,8 @@ COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
      lambda: given("overwrite", "jobs", "executor", "num_processes", "restarts", "dry_run",
                    "print_commands"),
      "--jobset only writes a file, whose Pods start and go on by themselves; leave out {}"),
-    (lambda: FLAGS.dry_run, lambda: FLAGS.num_processes is not None,
-     "--dry_run looks at a device of each arm in one process; leave out --num_processes"),
+    (lambda: FLAGS.dry_run, lambda: given("num_processes", "print_commands"),
+     "--dry_run looks at a device of each arm in one process, and runs nothing; leave out {}"),
     (lambda: FLAGS.arm, is_elsewhere,
      "--arm runs arms in this process; leave out --jobs and --executor"),
     (lambda: FLAGS.restarts, lambda: given("report", "watch", "advise"),
@@ -197,7 +206,9 @@ def parse(argv: list[str]) -> list[str]:
         sys.argv = FLAGS.read_flags_from_files(argv)  # for commands that are made of it
         argv, entries = config_files.overrides(sys.argv)
         rest = FLAGS(argv)
-        for name in () if FLAGS.version else ("workdir", "report", "watch", "advise", "jobset"):
+        for name in ("config", *WRITTEN):  # a shell leaves the ~ of --workdir=~/x
+            FLAGS[name].value = os.path.expanduser(FLAGS[name].value or "") or None
+        for name in () if FLAGS.version else WRITTEN:
             records.refuse_remote(FLAGS[name].value or "", f"--{name}")
     except (flags.Error, OSError, ValueError) as error:
         refuse(error)
@@ -308,7 +319,7 @@ def plan() -> Callable[[], int] | None:
 
 def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     """Check the arms of a config, see `plan`."""
-    from experiments import distributed, dry_run, executors, loggers, runtime_builders, sweep
+    from experiments import distributed, dry_run, executors, loggers, prepare, sweep
     from runtimes.asynchronous import pool
 
     pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
@@ -327,7 +338,7 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     if FLAGS.dry_run:
         return dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
     if FLAGS.cluster:
-        used = any(runtime_builders.RUNTIMES[arm.config.runtime].cluster for arm in arms)
+        used = any(prepare.place_of(arm.config).cluster for arm in arms)
         if FLAGS.executor != "ray" and not used:
             raise ValueError(
                 "--cluster is for runtime=actors and --executor=ray, and there is neither; leave "

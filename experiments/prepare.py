@@ -100,11 +100,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     """
     config = registry.canonical(config)
     registry.check_arm(config)
-    if config.runtime not in RUNTIMES:
-        raise ValueError(
-            f"runtime: unknown name {config.runtime!r}; "
-            f"{registry.meant(config.runtime, RUNTIMES)}known names: {', '.join(RUNTIMES)}"
-        )
+    place = place_of(config)
     graph, wanted = None, METHOD.opened(config.algorithm.get("name"))[1].keys()
     if "graph" in wanted:
         graph = GRAPH.build(config.graph, n=config.workers)
@@ -138,6 +134,16 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
         PROFILING["check"](config)
     parts = (task, algorithm, shapes, runtime, exchange, delay, sampler, own)
     return Prepared(*parts, decided, rule.cuts_off)
+
+
+def place_of(config: ConfigDict) -> Place:
+    """Return the runtime that a config names; ValueError for an unknown name."""
+    if config.runtime not in RUNTIMES:
+        raise ValueError(
+            f"runtime: unknown name {config.runtime!r}; "
+            f"{registry.meant(config.runtime, RUNTIMES)}known names: {', '.join(RUNTIMES)}"
+        )
+    return RUNTIMES[config.runtime]
 
 
 def _fitted(

@@ -70,6 +70,13 @@ def test_a_run_leaves_its_records(here):
     assert (run / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_place_may_begin_with_a_tilde(call, here, monkeypatch):
+    """A shell leaves it alone within a flag."""
+    monkeypatch.setenv("HOME", str(here))
+    code, _, err = call("--report=~/none")
+    assert code == 2 and f"{here}/none holds no records" in err
+
+
 def test_the_same_command_again_finds_its_work_done(call, here):
     code, first, err = call(*OK)
     assert code == 0 and err == ""
