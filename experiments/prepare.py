@@ -125,10 +125,10 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     exchange, rule = _fitted(config, algorithm, shapes, delay)
     if config.get("sample_weight"):
         task = _weighted(config, task, sampler, algorithm, exchange, delay)
-    entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
-    again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
+    of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
+    again = functools.partial(_runtime_again, of_worker)
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
-    if RUNTIMES[config.runtime].delayed and delay is None:
+    if place.delayed and delay is None:
         build_delay(config.delay)  # refuses it, and names others
     if "profile" in wanted:
         PROFILING["check"](config)
@@ -169,9 +169,9 @@ def _fitted(
     return exchange, fitting_rule(config, algorithm, shapes, exchange, delay)
 
 
-def _runtime_again(text: str) -> Runtime:
-    """Return the runtime of a config as JSON, in another process."""
-    return prepare(ConfigDict(json.loads(text)), settled=True).runtime
+def _runtime_again(entries: dict[str, Any]) -> Runtime:
+    """Return the runtime of the entries of a config, in another process."""
+    return prepare(ConfigDict(entries), settled=True).runtime
 
 
 def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:

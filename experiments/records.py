@@ -59,6 +59,7 @@ FILES = frozenset((*RUN_FILES, *LAUNCH_FILES))
 FOLDERS = frozenset((*RUN_FOLDERS, *LAUNCH_FOLDERS))
 LOCKS = (files.RUN_LOCK, files.LAUNCH_LOCK)
 _LOCKED_BY = re.compile(r"(process \d+ on .{0,255})?")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?")  # as JSON writes it
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as in gs://, which is gs:/ as a Path
 MOST_PATH = 3800  # bytes of a path, so that names below it have room in the system's 4096
 MOST_NAME = 255  # bytes
@@ -356,13 +357,13 @@ def read_config(
 
 
 def _with_numbers(tree: Any) -> Any:
-    """Return whole numbers as keys, as in factors={0: 4.0}, which JSON only knows as texts."""
+    """Return numbers as keys, as in factors={0: 4.0}, which JSON only knows as texts."""
     if isinstance(tree, list):
         return [_with_numbers(value) for value in tree]
     if not isinstance(tree, dict):
         return tree
-    counts = bool(tree) and all(key.isdecimal() for key in tree)
-    return {int(key) if counts else key: _with_numbers(value) for key, value in tree.items()}
+    counts = bool(tree) and all(map(_NUMBER.fullmatch, tree))
+    return {json.loads(key) if counts else key: _with_numbers(v) for key, v in tree.items()}
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

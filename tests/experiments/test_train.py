@@ -1,6 +1,8 @@
 """One arm from its config to its records, and the refusal of what cannot run."""
 
 import json
+import pickle
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -358,6 +360,14 @@ def test_entries_that_few_configs_have_are_checked(monkeypatch):
         with pytest.raises(ValueError) as caught:
             prepare.prepare(sweep.override(config, changes))
         assert words in str(caught.value)
+
+
+def test_a_worker_in_another_process_reads_numbers_as_keys():
+    falls = "piecewise_constant_schedule(boundaries_and_scales={9: 0.5})"
+    rate = f"sgd(learning_rate=0.1, schedule={falls})"
+    config = sweep.override(swarm.VARIANTS["real"].get_config(), {"optimizer": rate})
+    recipe = pickle.loads(pickle.dumps(prepare.prepare(config).runtime._recipe))
+    assert recipe().rule.workers == config.workers
 
 
 def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, capsys):
