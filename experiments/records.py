@@ -153,24 +153,26 @@ def start(
     case: files.InUse.
     """
     check(workdir, config, overwrite)
-    workdir, opened = Path(workdir), contextlib.ExitStack()
-    if writes and (overwrite or not is_finished(workdir, config)):
-        # A node that does not answer may still train what its job is queued again for.
-        again = distributed.is_queued_again(os.environ)
-        opened.enter_context(files.held(workdir / files.RUN_LOCK, waits=again))
-    # Asked after that: somebody may just have finished the run.
-    longer = not overwrite and is_longer(workdir, config)
-    summary = None if overwrite or longer else read_summary(workdir)
-    if summary is None and writes:
-        if overwrite:
-            checkpoints.keep_only(workdir, None)
-            for name in REMOVED:
-                files.remove(workdir / name)
-        files.tidy(workdir)
-        if not longer:
-            files.remove(workdir / formats.DIGESTS)  # of a summary that somebody has removed
-            _write_config(workdir, config)
-    return Recorder(workdir, summary, writes, opened, config if longer else None)
+    workdir = Path(workdir)
+    with contextlib.ExitStack() as opened:
+        if writes and (overwrite or not is_finished(workdir, config)):
+            # A node that does not answer may still train what its job is queued again for.
+            again = distributed.is_queued_again(os.environ)
+            opened.enter_context(files.held(workdir / files.RUN_LOCK, waits=again))
+        # Asked after that: somebody may just have finished the run.
+        longer = not overwrite and is_longer(workdir, config)
+        summary = None if overwrite or longer else read_summary(workdir)
+        if summary is None and writes:
+            if overwrite:
+                checkpoints.keep_only(workdir, None)
+                for name in REMOVED:
+                    files.remove(workdir / name)
+            files.tidy(workdir)
+            if not longer:
+                files.remove(workdir / formats.DIGESTS)  # of a summary that somebody has removed
+                _write_config(workdir, config)
+        kept = opened.pop_all()  # for as long as the run is
+    return Recorder(workdir, summary, writes, kept, config if longer else None)
 
 
 def seal(workdir: Path, summary: str) -> None:

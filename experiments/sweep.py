@@ -409,12 +409,12 @@ def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
             for arm in [] if again else arms:
                 files.check_lock(root / arm.path / files.RUN_LOCK)
         except files.InUse as error:
-            taken.close()
             reason = str(error)
         except OSError as error:
             reason = f"workdir {root} cannot be written to ({error}); choose another --workdir"
     reason = distributed.agreed(reason)
     if reason is not None:
+        taken.close()
         raise ValueError(reason)
     return taken
 

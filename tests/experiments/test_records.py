@@ -108,6 +108,31 @@ def test_a_run_has_one_writer(tmp_path, config):
     records.start(tmp_path, config, overwrite=True)
 
 
+def test_a_run_that_cannot_begin_is_given_free_at_once(tmp_path, config, monkeypatch):
+    def full(path, value):
+        raise disk.NotWritten(path, OSError("no room"))
+
+    monkeypatch.setattr(records, "write_json", full)
+    with pytest.raises(disk.NotWritten) as caught:
+        records.start(tmp_path, config)
+    assert caught.value and not (tmp_path / disk.RUN_LOCK).exists()  # while somebody has the error
+
+
+def test_numbers_as_keys_are_read_as_numbers(tmp_path, config):
+    """JSON knows them as texts, and a ConfigDict takes none with a dot."""
+    scales = {1000.5: 0.1, 2e20: 0.5}
+    schedule = {"name": "piecewise_constant_schedule", "scales": scales}
+    delay = {"name": "persistent", "law": "exponential(scale=1)", "factors": {0: 4.0}}
+    parts = {"optimizer": {"name": "sgd", "schedule": schedule}, "delay": delay}
+    config = ConfigDict(config.to_dict() | parts)
+    with records.start(tmp_path, config):
+        pass
+    records.check(tmp_path, config)  # as one does that goes on
+    read = records.read_config(tmp_path / "config.json")
+    assert read.optimizer.schedule.scales.to_dict() == scales
+    assert read.delay.factors.to_dict() == {0: 4.0}
+
+
 def test_another_config_is_refused_and_nothing_written(tmp_path, config):
     with records.start(tmp_path, config) as recorder:
         recorder.begin()
