@@ -281,7 +281,7 @@ def check(arms: list[Arm], workdir: str, overwrite: bool, here: bool = True) -> 
                         "laid it out, and a report would count it too; choose another --workdir"
                     )
             records.check(root / arm.path, arm.config, overwrite)
-            for other in arms if overwrite else ():
+            for other in arms if overwrite and arm.config.get("initial") else ():
                 records.check_initial(root / other.path, arm.config)
             with _named(arm):
                 prepared = prepare.prepare(arm.config, task)
