@@ -553,9 +553,10 @@ class Arm:
 
     def _next(self) -> int | None:
         """Return the number of the first evaluation that the clock has not run past already."""
-        following = range(self._evaluation + 1, _evaluations(self._config) + 1)
-        ahead = (e for e in following if _until(self._config, e) >= self.state.seconds)
-        return next(ahead, None)
+        config, now = self._config, self.state.seconds
+        passed = math.floor(min(now, config.seconds) / config.evaluate_every) - 1  # or rounding
+        following = range(max(self._evaluation, passed) + 1, _evaluations(config) + 1)
+        return next((e for e in following if _until(config, e) >= now), None)
 
     def _method_metrics(self) -> dict[str, float]:
         if self._prepared.algorithm.metrics is None:

@@ -204,6 +204,11 @@ def test_the_last_step_of_the_clock_ends_with_the_budget():
         config = configured(evaluate_every=every, seconds=budget)
         last = train._evaluations(config)
         assert [train._until(config, number) for number in range(1, last + 1)] == at
+    arm = object.__new__(train.Arm)  # whose clock has run far, past evaluations that are close
+    arm._config, arm._evaluation = configured(evaluate_every=1e-6, seconds=1e6), 0
+    for now, number in ((9e5, 900_000_000_000), (1e6, 10**12), (1e6 + 1, None)):
+        arm.state = SimpleNamespace(seconds=now)
+        assert arm._next() == number
 
 
 def test_a_run_that_diverges_ends_early_and_says_null(tmp_path):
