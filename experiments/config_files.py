@@ -54,8 +54,10 @@ def read(
     that the flags name.
     Raises ValueError for a file that cannot be used, and for a flag that names no entry.
     """
-    (file, colon, argument), flags = path.partition(":"), flags or {}
-    recorded = file.endswith(".json")
+    colons = [*(place for place, letter in enumerate(path) if letter == ":"), len(path)]
+    end = next((place for place in colons if os.path.isfile(path[:place])), colons[0])
+    file, colon, argument = path[:end], path[end : end + 1], path[end + 1 :]
+    flags, recorded = flags or {}, file.endswith(".json")
     if recorded and colon:
         raise ValueError(f"--config={path}: a record takes no argument; leave out :{argument}")
     module = _recorded(file) if recorded else load(file)
@@ -66,7 +68,8 @@ def read(
     elif question := registry.meant(first, variants):
         known = registry.listed(variants)
         raise ValueError(f"{file} has no variant {first!r}; {question}known variants: {known}")
-    with _code_of(file, f"get_config() of {file} ends the program; let it return"):
+    blamed = f"{file}, or its argument {argument!r}" if argument else file
+    with _code_of(blamed, f"get_config() of {file} ends the program; let it return"):
         config = module.get_config(*[argument] if colon else [])
     if not isinstance(config, ConfigDict):
         raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")

@@ -33,6 +33,17 @@ def test_a_listed_config_is_found_from_any_folder(tmp_path, monkeypatch):
         config_files.load("launch.py")
 
 
+def test_a_path_may_have_a_colon_and_a_wrong_argument_is_named(tmp_path):
+    folder = tmp_path / "10:30"
+    folder.mkdir()
+    (folder / "x.py").write_text(launcher.CONFIG)
+    file = config_files.read(f"{folder}/x.py:workers=3,pace=0.5")
+    assert file.config.workers == 3 and file.path == f"{folder}/x.py"
+    assert config_files.read(f"{folder}/x.py").config.workers == 2
+    with pytest.raises(ValueError, match=r"ZeroDivisionError: .*imagenet\.py, or its argument 'wo"):
+        config_files.read("configs/imagenet.py:workers=0")
+
+
 def test_a_variant_is_the_first_word_of_an_argument_and_found_by_the_name_of_its_old_file():
     file = config_files.read("configs/nonblocking.py:tuned,delay=pause", {"workers": "16"})
     assert (file.config.workers, file.config.batch_size) == (16, 4)
