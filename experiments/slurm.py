@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -304,7 +305,8 @@ def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> 
         if not (name and equals and value):
             raise ValueError(f"cannot read {item!r} in --slurm; write name=value,name=value")
         name = name if name in GENERAL or name.startswith("slurm_") else f"slurm_{name}"
-        given[name] = int(value) if value.isdecimal() else value
+        is_number = re.fullmatch(r"\d+(\.\d+)?" if name == "mem_gb" else r"\d+", value)
+        given[name] = (float if "." in value else int)(value) if is_number else value
     minutes, warning = given.get("timeout_min"), given["slurm_signal_delay_s"]
     if isinstance(minutes, int) and isinstance(warning, int) and 60 * minutes <= warning:
         raise ValueError(
@@ -410,4 +412,5 @@ def run(
     def start(group: Sequence[Arm]) -> _Job:
         return _Job(jobs[group[0].path], seen)
 
-    return follow([*followed, *new], start, len(left), root, shown)
+    every = [*followed, *new]
+    return follow(every, start, len(every), root, shown)

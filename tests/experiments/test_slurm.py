@@ -85,7 +85,7 @@ def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, tmp_path
 
 def test_wrong_settings_of_slurm_are_refused(monkeypatch):
     """So is a machine without submitit or Slurm."""
-    slurm.check("timeout_min=1,signal_delay_s=20,partition=gpu", 2, cluster="local")
+    slurm.check("timeout_min=1,mem_gb=1.5,signal_delay_s=20,partition=gpu", 2, cluster="local")
     for settings, words in (
         ("partition", "cannot read 'partition' in --slurm; write name=value"),
         ("timeout_min=long", 'Parameter "timeout_min" expected type'),
