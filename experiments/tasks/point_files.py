@@ -165,7 +165,11 @@ def _parquet(path: Path, target: str) -> Named:
         raise ValueError("run pip install pyarrow to read it") from error
     table = parquet.read_table(path)
     which = _column(table.column_names, target)
-    columns = [np.asarray(column.to_numpy(), np.float64) for column in table.columns]
+    values = [column.to_numpy() for column in table.columns]
+    for name, column in zip(table.column_names, values, strict=True):
+        if column.dtype.kind in "mM":  # as floats they would be nanoseconds
+            raise ValueError(f"its column {name!r} has times")
+    columns = [np.asarray(column, np.float64) for column in values]
     features, names = columns[:which] + columns[which + 1 :], list(table.column_names)
     return np.stack(features, axis=1), columns[which], names[:which] + names[which + 1 :]
 

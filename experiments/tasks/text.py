@@ -559,11 +559,19 @@ def token_files(
     maps = [sources.mapped(place / f"{split}_tokens.npy", "sequences, tokens") for split in SPLITS]
     try:
         words = json.loads((place / WORDS).read_text(encoding="utf-8"))["words"]
+        if not isinstance(words, list):
+            raise ValueError("its words are no list")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{place / WORDS} cannot be read as a vocabulary ({error}); run python -m "
             "experiments.pack_text again"
         ) from error
+    train, test = (tokens.shape[1] for tokens in maps)
+    if train != test or train < 2:
+        raise ValueError(
+            f"{place}: sequences have {train} tokens to train on and {test} to test on, where one "
+            "number from 2 on is due; run python -m experiments.pack_text again"
+        )
     for split, tokens in zip(SPLITS, maps, strict=True):
         seen = sources.some(tokens)
         if tokens.dtype.kind not in "iu" or not 0 <= seen.min() <= seen.max() < len(words):

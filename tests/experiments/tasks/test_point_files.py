@@ -103,6 +103,14 @@ def test_columns_of_test_points_go_by_their_names(tmp_path):
         task(tmp_path / "a.csv", test=str(tmp_path / "b.csv"))
 
 
+def test_times_of_a_parquet_file_are_no_features(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = {"when": np.arange(4).astype("M8[s]"), "a": np.arange(4.0), "y": np.arange(4) % 2}
+    parquet.write_table(arrow.table(table), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t\.parquet cannot be read .its column 'when' has times"):
+        task(tmp_path / "t.parquet")
+
+
 def test_classes_in_words_are_one_sentence(tmp_path):
     (tmp_path / "wine.csv").write_text("a,b,y\n1,2,red\n3,4,white\n")
     with pytest.raises(ValueError, match=r"'red'.* in which all are numbers, classes as well"):

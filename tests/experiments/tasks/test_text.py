@@ -230,6 +230,25 @@ def test_a_corpus_that_is_none_is_one_sentence(tmp_path, monkeypatch, corpus, wo
         pack_text.pack("packed", corpus, 8)
 
 
+def test_token_files_of_others_are_one_sentence(tmp_path):
+    def write(train=(3, 5), test=(2, 5), words='{"words": ["a", "b"]}'):
+        for split, shape in (("train", train), ("test", test)):
+            np.save(tmp_path / f"{split}_tokens.npy", np.ones(shape, np.uint16))
+        (tmp_path / text.WORDS).write_text(words)
+
+    write()
+    assert text.token_files(str(tmp_path)).classes == 2
+    for given, words in (
+        ({"train": (3, 1), "test": (2, 1)}, "have 1 tokens to train on and 1 to test on"),
+        ({"test": (2, 4)}, "have 5 tokens to train on and 4 to test on, where one number from 2"),
+        ({"words": '{"words": 5}'}, "cannot be read as a vocabulary .its words are no list"),
+        ({"words": '{"words": ["a"]}'}, "tokens from 1 to 1 for the 1 words"),
+    ):
+        write(**given)
+        with pytest.raises(ValueError, match=words):
+            text.token_files(str(tmp_path))
+
+
 def test_flat_tokens_of_nanogpt_are_mapped_with_their_end_as_ours(tmp_path):
     """train.bin and val.bin of uint16, where token 7 closes a document, or none does."""
     tokens = np.array([3, 1, 7, 2, 1, 0, 7, 5], np.uint16)
