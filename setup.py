@@ -4,14 +4,15 @@ A checkout has its folders at the top. The build copies them below gossax/, wher
 package itself, and rewrites imports, names of modules in texts, and commands.
 """
 
-import ast
 import re
 import shutil
 from pathlib import Path
+from types import CodeType
 
 ROOT = Path(__file__).parent
 ROOMS = ("algorithms", "comms", "configs", "experiments", "runtimes", "stragglers")
 IMPORT = re.compile(rf"^( *from )(?=(?:{'|'.join(ROOMS)})[\w.]* import )", re.MULTILINE)
+BOUND = re.compile(rf"^ *import (?:{'|'.join((*ROOMS, 'launch'))})\b", re.MULTILINE)
 NAME = re.compile(rf"(?<![\w./])(?:{'|'.join(ROOMS)})\.\w+")
 
 
@@ -27,8 +28,11 @@ def rewritten(source: str) -> str:
 
     Raises ValueError where more than imports and texts would change, or an import binds a folder.
     """
-    changed = NAME.sub(_below, IMPORT.sub(r"\1gossax.", source))
-    if _skeleton(source) != _skeleton(changed):
+    if bound := BOUND.search(source):
+        raise ValueError(f"{bound[0].strip()!r} has to be written as from ... import ...")
+    imports = IMPORT.sub(r"\1gossax.", source)
+    changed = NAME.sub(_below, imports)
+    if changed != imports and _users(_code(changed)) != _users(_code(imports)):
         raise ValueError("code, not only an import or a text, names a module with its folder")
     changed = changed.replace("python launch.py", "python -m gossax.launch")
     return changed.replace('"launch.py"', '"-m", "gossax.launch"')
@@ -41,18 +45,14 @@ def _below(name: re.Match) -> str:
     return f"gossax.{name[0]}" if found else name[0]
 
 
-def _skeleton(source: str) -> str:
-    """Return the syntax tree as text, the same for a checkout and the wheel."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        names = node.names if isinstance(node, ast.Import) else []
-        if {name.name.partition(".")[0] for name in names} & {*ROOMS, "launch"}:
-            raise ValueError(f"line {node.lineno} has to be written as from ... import ...")
-        if isinstance(node, ast.ImportFrom):
-            node.module = node.module.removeprefix("gossax.")
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            node.value = ""
-    return ast.dump(tree)
+def _code(source: str) -> CodeType:
+    return compile(source, "<source>", "exec", dont_inherit=True)
+
+
+def _users(code: CodeType) -> list[bool]:
+    """Return of a module and of each function in it whether it uses the name `gossax`."""
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return ["gossax" in code.co_names, *(user for one in inner for user in _users(one))]
 
 
 def assemble(folder: Path) -> None:
