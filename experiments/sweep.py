@@ -16,7 +16,7 @@ import time
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -54,27 +54,21 @@ SETTINGS = (
 )  # fmt: skip
 
 
-class Patience:
-    """Says what is being done if that takes long: a line on stderr every few seconds.
+@contextlib.contextmanager
+def patience() -> Iterator[SimpleNamespace]:
+    """Yield what says its `doing` on stderr every few seconds, if that takes long."""
+    said, began, done = SimpleNamespace(doing=""), time.monotonic(), threading.Event()
 
-    with Patience() as patience:
-        patience.doing = "arm 3 of 1000"
-    """
+    def say() -> None:
+        while not done.wait(PATIENCE):
+            seconds = time.monotonic() - began
+            print(f"{said.doing}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
 
-    def __init__(self):
-        self.doing, self._began, self._done = "", time.monotonic(), threading.Event()
-
-    def __enter__(self):
-        threading.Thread(target=self._say, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._done.set()
-
-    def _say(self) -> None:
-        while not self._done.wait(PATIENCE):
-            seconds = time.monotonic() - self._began
-            print(f"{self.doing}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
+    threading.Thread(target=say, daemon=True).start()
+    try:
+        yield said
+    finally:
+        done.set()
 
 
 def expand(
@@ -221,9 +215,9 @@ def to_the_end(arms: list[Arm]) -> list[Arm]:
     """
     planned: dict[str, ConfigDict] = {}
     task, described, found = None, None, []
-    with Patience() as patience:
+    with patience() as said:
         for arm in arms:
-            patience.doing = f"planning {arm.path or arm.config.name}"
+            said.doing = f"planning {arm.path or arm.config.name}"
             config, seed = arm.config, arm.config.seed
             if not prepare.is_open(config):
                 found.append(arm)
@@ -267,9 +261,9 @@ def check(arms: list[Arm], workdir: str, overwrite: bool, here: bool = True) -> 
     ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
     records.refuse(root, present, ours)
     task, described = None, None
-    with Patience() as patience:
+    with patience() as said:
         for number, arm in enumerate(arms, 1):
-            patience.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
+            said.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
             if arm.config.task != described:
                 task, described = None, arm.config.task
             place = root / arm.path  # or, of another number of seeds, above or below it

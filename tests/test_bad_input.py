@@ -212,7 +212,7 @@ def test_memory_is_counted_with_the_control_group(tmp_path, monkeypatch):
 
 def test_long_work_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sweep, "PATIENCE", 0.01)
-    with sweep.Patience() as patience:
-        patience.doing = "arm 3 of 4"
+    with sweep.patience() as said:
+        said.doing = "arm 3 of 4"
         while "arm 3 of 4, 0 s so far" not in capsys.readouterr().err:
             pass

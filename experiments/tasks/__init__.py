@@ -93,7 +93,7 @@ TASK = Kind("task", TASKS, Task)
 def streams(spec: str | Mapping) -> bool:
     """Return whether a task, described as for `build`, reads its examples as they are needed."""
     reading = registry.spec(spec).get("reading")
-    return reading is not None and sources.READING.build(reading).readers is not None
+    return reading is not None and sources.READING.build(reading) is not None
 
 
 def build(spec: str | Mapping) -> Task:

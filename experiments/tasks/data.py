@@ -57,10 +57,7 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
     `seed` draws the split into training and test set; every class has `test_fraction` of its
     images in the test set, up to rounding.
     """
-    if not 0 < test_fraction < 1:
-        raise ValueError(
-            f"digits: test_fraction must lie between 0 and 1, got {test_fraction}; try 0.2"
-        )
+    check_fraction("digits", test_fraction)
     table = _digits_table()
     everything = Images(
         (table[:, :-1].reshape(-1, 8, 8, 1) / 16).astype(np.float32), table[:, -1].astype(np.int32)
@@ -329,6 +326,14 @@ def at_least(what: str, **bounds: tuple[float, float]) -> None:
     for name, (value, bound) in bounds.items():
         if not value >= bound:
             raise ValueError(f"{what}: {name} must be at least {bound}, got {value}; raise {name}")
+
+
+def check_fraction(what: str, test_fraction: float) -> None:
+    """Raise ValueError for a share of test data of which one part would be empty."""
+    if not 0 < test_fraction < 1:
+        raise ValueError(
+            f"{what}: test_fraction must lie between 0 and 1, got {test_fraction}; try 0.2"
+        )
 
 
 SOURCES = {

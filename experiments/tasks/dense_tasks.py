@@ -151,9 +151,7 @@ def uneven_lengths(
     training that keeps a share p(z) of them ends at E[p z] / E[p] shift u from it.
     """
     data.at_least("uneven_lengths", samples=(samples, 10), dimension=(dimension, 1))
-    for name, value in (("sigma", sigma), ("noise", noise)):
-        if not 0 <= value < np.inf:
-            raise ValueError(f"uneven_lengths: {name} must be 0 or more, got {value}; raise it")
+    data.at_least("uneven_lengths", sigma=(sigma, 0), noise=(noise, 0))
     rng = np.random.default_rng(seed)
     z = rng.standard_normal(samples)
     u = rng.standard_normal(dimension)

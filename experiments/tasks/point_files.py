@@ -36,8 +36,8 @@ def points(
     test: another file; None: `test_fraction` of the points, drawn by `seed`.
     standardise: bring every feature to mean 0 and variance 1 over the training points.
     """
-    if test is None and not 0 < test_fraction < 1:
-        raise ValueError(f"points: test_fraction is {test_fraction}; give one between 0 and 1")
+    if test is None:
+        data.check_fraction("points", test_fraction)
     files = [path] if test is None else [path, test]
     parts = [_checked(file, *read) for file, read in zip(files, _read(files, target), strict=True)]
     if test is None:

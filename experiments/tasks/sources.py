@@ -10,7 +10,7 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -129,18 +129,14 @@ class Records:
             ) from error
 
 
-class Reading(NamedTuple):
-    """Access of a run to the examples of a source."""
-
-    readers: Readers | None = None  # None: all of them are in memory
+# Access of a run to the examples of a source: its readers, or None where all are in memory.
 
 
-def memory() -> Reading:
+def memory() -> None:
     """All examples are read before the run and stay in memory, on every device."""
-    return Reading()
 
 
-def stream(threads: int = 4, processes: int = 0) -> Reading:
+def stream(threads: int = 4, processes: int = 0) -> Readers:
     """Examples are read as they are needed, ahead of the devices.
 
     threads: that read. processes: that read instead, where decoding takes Python's time.
@@ -150,11 +146,11 @@ def stream(threads: int = 4, processes: int = 0) -> Reading:
             f"stream: from 1 to {MOST_READERS} threads or at most as many processes read, got "
             f"threads={threads} and processes={processes}; try threads=4"
         )
-    return Reading(Readers(threads, processes))
+    return Readers(threads, processes)
 
 
 READINGS = {"memory": memory, "stream": stream}
-READING = Kind("reading", READINGS, Reading)
+READING = Kind("reading", READINGS, (Readers, type(None)))
 
 
 def read(reading: Part, *parts: Any) -> list[Any]:
@@ -162,7 +158,7 @@ def read(reading: Part, *parts: Any) -> list[Any]:
 
     reading: a key of READINGS and its parameters. Labels are None where there are none.
     """
-    readers, found = READING.build(reading).readers, []
+    readers, found = READING.build(reading), []
     for part in parts:
         is_source = hasattr(part, "read") and hasattr(part, "example")
         if readers is not None:

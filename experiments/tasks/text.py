@@ -28,7 +28,7 @@ import numpy as np
 from experiments import registry
 from experiments.registry import Kind
 from experiments.tasks import sources
-from experiments.tasks.data import Dataset
+from experiments.tasks.data import Dataset, at_least, check_fraction
 
 UNKNOWN, END = 0, 1  # the ids of a word outside the vocabulary and of the end of a document
 SPECIAL = ("<unk>", "<end>")
@@ -124,7 +124,7 @@ def files(
 
     The test part has the last `test_fraction` of the characters of each, from the end of a line on.
     """
-    _check_fraction("files", test_fraction)
+    check_fraction("files", test_fraction)
     found = glob_module.glob(os.path.expanduser(glob), recursive=True)
     paths = sorted(path for path in found if os.path.isfile(path))[:most]
     if not paths:
@@ -175,13 +175,6 @@ def documents(corpus: registry.Part, split: str, **offered: Any) -> Iterator[str
             yield document
 
     return checked()
-
-
-def _check_fraction(what: str, test_fraction: float) -> None:
-    if not 0 < test_fraction < 1:
-        raise ValueError(
-            f"{what}: test_fraction must lie between 0 and 1, got {test_fraction}; try 0.1"
-        )
 
 
 # --- tokens ---
@@ -265,7 +258,7 @@ def standard_library(files: int | None = None, test_fraction: float = 0.1) -> Co
     A hash of its relative path says whether a file is in the test part, and in which order
     `files` of them (None: all) are taken. A function of the Python version alone.
     """
-    _check_fraction("python", test_fraction)
+    check_fraction("python", test_fraction)
     root = Path(sysconfig.get_path("stdlib"))
     paths = {path.relative_to(root).as_posix(): path for path in _sources(root)}
     if not paths:
@@ -428,8 +421,7 @@ def pad(part: Documents, length: int) -> Packed:
 
 def _pieces(part: Documents, length: int) -> list[tuple[int, int, int]]:
     """Return begin, end and document of pieces of `length` + 1 words, which overlap by one."""
-    if length < 1:
-        raise ValueError(f"packing: length must be at least 1 word, got {length}; raise length")
+    at_least("packing", length=(length, 1))
     pieces = [
         (begin, min(begin + length + 1, stop), document)
         for document, (start, stop) in enumerate(itertools.pairwise(part.starts.tolist()))
@@ -452,8 +444,7 @@ def packed(
 
     Raises ValueError for a text without tokens, and where all of them do not fill a sequence.
     """
-    if length < 1:
-        raise ValueError(f"pack_text: length must be at least 1 token, got {length}; raise length")
+    at_least("pack_text", length=(length, 1))
     held, waiting, sequences = [], 0, 0
 
     def cut():

@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from comms import hashing
 from experiments.tasks import text
+from experiments.tasks.data import at_least
 
 BASE = 10_000.0  # of the angles, arXiv 2104.09864 Sec. 3.2.2
 DEVIATION = 0.02  # of initial weights, as in GPT-2
@@ -135,9 +136,7 @@ def gpt(
         thirds of four times the width (arXiv 2002.05202 Sec. 3), up to a multiple of 32.
     remat: a block's activations are computed again in the backward pass instead of kept.
     """
-    for name, value in (("layers", layers), ("width", width), ("heads", heads)):
-        if value < 1:
-            raise ValueError(f"gpt: {name} must be at least 1, got {value}; raise {name}")
+    at_least("gpt", layers=(layers, 1), width=(width, 1), heads=(heads, 1))
     if width % (2 * heads):
         raise ValueError(
             f"gpt: width must be a multiple of twice the heads, as positions turn pairs of a "
