@@ -107,9 +107,9 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     Where the devices of a worker divide its model, the exchange is taken to work on parts of it.
     """
     algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
-    size, streamed = runtime_builders.devices_per_worker(config), tasks.streams(config.task)
+    (size, sharding, _), streamed = runtime_builders.slice_of(config), tasks.streams(config.task)
     team = slices.Replicated(size) if size > 1 else slices.Alone()
-    kept = slices.of(size, runtime_builders.sharding(config), streamed)
+    kept = slices.of(size, sharding, streamed)
     splits = jax.tree.map(lambda leaf: kept.split(leaf.shape), made.shapes)
     own = jax.tree.map(functools.partial(_part, size), made.shapes, splits)
 

@@ -38,12 +38,12 @@ def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
     """
     place = RUNTIMES[config.runtime]
     check_processes(config, jax.process_count())
-    chosen = (devices_per_worker(config), sharding(config), overlap(config))
-    if chosen != (1, base.REPLICATED, base.NO_OVERLAP) and not place.on_mesh:
+    chosen = slice_of(config)
+    if chosen != Slice() and not place.on_mesh:
         raise ValueError(
-            f"{config.runtime}: config.devices_per_worker={chosen[0]}, config.sharding="
-            f"{chosen[1]!r} and config.overlap={chosen[2]!r} are for devices of a mesh; use "
-            "runtime='mesh', or leave them out"
+            f"{config.runtime}: config.devices_per_worker={chosen.devices_per_worker}, "
+            f"config.sharding={chosen.sharding!r} and config.overlap={chosen.overlap!r} are for "
+            "devices of a mesh; use runtime='mesh', or leave them out"
         )
     return place.build(config, *parts_of_arm)
 
@@ -62,19 +62,17 @@ def devices(config: ConfigDict) -> int:
     return RUNTIMES[config.runtime].devices(config) if config.runtime in RUNTIMES else 1
 
 
-def devices_per_worker(config: ConfigDict) -> int:
-    """Return how many devices a worker is; a config may leave it out."""
-    return config.get("devices_per_worker", 1)
+class Slice(NamedTuple):
+    """Entries of a config about the devices of a mesh, which it may leave out."""
+
+    devices_per_worker: int = 1
+    sharding: str = base.REPLICATED  # how the devices of a worker keep its model
+    overlap: str = base.NO_OVERLAP  # how buckets travel beside computing
 
 
-def sharding(config: ConfigDict) -> str:
-    """Return how the devices of a worker keep its model; a config may leave it out."""
-    return config.get("sharding", base.REPLICATED)
-
-
-def overlap(config: ConfigDict) -> str:
-    """Return how buckets travel beside computing; a config may leave it out."""
-    return config.get("overlap", base.NO_OVERLAP)
+def slice_of(config: ConfigDict) -> Slice:
+    """Return the entries of a config about the devices of a mesh."""
+    return Slice(**{name: config[name] for name in Slice._fields if name in config})
 
 
 def _simulated(algorithm, rule, shapes, config):
@@ -123,7 +121,7 @@ def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
     from stragglers import inject
 
     del again
-    slices.check_devices(config.workers, devices_per_worker(config))
+    slices.check_devices(config.workers, slice_of(config).devices_per_worker)
     trigger, injector = rule.trigger, None
     if delay is not None or config.communication != 0 or trigger.stops:
         injector = inject.Injector(
@@ -145,9 +143,7 @@ def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
         injector=injector,
         rounds_per_dispatch=config.rounds_per_dispatch,
         augment=task.augment,
-        devices_per_worker=devices_per_worker(config),
-        sharding=sharding(config),
-        overlap=overlap(config),
+        **slice_of(config)._asdict(),
     )
 
 
@@ -224,7 +220,7 @@ RUNTIMES = {
     "mesh": Place(
         _mesh,
         _in_rounds,
-        devices=lambda config: config.workers * devices_per_worker(config),
+        devices=lambda config: config.workers * slice_of(config).devices_per_worker,
         on_mesh=True,
     ),
     "actors": Place(
