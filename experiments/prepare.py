@@ -125,8 +125,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     exchange, rule = _fitted(config, algorithm, shapes, delay)
     if config.get("sample_weight"):
         task = _weighted(config, task, sampler, algorithm, exchange, delay)
-    of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
-    again = functools.partial(_runtime_again, of_worker)
+    again = functools.partial(_runtime_again, config.to_dict() | {"initial": None})  # it is sent
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
     if place.delayed and delay is None:
         build_delay(config.delay)  # refuses it, and names others

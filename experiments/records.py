@@ -36,14 +36,12 @@ MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
 INITIAL = "initial_sha256"  # in a config: of the parameters that `initial` names
 PARAMETERS = "parameters.npz"
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
-REMOVED_BY = "removed_by.txt"  # in the place of a run that `--overwrite` has removed: the launch
+BEGUN = "removed_by.txt"  # in the place of a run that `--overwrite` has removed: the launch
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
 BESIDE = {MODULES, INITIAL}  # what a config.json has that is no entry
 # What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
 # one. The rest, config.json first, is replaced when it is written again.
-REMOVED = (
-    formats.DIGESTS, SUMMARY, METRICS, SCHEDULE, PARAMETERS, "timeline.json", ERROR, REMOVED_BY,
-)  # fmt: skip
+REMOVED = (formats.DIGESTS, SUMMARY, METRICS, SCHEDULE, PARAMETERS, "timeline.json", ERROR, BEGUN)
 # Of a run, or of an arm of a sweep.
 RUN_FILES = (CONFIG, *REMOVED, "output.txt", "wandb_id.txt", files.RUN_LOCK)
 RUN_FOLDERS = ("checkpoint", "tensorboard", "wandb")
@@ -277,7 +275,8 @@ def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> 
     written = read_config(workdir / CONFIG).to_dict() | brought
     there, here = flat(written), flat(_with_numbers(json.loads(_dumps(_described(config)))))
     differing = [
-        f"{key} ({_short(there, key)} there, {_short(here, key)} here)"
+        f"{key} ({registry.brief(there.get(key, 'absent'))} there, "
+        f"{registry.brief(here.get(key, 'absent'))} here)"
         for key in sorted(there | here, key=str)
         if there.get(key, ...) != here.get(key, ...)
         and not (key in LENGTHS and registry.is_number(there.get(key)) and here[key] > there[key])
@@ -288,10 +287,6 @@ def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> 
             f"workdir {workdir} holds a run with another config, which differs in "
             f"{', '.join(differing[:3])}{more}; choose another --workdir, or --overwrite it"
         )
-
-
-def _short(config: Mapping[str, Any], key: str) -> str:
-    return registry.brief(config.get(key, "absent"))
 
 
 def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:

@@ -468,7 +468,7 @@ def run(
 
 def _remove_run(place: pathlib.Path, config: ConfigDict) -> None:
     """Remove the run of an arm, unless an earlier start of this launch has done so."""
-    note = place / records.REMOVED_BY
+    note = place / records.BEGUN
     by = files.read(note).decode(errors="replace").splitlines() if note.exists() else []
     if restarts.names(os.environ, earlier=True).isdisjoint(by):
         with records.start(place, config, overwrite=True):

@@ -88,20 +88,13 @@ TASKS = Registry(
     }
 )
 TASK = Kind("task", TASKS, Task)
+build = TASK.build  # of {"name": a key of TASKS, its parameters}, or of a call as a text
 
 
 def streams(spec: str | Mapping) -> bool:
     """Return whether a task, described as for `build`, reads its examples as they are needed."""
     reading = registry.spec(spec).get("reading")
     return reading is not None and sources.READING.build(reading) is not None
-
-
-def build(spec: str | Mapping) -> Task:
-    """Return the task of {"name": a key of TASKS, its parameters}, or of a call as a text.
-
-    Unknown names and parameters are errors that list the known ones.
-    """
-    return TASK.build(spec)
 
 
 # --- what can be trained ---

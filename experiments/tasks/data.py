@@ -328,12 +328,10 @@ def at_least(what: str, **bounds: tuple[float, float]) -> None:
             raise ValueError(f"{what}: {name} must be at least {bound}, got {value}; raise {name}")
 
 
-def check_fraction(what: str, test_fraction: float) -> None:
+def check_fraction(what: str, share: float) -> None:
     """Raise ValueError for a share of test data of which one part would be empty."""
-    if not 0 < test_fraction < 1:
-        raise ValueError(
-            f"{what}: test_fraction must lie between 0 and 1, got {test_fraction}; try 0.2"
-        )
+    if not 0 < share < 1:
+        raise ValueError(f"{what}: test_fraction must lie between 0 and 1, got {share}; try 0.2")
 
 
 SOURCES = {

@@ -129,9 +129,6 @@ class Records:
             ) from error
 
 
-# Access of a run to the examples of a source: its readers, or None where all are in memory.
-
-
 def memory() -> None:
     """All examples are read before the run and stay in memory, on every device."""
 
@@ -149,7 +146,7 @@ def stream(threads: int = 4, processes: int = 0) -> Readers:
     return Readers(threads, processes)
 
 
-READINGS = {"memory": memory, "stream": stream}
+READINGS = {"memory": memory, "stream": stream}  # they give readers, or None: all is in memory
 READING = Kind("reading", READINGS, (Readers, type(None)))
 
 
