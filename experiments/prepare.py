@@ -83,6 +83,7 @@ class Prepared(NamedTuple):
     config: ConfigDict  # with an end of every schedule of a rate
     decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
     cuts_off: bool = False  # as of its rule
+    cancels: bool = False  # as of its rule's turnout
 
 
 def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = False) -> Prepared:
@@ -130,7 +131,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     if "profile" in wanted:
         PROFILING["check"](config)
     parts = (task, algorithm, shapes, runtime, exchange, delay, sampler, own)
-    return Prepared(*parts, decided, rule.cuts_off)
+    return Prepared(*parts, decided, rule.cuts_off, rule.turnout.cancels)
 
 
 def _fitted(
@@ -454,7 +455,8 @@ def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str
         def costs(worker: np.ndarray, counter: np.ndarray) -> np.ndarray:
             return np.asarray(prepared.task.cost)[prepared.sampler.on_host(worker, counter)]
 
-    found = KEPT["by_cost"](schedule.slice(0, rows), costs)
+    lost = config.mini_batches if prepared.cancels else 0
+    found = KEPT["by_cost"](schedule.slice(0, rows), costs, lost=lost)
     return {} if found is None else {
         "kept_long": found.longest,
         "kept_short": found.shorter_half,
