@@ -3,7 +3,7 @@
 | file | durations of |
 |---|---|
 | CSV by commas, semicolons, tabs, bars or spaces, also gzip | a row each, or a column per worker |
-| Parquet | the same |
+| Parquet, JSON lines | the same |
 | PyTorch profiler (Kineto), JSON, also gzip | steps, without their exposed collectives |
 | ByteDance StragglerAnalysis, Parquet | micro-batches of a replica, by its slowest stage |
 | a folder, or a pattern as `rank*.csv` | a worker per file |
@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -177,7 +177,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     try:
         rows, comma = _tables(path, wanted.worker)
     except (OSError, ValueError, TypeError, RuntimeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = " ".join(f"{getattr(error, 'strerror', None) or error}".split())
         raise ValueError(
             f"trace: cannot read {path} ({reason}); give the path of a CSV, Parquet or Kineto "
             "file, or a pattern with a file per worker, as 'rank*.csv'"
@@ -335,7 +335,7 @@ def _cells(path: Path) -> tuple[Rows, str]:
     if text.lstrip()[:1] not in ("{", "["):
         return _of_text(path, text)
     try:
-        return _numbered(path, _of_profile(json.loads(text))), "."
+        return _numbered(path, _of_json(text), header=0), "."
     except (AttributeError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"it is no profile as PyTorch writes it: {error!r:.200}") from error
 
@@ -350,8 +350,9 @@ def _decoded(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-def _numbered(path: Path, rows: Sequence[Sequence[str]]) -> Rows:
-    return [(Place(f"{path}", line), list(row)) for line, row in enumerate(rows, 1)]
+def _numbered(path: Path, rows: Sequence[Sequence[str]], header: int = 1) -> Rows:
+    """Return rows with their lines; header: the line of the first one."""
+    return [(Place(f"{path}", line), list(row)) for line, row in enumerate(rows, header)]
 
 
 COMMENTS = "#", "sep="  # at the begin of a line; Excel understands the second
@@ -421,12 +422,27 @@ def _written(name: str, values: np.ndarray) -> list[str]:
         values = values - np.datetime64(0, "s")
     if values.dtype.kind == "m":
         values = values / np.timedelta64(1, unit_of(name) or "s")
-    cells = []
-    for value in values.tolist():
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else f"{value}"
-        cells.append("" if missing else text)
-    return cells
+    return list(map(_cell, values.tolist()))
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell, which is empty where it is missing."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return "" if missing else f"{value}"
+
+
+def _of_json(text: str) -> list[list[str]]:
+    """Return the cells of a profile, or of records with a key per column: a list, or one a line."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError:
+        document = [json.loads(line) for line in text.split("\n") if line.strip()]
+    if isinstance(document, dict):
+        return _of_profile(document)
+    names = list(dict.fromkeys(name for record in document for name in record))
+    return [names, *([_cell(record.get(name)) for name in names] for record in document)]
 
 
 OPERATIONS = {"dp_rank", "stage", "rank", "step", "optype", "duration", "mb_id"}
@@ -463,13 +479,13 @@ STEP = re.compile(r"ProfilerStep#(\d+)")
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 
 
-def _of_profile(document: object) -> list[list[str]]:
+def _of_profile(document: dict) -> list[list[str]]:
     """Return the computing of each step that a rank's PyTorch profiler saw.
 
     A step is a ProfilerStep. The time in which collectives run on the device and nothing else does
     is taken off: it is the exchange with its wait for others.
     """
-    events = document.get("traceEvents") if isinstance(document, dict) else None
+    events = document.get("traceEvents")
     if not isinstance(events, list):
         raise ValueError("it is JSON without the traceEvents of a profiler")
     events = [event for event in events if event.get("ph") == "X" and "dur" in event]

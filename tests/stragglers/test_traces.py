@@ -117,6 +117,7 @@ def test_columns_of_parquet_that_are_no_plain_numbers(tmp_path):
         "rank": pyarrow.array([b"r1", b"r0", b"r1", b"r0", None]).dictionary_encode(),
         "timestamp": pyarrow.array(dates.astype("M8[ns]"), mask=missing),
         "step_time": pyarrow.array(spans.astype("m8[ns]"), mask=missing),
+        "losses": [[0.5, 0.25]] * 4 + [None],
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "log.parquet")
     found = trace(str(tmp_path / "log.parquet"))
@@ -134,6 +135,18 @@ def test_numbers_as_numpy_writes_them_name_workers_in_their_order(tmp_path):
     found = trace(str(tmp_path / "log.txt"))
     assert found.names == tuple(map(str, range(12)))
     np.testing.assert_array_equal(np.ravel(found.records), np.arange(1.0, 13.0))
+
+
+def test_records_of_json_are_rows(tmp_path):
+    rows = [dict(zip(("rank", "step", "step_time"), map(float, row.split(",")), strict=True))
+            for row in ROWS]  # fmt: skip
+    rows.insert(0, {"rank": None, "loss": 1.5})
+    for text in (json.dumps(rows[1:]), "\n".join(map(json.dumps, rows[1:]))):
+        (tmp_path / "log").write_text(text)
+        np.testing.assert_array_equal(trace(str(tmp_path / "log")).records, WANTED)
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="line 1 has rank='', step='', step_time=''"):
+        trace(str(tmp_path / "log"))
 
 
 def test_windows_writes_a_micro_in_one_byte(tmp_path):
