@@ -14,7 +14,7 @@ Wang, Z. Zhou, C. Wang, *On the Surprising Effectiveness of a Single Global Merg
 Learning*, arXiv 2507.06542, after the authors' code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import networkx as nx
 import numpy as np
@@ -57,16 +57,21 @@ def matcha(
     budget: float = 0.5,
     order: str = "adapt_then_combine",
     weighting: str = "equal",
+    by_seconds: bool = False,
+    matching_seconds: Callable[[np.ndarray], np.ndarray] | None = None,
     seed: int = 0,
 ) -> Algorithm:
     """Apply D-PSGD over matchings that are active with optimised probabilities.
 
     budget: expected share of the matchings that talk in a round, in (0, 1].
+    by_seconds: the budget is a share of their seconds on the network, without spells, instead.
+    matching_seconds: partners [M, n] -> seconds [M], for `by_seconds`; None: all alike.
     order, weighting: as in `algorithms.dpsgd`. seed: of the activations.
     """
     matchings, partners = graph_matchings(graph)
     workers = graph.number_of_nodes()
-    p = sampling.activation_probabilities(matchings, workers, budget)
+    seconds = matching_seconds(partners) if by_seconds and matching_seconds else None
+    p = sampling.activation_probabilities(matchings, workers, budget, seconds=seconds)
     alpha, _ = sampling.mixing_weight(matchings, workers, p)
     active = drawn_in_blocks(lambda block, rows: sampling.activations(p, rows, (seed, block)))
     return _gossip_over(optimizer, graph, Links(partners, active), alpha, order, weighting)

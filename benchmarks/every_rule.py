@@ -21,6 +21,7 @@ RULES = {
     "deadline(seconds=1.5)": GOSSIP | {"draw": "round"}, "quorum(k=9)": {"mini_batches": 3},
     "quorum_grace(k=5, gamma=0.5)": {"mini_batches": 3},
     "adaptive_deadline(c=2)": {"mini_batches": 3},
+    "equal_work(cost=1.5)": {"mini_batches": 3},
     "drop_compute(calibration=20)": {"mini_batches": 3},
     "anytime(seconds=2.5)": {"mini_batches": 3}, "mindflayer(seconds=1.5)": {"mini_batches": 3},
     "ata(tasks=16, alpha=0.01)": {"mini_batches": 3}, "ringmaster(limit=1, grows=true)": SERVER,

@@ -8,10 +8,10 @@ pair of processes measures the profile of `overlap=threads`, then trains under a
 turns. With `--hosts=4`, more than there are cores, layers sleep the seconds that one of the hosts
 has measured alone, and only exchange for real. A point has the median seconds of a step, the
 seconds of all turns, what the profile foresees and the share that is hidden of what the plan of
-`optimal` would hide. Some more steps of one model at one rate are a Chrome trace, which Perfetto
-opens, with the plans beside them; of each schedule the step nearest to its median is in a picture.
-A second picture has the gains of all models and rates in the record, over the ratio of
-communication to computing.
+`optimal` would hide, if that is at least LITTLE of a step. Some more steps of one model at one rate
+are a Chrome trace, which Perfetto opens, with the plans beside them; of each schedule the step
+nearest to its median is in a picture. A second picture has the gains of all models and rates in the
+record, over the ratio of communication to computing.
 """
 
 import argparse
@@ -31,6 +31,8 @@ RECORD, TIMELINES = FOLDER / "overlap.json", FOLDER / "overlap_timelines.json"
 PICTURE, SHOWN = ROOT / "docs" / "overlap.png", ("gpt", "200mbit")
 GAINS = ROOT / "docs" / "overlap_gains.png"
 HOSTS, TURNS, STEPS, TRACED = 2, 5, 2, 6
+LITTLE = 0.05
+RATES = {"100mbit": "o", "200mbit": "s", "1gbit": "^"}  # of all links, and their markers
 KEY = ("model", "rate", "hosts", "schedule")  # of a point
 # A model and the images or texts of a mini-batch.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
@@ -210,7 +212,8 @@ def measured(
         decoupled = method.buckets.all_reduce.gather is not None
         plan = SCHEDULES[name][1]
         planned[name], spans[name]["planned"] = foreseen(profile, layer_sizes, plan, decoupled)
-    serial, best = float(np.median(seconds["single"])), planned["optimal"] + update
+    serial = float(np.median(seconds["single"]))
+    hideable = serial - planned["optimal"] - update
     points = []
     for name, taken in seconds.items():
         median = float(np.median(taken))
@@ -220,7 +223,8 @@ def measured(
             "deviation": float(np.std(taken, ddof=1)), "turns": [round(one, 5) for one in taken],
             "predicted": planned[name] + update, "error": (planned[name] + update) / median - 1,
             "buckets": len(flat),
-            "gain": serial / median, "hidden": (serial - median) / max(serial - best, 1e-9),
+            "gain": serial / median,
+            "hidden": (serial - median) / hideable if hideable > LITTLE * serial else None,
             "computing": (profile.forward + profile.ready[-1]) / profile.contention + update,
             "contention": profile.contention,
             "exchange": float(profile.cost.seconds(sum(layer_sizes))),
@@ -312,16 +316,16 @@ def draw_gains(points: list[dict], path: pathlib.Path) -> None:
         if point["hosts"] == HOSTS:
             cells.setdefault((point["model"], point["rate"]), {})[point["schedule"]] = point
     canvas = Figure(figsize=(10, 4), dpi=150, layout="constrained")
-    panels = canvas.subplots(1, 2, sharey=True)
+    panels = canvas.subplots(1, 2)
+    colours = dict(zip(MODELS, figures.COLOURS, strict=False))
     for axes, other in zip(panels, ("single", "wfbp"), strict=True):
         for (model, rate), own in cells.items():
             best, rival = own["optimal"], own[other]
-            x = best["exchange"] / best["computing"]
-            axes.plot(x, rival["predicted"] / best["predicted"], "o", color="0.6", markersize=9,
-                      markerfacecolor="none")  # fmt: skip
-            axes.plot(x, rival["seconds"] / best["seconds"], "o", color=figures.COLOURS[0])
-            words = f" {figures.literal(model)}, {rate.replace('bit', '').upper()}"
-            axes.annotate(words, (x, rival["seconds"] / best["seconds"]), fontsize=7)
+            x, look = best["exchange"] / best["computing"], RATES.get(rate, "D") + "-"
+            planned, found = (rival[key] / best[key] for key in ("predicted", "seconds"))
+            axes.plot([x, x], [planned, found], color="0.8", linewidth=0.8, zorder=0)
+            axes.plot(x, planned, look, color=colours[model], markerfacecolor="white")
+            axes.plot(x, found, look, color=colours[model])
         axes.axhline(1, color="0.8", linewidth=0.8)
         axes.set_xlim(0, 1.25 * max(own["optimal"]["exchange"] / own["optimal"]["computing"]
                                     for own in cells.values()))  # fmt: skip
@@ -329,6 +333,11 @@ def draw_gains(points: list[dict], path: pathlib.Path) -> None:
         axes.set_xlabel("seconds of one all-reduce / seconds of computing", fontsize=9)
         figures.plain(axes)
     panels[0].set_ylabel("times as fast; hollow: as planned", fontsize=9)
+    for model, colour in colours.items():
+        panels[1].plot([], [], "-", color=colour, label=figures.literal(model))
+    for rate, marker in RATES.items():
+        panels[1].plot([], [], marker, color="0.4", label=f"{rate}/s")
+    panels[1].legend(fontsize=8, frameon=False)
     figures.save(canvas, path)
 
 
@@ -356,7 +365,7 @@ def child(rank: int, coordinator: str, folder: str, options: argparse.Namespace)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=",".join(MODELS), help="with commas")
-    parser.add_argument("--rate", default="100mbit,200mbit,1gbit", help="of all links, with commas")
+    parser.add_argument("--rate", default=",".join(RATES), help="of all links, with commas")
     parser.add_argument("--hosts", type=int, default=HOSTS)
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--steps", type=int, default=STEPS, help="of a turn")

@@ -50,6 +50,7 @@ NUMBERS = {  # that methods and rules need
     "anytime": "seconds=0.02",
     "ata": "tasks=4",
     "deadline": "seconds=0.02",
+    "equal_work": "cost=1.5",
     "mindflayer": "seconds=0.006",
     "quorum": "k=5",
     "ringmaster": "limit=4, k=2",

@@ -5,8 +5,8 @@
 
 Every worker is a process on a host of its own, whose link has a rate, see `benchmarks.namespaces`.
 Workers sleep for as long as a mini-batch of a public trace lasts, and exchange for real. The clock
-knows the durations, and the seconds of all-reduces of five sizes, measured once on these links. A
-cell of the table is a waiting rule, a method, a trace and a rate.
+knows the durations, and the seconds of all-reduces and of swaps of four sizes, measured on these
+links before each cell. A cell of the table is a waiting rule, a method, a trace and a rate.
 """
 
 import argparse
@@ -53,10 +53,11 @@ PAIRS = (  # waiting rule, method
 TRACES = ("alibaba_job_4", "bytedance_se", "alibaba_job_1")
 RATES = ("100mbit", "20mbit")
 
-SIZES = tuple(2**power for power in (10, 14, 16, 18, 20))  # bytes of the measured all-reduces
+SIZES = tuple(2**power for power in (10, 14, 16, 18))  # bytes of the measured all-reduces
 KEY = ("rule", "method", "trace", "rate")  # of a cell
-# All-reduces of an update: of each array and of the weights. A ring joins the arrays.
-ARRAYS, JOINED = 5, {"all_reduce(collective=ring)": 2}
+# All-reduces of an update: of each array and of the weights. A ring joins the arrays, and gossip
+# needs no weights.
+ARRAYS, OTHERS = 5, {"all_reduce(collective=ring)": 2, "dpsgd": 4}
 TASK = part("digits", model=part("mlp", hidden=[512]))  # 152 kB
 
 
@@ -87,33 +88,37 @@ def arm(
     })  # fmt: skip
 
 
-def all_reduces(repeats: int = 7) -> Callable[[], list[float]]:
-    """Return a function that measures an all-reduce of all processes for each of the sizes [s]."""
+def exchanges(repeats: int = 7) -> Callable[[], list[list[float]]]:
+    """Return a function that measures messages of all processes for each of the sizes [s].
+
+    They are an all-reduce, and a swap within each of two pairs.
+    """
     from jax.sharding import PartitionSpec as P
 
     devices = jax.make_mesh((WORKERS,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     where = jax.sharding.NamedSharding(devices, P(AXIS))
-    added = jax.jit(jax.shard_map(
-        lambda a: jax.lax.psum(a, AXIS), mesh=devices, in_specs=P(AXIS),
-        out_specs=P(AXIS), check_vma=False,
-    ))  # fmt: skip
+    programs = [
+        jax.jit(jax.shard_map(body, mesh=devices, in_specs=P(AXIS), out_specs=P(AXIS),
+                              check_vma=False))
+        for body in (
+            lambda a: jax.lax.psum(a, AXIS),
+            lambda a: jax.lax.ppermute(a, AXIS, [(i, i ^ 1) for i in range(WORKERS)]),
+        )
+    ]  # fmt: skip
     arrays = [
         jax.make_array_from_callback((WORKERS, size // 4), where, lambda i, n=size: np.ones(
             (1, n // 4), np.float32)) for size in SIZES
     ]  # fmt: skip
 
-    def measure() -> list[float]:
-        middle = []
-        for array in arrays:
-            taken = []
-            for _ in range(1 + repeats):
-                began = time.monotonic()
-                jax.block_until_ready(added(array))
-                taken.append(time.monotonic() - began)
-            middle.append(float(np.median(taken[1:])))
-        return middle
+    def seconds(program: Callable, array: Any) -> float:
+        taken = []
+        for _ in range(1 + repeats):
+            began = time.monotonic()
+            jax.block_until_ready(program(array))
+            taken.append(time.monotonic() - began)
+        return float(np.median(taken[1:]))
 
-    return measure
+    return lambda: [[seconds(program, array) for array in arrays] for program in programs]
 
 
 def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, address: str) -> None:
@@ -130,12 +135,7 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
                 host.set_rate(rate)
         distributed.agreed(None)
 
-    measure, costs = all_reduces(), {}
-    for rate in RATES:
-        limit(rate)
-        costs[rate] = distributed.agreed(measure())
-        if rank == 0:
-            print(rate, " ".join(f"{1e3 * value:.3g} ms" for value in costs[rate]), flush=True)
+    measure = exchanges()
     task = prepare.build_task(arm(*left[0][:3])) if left else None
     for build, group in itertools.groupby(left, key=lambda cell: cell[:3]):
         runtime = prepare.prepare(arm(*build), task).runtime
@@ -143,6 +143,7 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
         runtime.advance(runtime.start(params), np.inf, 1)  # compiles
         for *_, rate in group:
             limit(rate)
+            costs = distributed.agreed(measure())
             measured, used = [], time.process_time()
             began = time.monotonic()
             for _ in range(REPEATS):
@@ -155,7 +156,8 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
                     "predicted": None, "error": None, "measured": float(np.mean(measured)),
                     "deviation": float(np.std(measured, ddof=1)),
                     "runs": [float(f"{value:.5g}") for value in measured],
-                    "processor": busy, "all_reduces": list(costs[rate]),
+                    "processor": busy, "all_reduces": costs[0],
+                    "swaps": costs[1],
                 }  # fmt: skip
                 put(path, COMMAND, KEY, [point])
                 print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
@@ -168,16 +170,17 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
 def predict(path: pathlib.Path) -> None:
     """Put what the clock says of durations and all-reduces into the cells that lack it.
 
-    `arrays_` is the clock that knows how many all-reduces an update has.
+    `arrays_` is the clock that knows how many messages an update has, how long a swap takes, and
+    that programs on CPUs hide nothing.
     """
     task = None
     for row in points(path):
         if row.get("arrays_predicted") is None:
             found = dict(row)
-            arrays = JOINED.get(row["method"], ARRAYS)
-            for name, count in (("", 1), ("arrays_", arrays)):
-                network = part("measured", sizes=list(SIZES), seconds=row["all_reduces"],
-                               arrays=count)  # fmt: skip
+            arrays = OTHERS.get(row["method"], ARRAYS)
+            own = {"swaps": row["swaps"], "arrays": arrays, "hides": False}
+            for name, said in (("", {}), ("arrays_", own)):
+                network = part("measured", sizes=list(SIZES), seconds=row["all_reduces"], **said)
                 config = arm(row["rule"], row["method"], row["trace"], network, "simulate")
                 task = task or prepare.build_task(config)
                 rule = prepare.rule(config, prepare.prepare(config, task))

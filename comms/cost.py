@@ -197,10 +197,15 @@ class Network(NamedTuple):
     alpha: float | np.ndarray
     beta: float | np.ndarray
     all_reduce: Table | None = None  # of all workers, where it was measured
+    swap: Table | None = None  # of two workers that send to each other, where it was measured
     spells: Any = None  # `stragglers.link_spells.Spells`, where links are slow at times
+    hides: bool = True  # False: nothing travels beside computing, whatever a method allows
 
     def seconds(self, payload: float, i, j) -> float | np.ndarray:
         """Return the seconds of one message of `payload` bytes between workers i and j."""
+        if self.swap is not None:
+            shape = np.broadcast_shapes(np.shape(i), np.shape(j))
+            return np.broadcast_to(self.swap.seconds(payload), shape)
         size = np.max([np.max(i), np.max(j)]) + 1
         alpha, beta = (
             np.broadcast_to(value, (size, size)) if np.ndim(value) == 0 else value
@@ -216,11 +221,13 @@ def uniform_network(
     workers: int = 1,
     path: str | None = None,
     spells: Any = None,
+    hides: bool = True,
 ) -> Network:
     """Return equal links, slower by a factor to `slow` workers.
 
     latency: seconds of a message's start-up; bandwidth: bytes per second; slow: {worker: factor}.
-    spells: of slowness in time, see `stragglers.link_spells`.
+    spells: of slowness in time, see `stragglers.link_spells`. hides: False if exchanges begin after
+    computing and workers wait for them, as in programs on CPUs.
     path: what `iperf3 --json` has printed, for what is not given: its received bytes per second,
     and half of the shortest round trip.
     """
@@ -250,7 +257,7 @@ def uniform_network(
             )
         factor[int(worker)] = times
     of_link = np.maximum(factor[:, None], factor)
-    return Network(latency * of_link, of_link / bandwidth, spells=spells)
+    return Network(latency * of_link, of_link / bandwidth, spells=spells, hides=hides)
 
 
 def uniform_link(
@@ -259,15 +266,16 @@ def uniform_link(
     slow: dict[int, float] | None = None,
     workers: int = 1,
     spells: Any = None,
+    hides: bool = True,
 ) -> Network:
     """Return a network whose links take `seconds` for `payload` bytes, more to `slow` workers.
 
-    slow: {worker: factor}; spells: as in `network`. An all-reduce then costs 2 (n - 1) / n of
+    slow: {worker: factor}; others: as in `network`. An all-reduce then costs 2 (n - 1) / n of
     `seconds`, gossip `seconds` per active matching.
     """
     if not seconds > 0:
         raise ValueError(f"link: needs seconds > 0, got {seconds}; set the time of one model")
-    return uniform_network(0.0, payload / seconds, slow, workers, spells=spells)
+    return uniform_network(0.0, payload / seconds, slow, workers, spells=spells, hides=hides)
 
 
 def measured_network(
@@ -275,33 +283,40 @@ def measured_network(
     seconds: Sequence[float] | None = None,
     workers: int = 1,
     path: str | None = None,
+    swaps: Sequence[float] | None = None,
     arrays: int = 1,
     spells: Any = None,
+    hides: bool = True,
 ) -> Network:
     """Return a network with a measured all-reduce of all workers, as in `table`.
 
     path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
-    OSU's osu_allreduce. arrays: all-reduces in place of one, where each array has its own, as
-    between CPUs; all but one take as long as the smallest that was measured. Any other message
-    costs as much as in a ring with the cost that `fit` finds. spells: as in `network`.
+    OSU's osu_allreduce. swaps: seconds of messages of these sizes that two workers send to each
+    other; None: as in a ring with the cost that `fit` finds. arrays: messages in place of one,
+    where each array has its own, as between CPUs; all but one take as long as the smallest that was
+    measured. Others: as in `network`.
     """
     if path is not None and sizes is None and seconds is None:
         sizes, seconds = _printed(path)
     elif path is not None or sizes is None or seconds is None:
         raise ValueError("measured: give sizes=[...] and seconds=[...], or path='...' alone")
     if not arrays >= 1:
-        raise ValueError(f"measured: arrays={arrays} are no all-reduces; give 1 or more")
+        raise ValueError(f"measured: arrays={arrays} are no messages; give 1 or more")
     (alpha, beta), _ = fit(sizes, seconds)
     if not beta:
         raise ValueError(
             "measured: no larger payload takes longer than a smaller one; measure larger ones"
         )
     steps = max(1, 2 * (workers - 1))
-    links = uniform_network(alpha / steps, steps / (workers * beta), workers=workers, spells=spells)
-    measured = table(sizes, seconds)
-    if arrays > 1:
-        measured = measured._replace(times=measured.times + (arrays - 1) * measured.times[0])
-    return links._replace(all_reduce=measured)
+    latency, bandwidth = arrays * alpha / steps, steps / (workers * beta)
+    links = uniform_network(latency, bandwidth, workers=workers, spells=spells, hides=hides)
+
+    def of_arrays(times: Sequence[float]) -> Table:
+        one = table(sizes, times)
+        return one._replace(times=one.times + (arrays - 1) * one.times[0])
+
+    swap = None if swaps is None else of_arrays(swaps)
+    return links._replace(all_reduce=of_arrays(seconds), swap=swap)
 
 
 def _iperf(path: str) -> tuple[float | None, float]:

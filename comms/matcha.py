@@ -185,11 +185,16 @@ MOST_MODES = 16  # cuts of a round, beyond SMALL workers
 
 
 def activation_probabilities(
-    matchings: Sequence[Edges], workers: int, budget: float, tolerance: float | None = None
+    matchings: Sequence[Edges],
+    workers: int,
+    budget: float,
+    tolerance: float | None = None,
+    seconds: Sequence[float] | None = None,
 ) -> np.ndarray:
     """Find probabilities p [M] that maximise lambda_2(sum_j p_j L_j) with sum_j p_j = M * budget.
 
     MATCHA's step 2. `budget` in (0, 1] is the share of the base graph's communication time.
+    seconds: t [M] of the matchings, where they differ; then sum_j p_j t_j = budget * sum_j t_j.
     lambda_2 of the result is within the share `tolerance` of the optimum, certified by an upper
     bound. None: EXACT up to SMALL workers, CLOSE beyond. Raises ValueError for a budget out of
     range and for matchings that do not connect the workers.
@@ -210,6 +215,13 @@ def activation_probabilities(
     form = (_Dense if small else _Sparse)(matchings, workers)
     if tolerance is None:
         tolerance = EXACT if small else CLOSE
+    price = np.ones(count) if seconds is None else np.asarray(seconds, np.float64)
+    if price.shape != (count,) or not ((price > 0) & (price < np.inf)).all():
+        raise ValueError(
+            f"activation_probabilities: needs {count} positive, finite seconds, got {price}; give "
+            "one per matching"
+        )
+    price = price / price.max()  # ones where all are equal
     everywhere = form.low_modes(np.ones(count))[0]
     if everywhere < 1e-9:
         raise ValueError(
@@ -217,11 +229,11 @@ def activation_probabilities(
             f"{workers} workers, so lambda_2 is 0 for every p; decompose a connected graph"
         )
     # The programme is in q = p / budget, with lambda_2 = 1 at q = 1: the tolerances of its solver
-    # are absolute. More budget never lowers lambda_2, so all of it is spent: sum q = M.
+    # are absolute. More budget never lowers lambda_2, so all of it is spent: sum q t = sum t.
     form.scale(1 / everywhere)
     q = best = np.ones(count)
     lower = 0.0
-    if not small and form.trace_bound(budget) <= 1 + tolerance:
+    if not small and form.trace_bound(budget, price) <= 1 + tolerance:
         return np.full(count, float(budget))  # all equal, as on a complete graph
     cuts = np.empty((0, count))
     limits = [(0, 1 / budget)] * count + [(0, None)]
@@ -234,8 +246,8 @@ def activation_probabilities(
             [0.0] * count + [-1.0],  # maximise the bound
             A_ub=np.column_stack([-cuts, np.ones(len(cuts))]),  # bound <= cut . q
             b_ub=np.zeros(len(cuts)),
-            A_eq=[[1.0] * count + [0.0]],
-            b_eq=[count],
+            A_eq=[[*price, 0.0]],
+            b_eq=[price.sum()],
             bounds=limits,
         )
         upper = programme.x[-1]
@@ -402,10 +414,13 @@ class _Sparse:
         off = off + off.T
         return (scipy.sparse.diags_array(off.sum(axis=1)) - off).tocsr()
 
-    def trace_bound(self, budget: float) -> float:
-        """Return the largest mean of all eigenvalues but 0, for sum q = M, q <= 1/budget."""
-        edges = np.sort(np.bincount(self._matching, minlength=self._count))[::-1]
-        spent = np.clip(self._count - np.arange(self._count) / budget, 0, 1 / budget)
+    def trace_bound(self, budget: float, price: np.ndarray) -> float:
+        """Return the largest mean of eigenvalues but 0, for q price = sum price, q <= 1/budget."""
+        edges = np.bincount(self._matching, minlength=self._count)
+        best = np.argsort(-edges / price, kind="stable")  # by edges for their price
+        edges, price = edges[best], price[best]
+        left = price.sum() - (np.cumsum(price) - price) / budget
+        spent = np.clip(left / price, 0, 1 / budget)
         return self._factor * 2 * float(edges @ spent) / (self._shape[0] - 1)
 
     def low_modes(self, p: np.ndarray) -> tuple[float, np.ndarray]:

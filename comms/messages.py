@@ -247,6 +247,8 @@ def exchange_transfers(
     def of_row(update: int, used: bytes | None) -> tuple[Transfer, ...]:
         active = None if used is None else np.frombuffer(used, bool)
         payloads = method.messages(params, workers, Row(update, active))
+        if not network.hides:
+            payloads = [p._replace(beside_gradient=False, share=1.0, late=0) for p in payloads]
         return transfers(payloads, list(map(took, payloads)))
 
     def of_round(round_index: int) -> tuple[Transfer, ...]:
@@ -255,6 +257,25 @@ def exchange_transfers(
         return of_row(min(round_index, method.settled), used)
 
     return of_round
+
+
+def push_seconds(
+    method: Sender, params, workers: int, network: cost.Network
+) -> Callable[[int], np.ndarray]:
+    """Return a function: update -> seconds [workers] of a push to a server, and of the model back.
+
+    Every worker has a link of its own to the server, which serves any number of them at once.
+    """
+    everyone = np.arange(workers)
+    back = network.seconds(cost.payload_bytes(params), everyone, everyone)
+
+    @functools.cache
+    def of_stage(stage: int) -> np.ndarray:
+        payloads = method.messages(params, workers, Row(stage, pushed=True))
+        pushed = sum(payload.size for payload in payloads)
+        return back + network.seconds(pushed, everyone, everyone)
+
+    return lambda update: of_stage(min(update, method.settled))
 
 
 def exchange_seconds(

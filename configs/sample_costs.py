@@ -56,12 +56,14 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
     yield BARRIER, {"wait": part("barrier")}
     yield DROPPED, rounds("drop", "cut")
+    yield "nonblocking/weighted", rounds("drop", "cut") | {"sample_weight": "kept"}
     yield "nonblocking/finish", rounds("drop", "finish")
     yield "nonblocking/carry", rounds("carry", "finish")
     yield "nonblocking/again", rounds("carry", "cut")
     yield "anytime/drop", {"wait": part("anytime", seconds=8.0)}
     yield "drop_compute/drop", {"wait": part("drop_compute")}
     yield "k_sync/drop", {"wait": part("k_sync", k=14)}
+    yield "tokens", {"wait": part("equal_work", cost=8.0), "mini_batches": 16}
     yield "barrier/balanced", {"wait": part("barrier"), "balance": True}
     yield "nonblocking/balanced", rounds("carry", "cut") | {"balance": True}
 

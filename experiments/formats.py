@@ -212,6 +212,8 @@ LINE = Format(
         **dict.fromkeys(("update", "samples"), _is_count), "seconds": _is_finite,
         **dict.fromkeys(_MEASURED, (None, _is_finite)), "slow_worker": _is_count,
         "slow_factor": (None, _is_finite), "slow_persistent": bool,
+        **dict.fromkeys(("slow_link_from", "slow_link_to"), _is_count),
+        "slow_link_factor": (None, _is_finite), "slow_link_persistent": bool,
     },
     (),
     "remove the summary.json and the checkpoint of {folder}, and the same command trains that run "

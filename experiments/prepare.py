@@ -27,10 +27,11 @@ from experiments.runtime_builders import RUNTIMES, Place, build
 from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
 from runtimes.base import Runtime
+from runtimes.data_feed import Streamed
 from stragglers import delays, processes
-from stragglers.rule import Cost, Rule, Setting, Unfit, most_mini_batches
+from stragglers.rule import Cost, Exchange, Rule, Setting, Unfit, hides, most_mini_batches
 from stragglers.rules import RULES, showing
-from stragglers.schedule import Schedule
+from stragglers.schedule import Schedule, concatenate
 
 NETWORKS = {
     "network": cost.uniform_network,
@@ -42,7 +43,7 @@ METHOD = Kind(
     "algorithm",
     ALGORITHMS,
     Algorithm,
-    ("optimizer", "graph", "workers", "seed", "sparse", "profile"),
+    ("optimizer", "graph", "workers", "seed", "sparse", "profile", "matching_seconds"),
 )
 REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",), nested=("*",))
 MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
@@ -57,17 +58,21 @@ SPELLS = Kind(
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process), nested=("law",))
 RULE = Kind("wait", RULES, Rule, ("setting",))
 # Of methods that plan with measured times; no other arm imports it.
-KEPT = Registry({"by_cost": "stragglers.kept:by_cost"})
+KEPT_NAMES = ("by_cost", "effective_share", "offered", "weights")
+KEPT = Registry({name: f"stragglers.kept:{name}" for name in KEPT_NAMES})
 PROFILING = Registry({name: f"experiments.profiling:{name}" for name in ("check", "for_config")})
 
 FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
 AT_ONCE = 4096  # updates that are planned at once
+AT_LEAST = 64  # updates of a plan that is made until it has enough mini-batches
 NO_DELAY = "none"  # of workers that take as long as they take
 ALIKE = delays.deterministic(1.0)  # of workers whose times do not matter
 ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
 SHORTEST_DELAY = 1e-9  # s
 LOOKED_AT = 64  # mini-batches of a worker, for the usual time of one
 COUNTED = 2**17  # mini-batches, for the shares that were kept
+PILOT = 2**31  # in the seed of the delays of a plan that is made for weights
+PILOTED = 2**15  # mini-batches of such a plan
 
 
 class Prepared(NamedTuple):
@@ -123,6 +128,8 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
         config = _changed(config, algorithm=registry.spec(config.algorithm) | decided)
         algorithm = assembled(config, settled)
     exchange, rule = _fitted(config, algorithm, shapes, delay)
+    if config.get("sample_weight"):
+        task = _weighted(config, task, sampler, algorithm, exchange, delay)
     entries_of_worker = config.to_dict() | {"initial": None}  # it gets its parameters sent
     again = functools.partial(_runtime_again, json.dumps(entries_of_worker))
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
@@ -235,6 +242,7 @@ def build_task(config: ConfigDict) -> Task:
 def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
     """Return the task, with the config's initial parameters, and the shapes of its parameters."""
     task = task or build_task(config)
+    task = task.plain or task  # of another arm
     if isinstance(task.init, initial.Given):  # of another arm
         task = task._replace(init=task.init.own)
     shapes = _shapes(config, task)
@@ -281,6 +289,10 @@ def _algorithm(
     offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
     if "profile" in wanted:
         offered["profile"] = PROFILING["for_config"](config, task, measured=settled)
+    if "matching_seconds" in wanted:
+        alone = registry.is_number(config.communication)  # seconds, which all links share
+        asked = functools.partial(_matching_seconds, config, shapes)
+        offered["matching_seconds"] = None if alone else asked
     written = config.algorithm.to_dict()
     algorithm = METHOD.build(
         written | _built_parts(written.keys() & wanted, written, config.seed, graph),
@@ -338,19 +350,23 @@ def alike(config: ConfigDict) -> str | None:
     """Return what arms share that can train together: all but what is data to their program.
 
     Data are the learning rate, delays, budgets, what a waiting rule lists as `data`, and the seed,
-    unless the method draws by itself. None: an arm that runs alone.
+    unless the method draws by itself. None: an arm that runs alone, as one whose weights of
+    samples follow from its rule and its delays.
     """
     config = registry.canonical(config)
     place = RUNTIMES.get(config.runtime)
-    if place is None or not place.together or config.devices != 1 or tasks.streams(config.task):
+    apart = config.get("sample_weight") or config.devices != 1 or tasks.streams(config.task)
+    if place is None or not place.together or apart:
         return None
     shared = config.to_dict()
     shared.pop("initial", None)
     for name in (
-        "name", "baseline", "delay", "draw", "communication", "seconds", "updates",
-        "evaluate_every", "target_loss", "stop_at_target",
+        "name", "baseline", "delay", "draw", "seconds", "updates", "evaluate_every", "target_loss",
+        "stop_at_target",
     ):  # fmt: skip
         del shared[name]
+    if not config.algorithm.get("by_seconds"):
+        del shared["communication"]  # else weights follow from it, which are constants
     drawing = "exchange" in config.algorithm  # a reducer that may draw by itself
     if not (drawing or METHOD.wants(config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as of which hashes sketch
@@ -377,13 +393,34 @@ def network(config: ConfigDict, shapes: Any) -> cost.Network:
     return NETWORK.build(written, workers=config.workers, payload=cost.payload_bytes(shapes))
 
 
+def _matching_seconds(config: ConfigDict, shapes: Any, partners: np.ndarray) -> np.ndarray:
+    """Return the seconds [M] of a model over each matching, without spells."""
+    return cost.matching_seconds(partners, cost.payload_bytes(shapes), network(config, shapes))
+
+
 def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     """Return what a round's exchange costs: seconds from the config, or on its network."""
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
     links = network(config, shapes)
-    usual = messages.exchange_transfers(algorithm, shapes, config.workers, links)
-    return usual if links.spells is None else links.spells.exchange(usual, algorithm, shapes, links)
+    sender = algorithm, shapes, config.workers, links
+    usual, push = messages.exchange_transfers(*sender), messages.push_seconds(*sender)
+    timed = usual if links.spells is None else links.spells.timed(algorithm, shapes, links)
+    return Exchange(usual, timed, push, links.spells)
+
+
+def own_links(config: ConfigDict, prepared: Prepared) -> np.ndarray | None:
+    """Return the matchings [M, P] of rounds in which workers wait for their own links, or None."""
+    exchange, (_, algorithm, shapes, *_) = prepared.exchange, prepared
+    if getattr(exchange, "spells", None) is None:
+        return None  # all wait for the slowest
+    if any(hides(transfer) or transfer.others for transfer in exchange.usual(0)):
+        return None
+    if algorithm.links is not None:
+        return algorithm.links.partners
+    payloads = algorithm.messages(shapes, config.workers, messages.Row(algorithm.settled))
+    found = [payload.matchings for payload in payloads if payload.exchanged]
+    return found[0] if len(found) == 1 else None
 
 
 def build_delay(part: registry.Part) -> delays.Law | processes.Process:
@@ -439,25 +476,76 @@ def _costed(
     return processes.as_process(delay).costing(cost, least)
 
 
+def _costs_of_samples(task: Task, sampler: sampling.Sampler) -> processes.Cost:
+    """Return the costs of the samples of mini-batches, as `kept.by_cost` takes them."""
+    return lambda worker, counter: np.asarray(task.cost)[sampler.on_host(worker, counter)]
+
+
+def _weighted(
+    config: ConfigDict,
+    task: Task,
+    sampler: sampling.Sampler,
+    algorithm: Algorithm,
+    exchange: Cost,
+    delay: delays.Law | processes.Process | None,
+) -> Task:
+    """Return the task whose training samples weigh the more, the fewer of their cost are kept.
+
+    A plan of the rule with other delays has the shares.
+    """
+    if config.get("sample_cost") is None or isinstance(task.train, Streamed):
+        raise ValueError(
+            "sample_weight: needs samples in memory, and a time of each that says which are "
+            "dropped; set config.sample_cost and reading=memory, or leave sample_weight out"
+        )
+    pilot = _built_rule(_changed(config, seed=config.seed ^ PILOT), delay, exchange, algorithm)
+    if pilot.observe is not None:
+        raise ValueError(
+            f"sample_weight: {config.wait.name} follows the training loss, so that no plan knows "
+            "which samples it keeps; leave sample_weight out, or take another rule"
+        )
+    state, rows, planned, missing = pilot.init(), [], AT_LEAST, PILOTED
+    while missing > 0 and planned <= PILOTED:
+        state, schedule = pilot.extend(state, planned)
+        rows.append(schedule)
+        missing -= int(schedule.batches.sum())
+        planned = 2 * planned if schedule.updates == planned else np.inf  # a replay has ended
+    found = KEPT["by_cost"](concatenate(rows), _costs_of_samples(task, sampler))
+    if found is None or not found.by_part.all():
+        shares = "nothing" if found is None else found.by_part.round(3).tolist()
+        raise ValueError(
+            f"sample_weight: {registry.text(config.wait)} keeps {shares} of the samples, in tenths "
+            "by their time, and no weight makes up for what is never kept; give rounds more time, "
+            "or let them finish or carry on what they have begun"
+        )
+    return tasks.weighted(task, KEPT["weights"](found, task.cost))
+
+
 def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str, Any]:
     """Return which of the costly samples the first rows of a schedule have kept; {} without costs.
 
     kept_long, kept_short: shares of the most expensive tenth and of the cheaper half;
     kept_by_tenth: of all tenths; kept_cost: mean cost of what was kept over that of what was
     offered.
+    effective_share: of the kept samples, as `kept.effective_share` has it, where they have weights.
     """
     if prepared.delay is None or processes.as_process(prepared.delay).costs is None:
         return {}
     rows = 1 + np.searchsorted(schedule.batches.sum(axis=1).cumsum(), COUNTED)
+    rows, task, sampler = schedule.slice(0, rows), prepared.task, prepared.sampler
     costs = processes.as_process(prepared.delay).seeded(config.seed).cost
     if config.get("sample_cost") is not None:
-
-        def costs(worker: np.ndarray, counter: np.ndarray) -> np.ndarray:
-            return np.asarray(prepared.task.cost)[prepared.sampler.on_host(worker, counter)]
-
+        costs = _costs_of_samples(task, sampler)
     lost = config.mini_batches if prepared.cancels else 0
-    found = KEPT["by_cost"](schedule.slice(0, rows), costs, lost=lost)
-    return {} if found is None else {
+    found = KEPT["by_cost"](rows, costs, lost=lost)
+    if found is None:
+        return {}
+    effective = {}
+    if task.plain is not None:
+        worker, counter, taken = KEPT["offered"](rows)
+        weight = task.train.weight[sampler.on_host(worker[taken], counter[taken])]
+        effective = {"effective_share": KEPT["effective_share"](weight)}
+    return effective | {
         "kept_long": found.longest,
         "kept_short": found.shorter_half,
         "kept_by_tenth": found.by_part.tolist(),

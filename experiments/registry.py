@@ -341,9 +341,10 @@ _OPTIONAL: Entries = (
      lambda v: v in ("none", "threads", "program"), ("overlap",)),
     ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
     ("'packed', 'padded' or None", lambda v: v in (None, "packed", "padded"), ("sample_cost",)),
+    ("'kept', '' or None", lambda v: v in (None, "", "kept"), ("sample_weight",)),
     ("true or false", lambda v: isinstance(v, bool), ("balance",)),
 )  # fmt: skip
-OPTIONAL_TEXTS = ("initial", "sharding", "overlap", "sample_cost")
+OPTIONAL_TEXTS = ("initial", "sharding", "overlap", "sample_cost", "sample_weight")
 OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
 
 

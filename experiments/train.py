@@ -345,7 +345,8 @@ class Arm:
         self._config, self._prepared, self._on_record = config, prepared, on_record
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
-        self._watch = Watch(config.workers, prepared.cuts_off)
+        own_links = prepare.own_links(config, prepared)
+        self._watch = Watch(config.workers, prepared.cuts_off, own_links)
         self._sent = self._communicated = self._waited = 0.0
         self._evaluation, self._ended, self.resumed_at_end = 0, False, False
         self._between: Schedule | None = None  # what has happened since the last evaluation

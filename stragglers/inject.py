@@ -96,6 +96,7 @@ class _Round:
         self.first = np.zeros(workers, np.int64)
         self.finished = np.zeros(workers, np.int32)
         self.tried = np.zeros(workers, np.int32)  # mini-batches begun
+        self.quota = np.full(workers, np.inf)  # mini-batches after which it is over
         self.start, self.ready, self.finish, self.busy = np.zeros((4, workers))
         self.last = np.zeros(workers)  # begin of the last mini-batch
         self.slept = np.zeros(workers)  # s, for the exchange
@@ -228,6 +229,9 @@ class Injector:
             record = self._rounds[round_index]
             now = self.now()
             record.first[worker] = self._consumed[worker]
+            if self.trigger.quota is not None:
+                one = np.array([worker])
+                record.quota[worker] = self.trigger.quota(one, record.first[one])[0]
             record.start[worker] = record.ready[worker] = self._mark[worker] = now
             return np.int32(STOP if self._signalled(round_index, worker, now) else GO)
 
@@ -346,6 +350,8 @@ class Injector:
     def _signalled(self, round_index: int, worker: int, now: float) -> bool:
         record, trigger = self._rounds[round_index], self.trigger
         begun = record.start[worker]
+        if record.finished[worker] >= record.quota[worker]:
+            return True
         if self._measured is not None and now - begun >= self._measured.deadline:
             return True
         if trigger.goal is not None and self._tally.over(round_index):

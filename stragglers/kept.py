@@ -50,31 +50,41 @@ class Kept(NamedTuple):
         return float(self.by_part[: len(self.by_part) // 2].mean())
 
 
+def offered(
+    schedule: Schedule, lost: int | Sequence[int] = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return worker, counter, and whether it was kept, of each mini-batch offered, [n] each.
+
+    lost: mini-batches, one number or one per worker, that a worker loses to an update without it,
+    as in K-sync.
+    """
+    there = schedule.workers < schedule.all_workers
+    who, first, row = schedule.workers[there], schedule.first[there], np.nonzero(there)[0]
+    end = first + schedule.batches[there]
+    most, last = np.zeros((2, schedule.all_workers), np.int64)
+    np.maximum.at(most, who, end)
+    np.maximum.at(last, who, row + 1)
+    most += np.asarray(lost) * (schedule.updates - last)
+    begins = np.concatenate([[0], np.cumsum(most)])
+    # +1 where a stretch of kept mini-batches begins and -1 behind it; stretches do not overlap.
+    steps = np.zeros(begins[-1] + 1, np.int64)
+    np.add.at(steps, begins[who] + first, 1)
+    np.add.at(steps, begins[who] + end, -1)
+    worker = np.repeat(np.arange(len(most)), most)
+    return worker, np.arange(len(worker)) - begins[worker], np.cumsum(steps[:-1]) > 0
+
+
 def by_cost(
     schedule: Schedule, costs: Costs, parts: int = 10, lost: int | Sequence[int] = 0
 ) -> Kept | None:
     """Return what a schedule has kept, by `parts` of equal size; None without any mini-batch.
 
-    costs: of the mini-batches with these counters, or of each of their samples. lost: mini-batches,
-    one number or one per worker, that a worker loses to an update without it, as in K-sync.
+    costs: of the mini-batches with these counters, or of each of their samples. lost: as of
+    `offered`.
     """
-    there = schedule.workers < schedule.all_workers
-    if not schedule.batches[there].any():
+    worker, counter, kept = offered(schedule, lost)
+    if not kept.any():
         return None
-    who, first, row = schedule.workers[there], schedule.first[there], np.nonzero(there)[0]
-    end = first + schedule.batches[there]
-    offered, last = np.zeros((2, schedule.all_workers), np.int64)
-    np.maximum.at(offered, who, end)
-    np.maximum.at(last, who, row + 1)
-    offered += np.asarray(lost) * (schedule.updates - last)
-    begins = np.concatenate([[0], np.cumsum(offered)])
-    # +1 where a stretch of kept mini-batches begins and -1 behind it; stretches do not overlap.
-    steps = np.zeros(begins[-1] + 1, np.int64)
-    np.add.at(steps, begins[who] + first, 1)
-    np.add.at(steps, begins[who] + end, -1)
-    kept = np.cumsum(steps[:-1]) > 0
-    worker = np.repeat(np.arange(len(offered)), offered)
-    counter = np.arange(len(worker)) - begins[worker]
     cost = np.asarray(costs(worker, counter), np.float64)
     kept = np.broadcast_to(kept.reshape(-1, *[1] * (cost.ndim - 1)), cost.shape).ravel()
     cost = cost.ravel()
@@ -86,6 +96,32 @@ def by_cost(
     level = (totals[end] - totals[begin]) / (end - begin)
     by_part = np.array([part.mean() for part in np.array_split(level, parts)])
     return Kept(by_part, float(kept.mean()), float(cost[kept].mean() / cost.mean()))
+
+
+def weights(found: Kept, cost: ArrayLike) -> np.ndarray:
+    """Return weights of samples [n] of these costs [n] that make up for what was dropped.
+
+    The mean share kept over that of their part: 1 in the mean of what is kept. Equal costs weigh
+    alike. D. G. Horvitz, D. J. Thompson, *A Generalization of Sampling Without Replacement From a
+    Finite Universe*, JASA 47, 1952.
+    """
+    cost = np.asarray(cost)
+    order = np.argsort(cost, kind="stable")
+    sizes = [part.size for part in np.array_split(order, len(found.by_part))]
+    share = np.empty(len(cost))
+    share[order] = np.repeat(found.by_part, sizes)
+    _, equals = np.unique(cost, return_inverse=True)
+    return found.share / (np.bincount(equals, share) / np.bincount(equals))[equals]
+
+
+def effective_share(weight: ArrayLike) -> float:
+    """Return the share of samples without weights whose mean is as certain: (sum w)^2/(n sum w^2).
+
+        >>> round(effective_share([1.0, 1.0, 2.0]), 3)
+        0.889
+    """
+    weight = np.asarray(weight, np.float64)
+    return float(weight.sum() ** 2 / (weight.size * (weight**2).sum()))
 
 
 # --- the expectation ---

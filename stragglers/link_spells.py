@@ -23,7 +23,7 @@ import numpy as np
 from comms import messages
 from comms.cost import Network
 from stragglers.processes import check_sojourns
-from stragglers.rule import RoundCost, Transfer
+from stragglers.rule import Transfer
 from stragglers.speed_paths import SPEED, SWITCH, Path, Paths, speeds
 from stragglers.streams import addressed
 from stragglers.traces import files
@@ -52,31 +52,16 @@ class Spells:
         path, at = self.path(np.max(at)), np.asarray(at, np.float64)
         return 1 / speeds(path, self.links[i, j], at[..., None]).min(axis=-1)
 
-    def exchange(self, usual: Callable, method: Any, params: Any, network: Network) -> "Exchange":
-        """Return the cost of a method's exchange on a network; usual: that without spells."""
+    def timed(
+        self, method: Any, params: Any, network: Network
+    ) -> Callable[[int], tuple[Transfer, ...]]:
+        """Return a function: round -> transfers whose seconds are functions of their begin."""
 
         def took(payload: messages.Payload) -> _Lasting:
             return _Lasting((payload,), self, network)
 
         workers = len(self.links)
-        timed = messages.exchange_transfers(method, params, workers, network, took)
-        return Exchange(usual, timed, self)
-
-
-@dataclasses.dataclass(frozen=True)
-class Exchange:
-    """Cost of exchanges over links that are slow at times: `stragglers.rule.Cost` of the usual one.
-
-    timed: round -> transfers whose seconds are functions of their begin.
-    """
-
-    usual: Callable[[int], RoundCost]
-    timed: Callable[[int], tuple[Transfer, ...]]
-    spells: Spells
-
-    def __call__(self, round_index: int) -> RoundCost:
-        """Return the exchange of a round as if no link was slow."""
-        return self.usual(round_index)
+        return messages.exchange_transfers(method, params, workers, network, took)
 
 
 @dataclasses.dataclass(frozen=True)

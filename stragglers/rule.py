@@ -10,6 +10,7 @@ abilities stand in the `Rule`.
 A face that makes no sense for a rule is None, and a runtime that needs it refuses the rule.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -40,8 +41,28 @@ class Transfer(NamedTuple):
 
 # Seconds of an exchange that leaves once a worker is ready, scalar or [P], or its transfers.
 RoundCost = float | np.ndarray | tuple[Transfer, ...]
-# Of every round alike, or round -> cost, as also a `link_spells.Exchange`: its cost without spells.
+# Of every round alike, or round -> cost, as also an `Exchange`: its cost without spells.
 Cost = RoundCost | Callable[[int], RoundCost]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Cost of exchanges on a network.
+
+    usual: round -> its cost if no link is slow at times.
+    timed: round -> its transfers, whose seconds may be functions of their begin.
+    push: update -> seconds [P] of a worker's push to a server, and of the model back.
+    spells: `stragglers.link_spells.Spells`, or None.
+    """
+
+    usual: Callable[[int], RoundCost]
+    timed: Callable[[int], tuple[Transfer, ...]]
+    push: Callable[[int], np.ndarray]
+    spells: Any = None
+
+    def __call__(self, round_index: int) -> RoundCost:
+        """Return the exchange of a round as if no link was slow."""
+        return self.usual(round_index)
 
 
 DRAWS = {"mini_batch": False, "round": True}  # draw -> True if a duration holds for a whole round
@@ -116,6 +137,8 @@ class Trigger(NamedTuple):
     goal: points that end the round for all workers, wherever they live.
     calibration: of a deadline that is not known before.
     renews: the samples of a contribution that was cut are lost, and the next one has new ones.
+    quota: (workers [n], counters [n]) -> mini-batches [n] of a round that begins with these; None:
+        up to the limit.
     """
 
     stop: Callable[[RoundView], bool] | None
@@ -128,11 +151,12 @@ class Trigger(NamedTuple):
     goal: Goal | None = None
     calibration: Calibration | None = None
     renews: bool = False
+    quota: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 
     @property
     def stops(self) -> bool:
         """True if a worker can ever be stopped."""
-        return (self.stop, self.goal, self.calibration) != (None, None, None)
+        return any((self.stop, self.goal, self.calibration, self.quota))
 
 
 class Decision(NamedTuple):

@@ -110,8 +110,9 @@ class EventClock:
         process = as_process(setting.delay)
         self.renews = process.costs is not None
         self._ahead = Ahead(process, setting.seed)
-        self._communication = setting.communication
-        self._seconds = checked_cost(name, setting.communication, self.workers)
+        pushed = getattr(setting.communication, "push", setting.communication)
+        self._varies, self._spells = callable(pushed), setting.communication
+        self._seconds = checked_cost(name, pushed, self.workers)
 
     @property
     def workers(self) -> int:
@@ -169,7 +170,7 @@ class EventClock:
 
     def _costs(self, update: int, updates: int) -> np.ndarray:
         """Return seconds of communication, [T, 1] or [T, P]; a single row if they are constant."""
-        if not callable(self._communication):
+        if not self._varies:
             return np.ravel(self._seconds(0)).astype(np.float64)[None]
         rows = [np.ravel(self._seconds(t)) for t in range(update, update + updates)]
         width = max((row.size for row in rows), default=1)
@@ -194,7 +195,7 @@ class EventClock:
             run = lookahead.compiled(loop) if isinstance(seconds.table, np.ndarray) else loop
             where = place, times, taken, state.update
             moving = tuple(arrays), tree_of(end)
-            links = links_of(self._communication, times[4])
+            links = links_of(self._spells, times[4])
             run(*where, tuple(seconds), fixed, (cost, *links), *moving, tuple(rows.values()))
         return EventState(*state[:3], *arrays), float(times[3])
 

@@ -1,4 +1,4 @@
-"""The slow worker of a run, named while it goes on.
+"""The slow worker and the slow link of a run, named while it goes on.
 
 In each round workers are ranked by their seconds of a mini-batch. If all draw from one
 distribution, whichever it is and whatever a round has in common, ranks are uniform and independent
@@ -9,6 +9,10 @@ median of the recent rounds. It is persistent if that holds in at least half of 
 
 Rules that move in pairs or without rounds are ranked by the last contributions of each worker.
 `k_batch_sync`, whose schedule has all workers busy until the end of a round, tells nothing.
+
+Links are ranked in the same way by the seconds of what travels over them: the meetings of each
+pair, each worker's pushes to a server, and in rounds the gossip of a worker over its own links,
+where all have as many. Nothing is said of links where all workers wait for the slowest.
 """
 
 import functools
@@ -21,6 +25,7 @@ from stragglers.schedule import Schedule
 SLOW = 1.25  # times the median worker, from which on a worker is called slow
 RECENT, MEMORY = 20, 256  # rounds
 LEVEL = 1e-5  # chance that any of P equal workers is taken for slow, at one look
+MOST_LINKS = 4096  # that are looked at
 
 
 class Slow(NamedTuple):
@@ -69,15 +74,44 @@ def _critical(count: int, rounds: int) -> float:
     return float(rare[0]) if rare.size else np.inf
 
 
+class _Recent:
+    """Last seconds of workers or links, by their numbers."""
+
+    def __init__(self, most: float = np.inf):
+        """Begin with nothing; most: of them, beyond which nothing is said."""
+        self._most, self._past = most, {}
+
+    def take(self, numbers: np.ndarray, seconds: np.ndarray) -> None:
+        """Remember the next seconds [n], in their order."""
+        if not numbers.size or len(self._past) > self._most:
+            return
+        order = np.argsort(numbers, kind="stable")
+        found, begins = np.unique(numbers[order], return_index=True)
+        for number, new in zip(found.tolist(), np.split(seconds[order], begins[1:]), strict=True):
+            self._past[number] = np.append(self._past.get(number, ()), new)[-MEMORY:]
+
+    def slowest(self, count: int = 2) -> Slow | None:
+        """Return the slow one, by its number; None also if fewer than `count` are known."""
+        if not count <= len(self._past) <= self._most:
+            return None
+        rounds = min(map(len, self._past.values()))
+        numbers = sorted(self._past)
+        found = slowest(np.stack([self._past[number][-rounds:] for number in numbers], axis=1))
+        return None if found is None else found._replace(column=numbers[found.column])
+
+
 class Watch:
-    """Seconds of a mini-batch of all workers in the last rounds, or in their last contributions.
+    """Seconds of all workers and links in the last rounds, or in their last contributions.
 
     cuts_off: whether a worker that is not in an update has lost its work, as in K-sync.
+    partners: [M, P] of the matchings over which a round exchanges, if each worker waits for its own
+        links alone; None: if not.
     """
 
-    def __init__(self, workers: int, cuts_off: bool):
+    def __init__(self, workers: int, cuts_off: bool, partners: np.ndarray | None = None):
         self._workers, self._cuts_off = workers, cuts_off
-        self._past = [np.empty(0)] * workers
+        self._own = None if partners is None else np.int64(partners != np.arange(workers))
+        self._of_workers, self._of_links = _Recent(), _Recent(MOST_LINKS)
 
     def take(self, schedule: Schedule) -> None:
         """Remember the next rows of a run."""
@@ -93,31 +127,57 @@ class Watch:
             absent[np.nonzero(named)[0], schedule.workers[named]] = False
             cut = np.flatnonzero(absent)
             keys, values = np.append(keys, cut), np.append(values, np.full(cut.size, np.inf))
-        order = np.lexsort((keys, keys % count))
-        parts = np.searchsorted(keys[order] % count, np.arange(1, count))
-        for worker, new in enumerate(np.split(values[order], parts)):
-            self._past[worker] = np.append(self._past[worker], new)[-MEMORY:]
+        order = np.argsort(keys)
+        self._of_workers.take(keys[order] % count, values[order])
+        self._of_links.take(*self._links(schedule, named))
+
+    def _links(self, schedule: Schedule, named: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return links of rows, i * P + j of workers i <= j, or i = j, and their seconds, [n]."""
+        one, count = schedule.workers, self._workers
+        other, used = one, named & (schedule.communication > 0)
+        if schedule.partner is not None:  # who asked stands in the first half
+            other = np.take_along_axis(one, schedule.partner, axis=1)
+            used &= (one != other) & (np.arange(one.shape[1]) < one.shape[1] // 2)
+        elif schedule.population is None and self._own is None:
+            used[:] = False
+        elif schedule.population is None:
+            active = schedule.matchings
+            links = self._own.sum(0)[None] if active is None else active @ self._own
+            used &= (links.max(1) == links.min(1))[:, None]
+        low, high = np.minimum(one, other)[used], np.maximum(one, other)[used]
+        return low.astype(np.int64) * count + high, schedule.communication[used]
 
     def metrics(self) -> dict[str, Any]:
-        """Return the slow worker as entries of a record, {} without one."""
-        rounds = min(map(len, self._past))
-        if self._workers < 2 or not rounds:
-            return {}
-        found = slowest(np.stack([past[-rounds:] for past in self._past], axis=1))
-        return {} if found is None else dict(zip(ENTRIES, found, strict=True))
+        """Return the slow worker and the slow link as entries of a record, {} without any."""
+        worker, link = self._of_workers.slowest(max(2, self._workers)), self._of_links.slowest()
+        found = {} if worker is None else dict(zip(WORKER, worker, strict=True))
+        if link is not None:
+            found |= dict(zip(LINK, (*divmod(link.column, self._workers), *link[1:]), strict=True))
+        return found
 
 
-ENTRIES = ("slow_worker", "slow_factor", "slow_persistent")  # of a record
+WORKER = ("slow_worker", "slow_factor", "slow_persistent")  # of a record
+LINK = ("slow_link_from", "slow_link_to", "slow_link_factor", "slow_link_persistent")
+ENTRIES = (*WORKER, *LINK)
 
 
 def described(record: dict[str, Any]) -> str:
-    """Return a record's slow worker in words, "" without one.
+    """Return a record's slow worker and slow link in words, "" without any.
 
         >>> described({"slow_worker": 3, "slow_factor": 1.5, "slow_persistent": True})
         'worker 3 takes 1.5x, persistent'
     """
-    worker, factor, persistent = map(record.get, ENTRIES)
-    if worker is None:
-        return ""
+    said = []
+    worker, *how = map(record.get, WORKER)
+    if worker is not None:
+        said.append(f"worker {worker} {_words(*how)}")
+    one, other, *how = map(record.get, LINK)
+    if one is not None:
+        link = f"link of worker {one}" if one == other else f"link {one}-{other}"
+        said.append(f"{link} {_words(*how)}")
+    return "; ".join(said)
+
+
+def _words(factor: float | None, persistent: bool) -> str:
     by = "is always cut off" if factor is None or factor == np.inf else f"takes {factor:.2g}x"
-    return f"worker {worker} {by}, {'persistent' if persistent else 'passing'}"
+    return f"{by}, {'persistent' if persistent else 'passing'}"

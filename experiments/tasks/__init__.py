@@ -44,6 +44,7 @@ class Task(NamedTuple):
     augment: what training does to its examples at random, (examples, draws uint32 [b]) ->
         examples; see `experiments.tasks.dense_tasks`. `losses` and `correct` take them either way.
     evaluated: how many training and test examples `evaluate` takes, evenly spread; None: all.
+    plain: the same task without weights of its training samples, see `weighted`; None: it has none.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Task(NamedTuple):
     evaluated: int | None = None
     augment: Callable[[Any, jax.Array], Any] | None = None
     cost: np.ndarray | None = None
+    plain: "Task | None" = None
 
 
 TASKS = Registry(
@@ -244,6 +246,34 @@ def first_draw(task: Task) -> Callable[[Any, Any], jax.Array]:
     return worker.drawn(task.losses, {"count": jnp.uint32(0), "worker": jnp.int32(0)})
 
 
+class Weighted(NamedTuple):
+    """Training examples, each with a weight of its loss."""
+
+    examples: Any
+    weight: Any  # [samples] float32
+
+
+def weighted(task: Task, weight: np.ndarray) -> Task:
+    """Return a task that trains on its losses times the weight [samples] of each training sample.
+
+    `evaluate` reports the losses without weights.
+    """
+
+    @functools.wraps(task.losses)
+    def losses(params, examples, *drawn, **own):
+        return examples.weight * task.losses(params, examples.examples, *drawn, **own)
+
+    def augment(examples, draws):
+        return examples._replace(examples=task.augment(examples.examples, draws))
+
+    return task._replace(
+        train=Weighted(task.train, np.float32(weight)),
+        losses=losses,
+        augment=None if task.augment is None else augment,
+        plain=task,
+    )
+
+
 def count(examples: Any) -> int:
     """Return the number of samples."""
     if isinstance(examples, Streamed):
@@ -287,6 +317,7 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     The task's own metrics follow. At most `batch` examples are on the device at a time, unless
     the task's arrays live there.
     """
+    task = task.plain or task
     losses = task.losses if task.eval_losses is None else task.eval_losses
     begun = [
         [(_totals(losses, task.correct, params, piece), size)

@@ -22,6 +22,7 @@ RULES = Registry({
     "bipartite_pairs": "stragglers.rules.pairs:bipartite_pairs",
     "deadline": "stragglers.rules.rounds:deadline",
     "drop_compute": "stragglers.rules.rounds:drop_compute",
+    "equal_work": "stragglers.rules.rounds:equal_work",
     "first_finisher": "stragglers.rules.rounds:first_finisher",
     "k_async": "stragglers.rules.server:k_async",
     "k_batch_async": "stragglers.rules.server:k_batch_async",

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stragglers import round_clock
+from stragglers.processes import as_process
 from stragglers.round_clock import ClockState, RoundClock, Signal
 from stragglers.rule import Calibration, Goal, RoundView, Rule, Setting, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
@@ -142,6 +143,39 @@ def quorum_grace(
 def anytime(setting: Setting, *, seconds: float, landing: str = "neighbours") -> Rule:
     """Let all compute for `seconds`; unfinished mini-batches are lost (2006.05752)."""
     return deadline(setting, seconds=seconds, landing=landing, leftovers="drop", in_flight="cut")
+
+
+def equal_work(setting: Setting, *, cost: float, landing: str = "neighbours") -> Rule:
+    """Wait for mini-batches of every worker that cost `cost` together; a round has at most M.
+
+    The last of them is the one that reaches the cost, and nothing is cut or lost. A mini-batch
+    costs 1 in the mean of `sample_cost`, the seconds of its samples where `by_sample` draws them,
+    and 1 where delays do not belong to samples.
+    """
+    if not 0 < cost < math.inf:
+        raise ValueError(f"equal_work: needs a finite cost > 0, got {cost}; 8.0 is 8 mini-batches")
+    clock = RoundClock(setting, round_clock.never, landing, "carry", "finish")
+    costs = as_process(setting.delay).seeded(setting.seed).cost
+    everyone, steps = np.arange(clock.workers), np.arange(clock.mini_batches)
+
+    def quota(workers: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Return the mini-batches [n] of workers [n] in a round that begins at counters [n]."""
+        at = np.broadcast_arrays(workers[:, None], first[:, None] + steps)
+        each = np.ones(at[0].shape) if costs is None else costs(*at)
+        return np.minimum(1 + (each.cumsum(axis=1) < cost).sum(axis=1), clock.mini_batches)
+
+    def extend(state: ClockState, updates: int) -> tuple[ClockState, Schedule]:
+        rows = []
+        for _ in range(updates):
+            last = quota(everyone, state.consumed) - 1
+            state, row = clock.extend(
+                state, 1, signal=lambda begin, ends, last=last: ends[everyone, last]
+            )
+            rows.append(row)
+        return state, concatenate(rows) if rows else clock.extend(state, 0)[1]
+
+    trigger = _trigger(clock)._replace(quota=quota)
+    return Rule(clock.workers, clock.init, extend, trigger=trigger, data=(*DATA, "cost"))
 
 
 def drop_compute(

@@ -118,7 +118,7 @@ def test_the_ring_on_equal_links_is_the_alpha_beta_model():
         (lambda: cost.uniform_network(-1.0, 1.0), "latency >= 0 and bandwidth > 0, got -1.0"),
         (lambda: cost.uniform_network(0.0, 1.0, {5: 2.0}, 4), "names no worker of 4"),
         (lambda: cost.uniform_network(0.0, 1.0, [2.0], 4), r"slow=\[2.0\] names no workers; give"),
-        (lambda: cost.measured_network([1, 2], [1, 2], 4, arrays=0), "arrays=0 are no all-reduces"),
+        (lambda: cost.measured_network([1, 2], [1, 2], 4, arrays=0), "arrays=0 are no messages"),
         (lambda: cost.uniform_network(latency=0.0), "needs latency and bandwidth; set"),
         (lambda: cost.uniform_link(0.0, 1.0), "needs seconds > 0, got 0.0"),
         (lambda: cost.measured_network([1, 2], [3.0, 3.0], 4), "no larger payload takes longer"),
@@ -238,7 +238,12 @@ def test_a_network_of_what_benchmarks_print(tmp_path, text, words):
         np.testing.assert_allclose(network.all_reduce.times, [4e-5, 4.4e-4])
         several = cost.measured_network(path=str(path), workers=4, arrays=5)
         np.testing.assert_allclose(several.all_reduce.times, [2e-4, 6e-4])
-        assert (several.alpha == network.alpha).all()  # of links
+        np.testing.assert_allclose(several.alpha, 5 * network.alpha)  # of links
+    given = [8, 16], [1.0, 2.0], 4
+    both_ways = cost.measured_network(*given, swaps=[3.0, 5.0], arrays=2)
+    pairs = np.array([[1, 0, 3, 2], [0, 2, 1, 3], [0, 1, 2, 3]])
+    np.testing.assert_allclose(cost.matching_seconds(pairs, 12, both_ways), [4 + 3, 4 + 3, 0])
+    assert cost.ring_seconds(4, 16, both_ways) == 2 + 1
 
 
 def test_a_network_of_what_iperf3_prints(tmp_path):

@@ -197,6 +197,29 @@ def test_what_makes_no_sense_is_refused():
             matcha.mixing_weight([[(0, 1)], [(1, 2)]], 3, p)
 
 
+def test_a_budget_in_seconds_is_spent_as_well_as_a_grid_can(monkeypatch):
+    matchings, budget = matcha.decompose(topology.complete(4)), 0.4
+    seconds = np.array([1.0, 4.0, 2.0])
+    one, two = np.meshgrid(*[np.linspace(0, 1, 101)] * 2)
+    three = (budget * seconds.sum() - one * seconds[0] - two * seconds[1]) / seconds[2]
+    grid = np.stack([one, two, three], axis=-1)[(three >= 0) & (three <= 1)]
+    laplacians = np.stack([laplacian([found], 4, [1.0]) for found in matchings])
+    best = np.linalg.eigvalsh(np.tensordot(grid, laplacians, 1))[:, 1].max()
+    p = matcha.activation_probabilities(matchings, 4, budget, seconds=seconds)
+    assert p @ seconds == pytest.approx(budget * seconds.sum())
+    assert best * (1 - 1e-6) <= lambda_2(matchings, 4, p) <= best * 1.02
+    plain = matcha.activation_probabilities(matchings, 4, budget)
+    alike = matcha.activation_probabilities(matchings, 4, budget, seconds=[0.3] * 3)
+    np.testing.assert_array_equal(alike, plain)
+    assert lambda_2(matchings, 4, plain) < 0.9 * best
+    monkeypatch.setattr(matcha, "SMALL", 2)
+    quick = matcha.activation_probabilities(matchings, 4, budget, seconds=seconds)
+    assert lambda_2(matchings, 4, quick) >= (1 - matcha.CLOSE) * best
+    for bad in ([1.0, 2.0], [1.0, 0.0, 1.0]):
+        with pytest.raises(ValueError, match="needs 3 positive, finite seconds"):
+            matcha.activation_probabilities(matchings, 4, budget, seconds=bad)
+
+
 @pytest.mark.parametrize("graph", [topology.torus(36), topology.complete(12)])
 def test_what_is_quick_for_many_workers_agrees_with_what_is_exact_for_few(graph, monkeypatch):
     matchings, workers, budget = matcha.decompose(graph), len(graph), 0.3

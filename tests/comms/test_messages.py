@@ -117,6 +117,22 @@ def test_seconds_follow_the_active_matchings_and_the_stage():
     assert messages.exchange_seconds(method, None, 4, network)(0) == ring
 
 
+def test_nothing_is_hidden_where_the_network_hides_nothing():
+    network = cost.uniform_network(1.0, 1.0, workers=4, hides=False)
+    early, late = Payload((80,), beside_gradient=True), Payload((80,), share=0.5, late=1)
+    method = sends(early, late)
+    method.links = None
+    exchange = messages.exchange_transfers(method, None, 4, network)
+    assert exchange(0) == (Transfer(2 * 6 * (1 + 20)),)
+
+
+def test_a_push_pays_for_itself_and_for_the_model_over_its_own_link():
+    """A ring would carry it to all others; the link of worker 1 is slow."""
+    network = cost.uniform_network(1.0, 1.0, {1: 5.0}, workers=4)
+    pushed = messages.push_seconds(sends(Payload((), (7,))), np.zeros(2, np.float32), 4, network)
+    np.testing.assert_allclose(pushed(3), np.array([1, 5, 1, 1]) * (1 + 7 + 1 + 8))
+
+
 def test_payloads_that_leave_together_are_one_transfer():
     """A channel carries one payload after the other, so that a later one is not known too late."""
     early, middle, late = (

@@ -35,7 +35,7 @@ def test_arms_fit_and_some_of_them_can_run(name):
     file = QUESTIONS[name]
     vars(file).setdefault("__file__", name)
     config = file.get_config(*["tiny"] if name in TINY else [])
-    beside = {"actors", "buckets", "initial", "profile", "sample_cost", "balance"}
+    beside = {"actors", "buckets", "initial", "profile", "sample_cost", "balance", "sample_weight"}
     assert set(config) - beside == set(base.arm())
     arms = sweep.expand(config, file, {}, 1)
     assert len(arms) >= 3
@@ -53,7 +53,7 @@ def test_the_default_arm_is_complete_and_changes_replace_whole_entries():
     registry.check_arm(config)
     prepare.prepare(config)
     every = (*registry._ENTRIES, *registry._OPTIONAL)
-    left_out = {"initial", "sample_cost", "balance"}
+    left_out = {"initial", "sample_cost", "balance", "sample_weight"}
     assert set(config) == {name for _, _, names in every for name in names} - left_out
     config = base.arm(target_loss=0.5, communication="link(seconds=1)", optimizer="adam", workers=3)
     assert (config.target_loss, config.communication, config.workers) == (0.5, "link(seconds=1)", 3)

@@ -109,3 +109,30 @@ def test_arms_of_other_programs_run_apart():
     # The seed of a method that draws by itself is no data.
     drawing = arms(base, *({"algorithm": "qsgd", "seed": seed} for seed in (0, 0, 1)))
     assert len({prepare.alike(config) for config in drawing}) == 2
+
+
+def test_matcha_counts_its_budget_in_the_seconds_of_the_network():
+    """Cheap matchings are active more often, and weights that follow are a program's constants."""
+    base = nonblocking.get_config()
+    base.task, base.graph = "synthetic_logistic(samples=64, dimension=4)", "matcha(k=0)"
+    method = "matcha(budget=0.5, by_seconds=true)"
+    slow_worker, equal = "link(seconds=0.1, slow={3: 8})", "link(seconds=0.1)"
+    configs = arms(
+        base, {"algorithm": method, "communication": slow_worker},
+        {"algorithm": method, "communication": equal},
+        {"algorithm": method, "communication": 0.1},
+        {"algorithm": "matcha(budget=0.5)", "communication": slow_worker},
+    )  # fmt: skip
+    made = [prepare.prepare(config) for config in configs]
+    drawn = [one.algorithm.links.active(0, 2000) for one in made]
+    dear = made[0].algorithm.links.partners[:, 3] != 3
+    np.testing.assert_array_equal(drawn[1], drawn[3])
+    np.testing.assert_array_equal(drawn[2], drawn[3])
+    seconds = np.where(dear, 8, 1)
+    assert drawn[0].mean(0) @ seconds == pytest.approx(0.5 * seconds.sum(), rel=0.03)
+    cheap = [one.mean(0)[~dear].sum() for one in drawn]
+    assert cheap[0] > cheap[3] + 0.1
+    shared = [prepare.alike(config) for config in configs]
+    assert len(set(shared)) == 4
+    plain = sweep.override(configs[3], {"communication": equal})
+    assert prepare.alike(plain) == shared[3]

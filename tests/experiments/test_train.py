@@ -285,13 +285,40 @@ def with_lengths(**changes):
     return configured(**LENGTHS | changes)
 
 
-def test_a_run_says_which_samples_it_has_kept(tmp_path):
+def test_a_run_says_which_samples_it_has_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "PILOTED", 1000)
     waits = train.run(with_lengths(wait="barrier"), tmp_path / "waits")
     dropped = train.run(with_lengths(wait="k_sync(k=2)"), tmp_path / "drops")
     assert waits["kept_long"] == waits["kept_short"] == 1.0
     assert dropped["kept_long"] < dropped["kept_short"] - 0.2 and dropped["kept_cost"] < 0.97
     assert len(dropped["kept_by_tenth"]) == 10
     assert dropped["train_loss_long"] > waits["train_loss_long"]
+    weighted = train.run(with_lengths(wait="k_sync(k=2)", sample_weight="kept"), tmp_path / "w")
+    assert weighted["train_loss_long"] < dropped["train_loss_long"]
+    assert weighted["kept_by_tenth"] == dropped["kept_by_tenth"]
+    assert 0.5 < weighted["effective_share"] < 1 and "effective_share" not in dropped
+
+
+def test_weights_are_of_one_arm_alone(monkeypatch):
+    """Neither another arm that gets its task nor an evaluation sees them."""
+    monkeypatch.setattr(prepare, "PILOTED", 1000)
+    dropping = with_lengths(wait="k_sync(k=2)")
+    config = sweep.override(dropping, {"sample_weight": "kept"})
+    made = prepare.prepare(config)
+    weight = made.task.train.weight
+    assert np.corrcoef(weight, made.task.cost)[0, 1] > 0.5
+    again = prepare.prepare(config, made.task).task
+    np.testing.assert_array_equal(again.train.weight, weight)
+    other = prepare.prepare(sweep.override(config, {"wait": "k_sync(k=3)"}), made.task).task
+    assert np.ptp(other.train.weight) < np.ptp(weight)
+    plain = prepare.prepare(dropping, made.task).task
+    assert plain is made.task.plain and plain.plain is None
+    params = plain.init(jax.random.key(1))
+    assert tasks.evaluate(made.task, params) == tasks.evaluate(plain, params)
+    batch = tasks.take(made.task.train, slice(8))
+    expected = weight[:8] * plain.losses(params, tasks.take(plain.train, slice(8)))
+    np.testing.assert_allclose(made.task.losses(params, batch), expected, rtol=1e-6)
+    assert prepare.alike(config) is None and prepare.alike(dropping) is not None
 
 
 def test_balanced_rounds_end_sooner():
@@ -303,7 +330,8 @@ def test_balanced_rounds_end_sooner():
     assert ends[1] < ends[0]
 
 
-def test_entries_that_few_configs_have_are_checked():
+def test_entries_that_few_configs_have_are_checked(monkeypatch):
+    monkeypatch.setattr(prepare, "PILOTED", 100)
     real = swarm.VARIANTS["real"].get_config()
     for config, changes, words in (
         (real, {"actors.restore": "nobody"}, "must be 'neighbour' or 'checkpoint', got"),
@@ -314,6 +342,13 @@ def test_entries_that_few_configs_have_are_checked():
         (with_lengths(), {"delay": "by_sample(law=exponential(scale=0.01))"},
          "belong to samples already"),
         (with_lengths(), {"sample_cost": "longest"}, "must be 'packed', 'padded' or None"),
+        (with_lengths(), {"sample_weight": "cost"}, "must be 'kept', '' or None, got 'cost'"),
+        (with_lengths(), {"sample_weight": "kept", "sample_cost": None}, "set config.sample_cost"),
+        (with_lengths(), {"sample_weight": "kept", "wait": "adasync(protocol=k_sync, interval=1)"},
+         "adasync follows the training loss"),
+        (with_lengths(), {"sample_weight": "kept", "mini_batches": 1,
+                          "wait": "deadline(seconds=0.013, leftovers=drop, in_flight=cut)"},
+         "no weight makes up for what is never kept"),
         (with_lengths(), {"balance": True, "mini_batches": [1, 2, 1, 1], "wait": "k_sync(k=2)"},
          "one number of"),
         (configured(), {"overlap": "thread"}, "must be 'none', 'threads' or 'program'"),

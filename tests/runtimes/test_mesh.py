@@ -153,6 +153,17 @@ def test_mini_batches_take_as_long_as_their_samples():
     np.testing.assert_allclose(replay, runtime.models(state), rtol=2e-4, atol=2e-5)
 
 
+def test_devices_know_what_samples_cost():
+    """A worker goes on until its mini-batches cost 3: two or three of them."""
+    base = processes.as_process(delays.deterministic(0.002))
+    delay = base.costing(lambda worker, counter: 0.5 + (worker + counter) % 3, 0.5)
+    plan = planned.plan("equal_work", delay, N, 6, M, cost=3.0)
+    _, schedule = run(METHODS["all_reduce"](), injector("equal_work", delay, cost=3.0), 6)
+    assert set(plan.batches.ravel()) == {2, 3}
+    np.testing.assert_array_equal(schedule.batches, plan.batches)
+    np.testing.assert_array_equal(schedule.first, plan.first)
+
+
 def test_triggers_stop_the_workers():
     quorum = injector("quorum", processes.persistent(delays.deterministic(0.005), {0: 20.0}), k=12)
     _, schedule = run(METHODS["all_reduce"](), quorum, 4)

@@ -12,7 +12,7 @@ import pytest
 from algorithms.links import Links, in_turn
 from stragglers import delays, link_spells
 from stragglers.processes import markov, persistent
-from stragglers.rule import Transfer
+from stragglers.rule import Exchange, Transfer
 from stragglers.schedule import Schedule, concatenate
 from tests import planned
 
@@ -67,7 +67,7 @@ def slowed(communication):
 
         return transfer._replace(seconds=seconds)
 
-    return link_spells.Exchange(usual, timed, SPELLS)
+    return Exchange(usual, timed, usual, SPELLS)
 
 
 SERVER = {"mini_batches": 1}
@@ -88,6 +88,7 @@ ROWS = {
     "quorum_grace/ring": Row({"k": 3}, {"mini_batches": 3, "graph": RING}),
     "adaptive_deadline": Row({"c": 0.5, "window": 3}),
     "adaptive_deadline/cut": Row({"c": 1.0, "in_flight": "cut"}),
+    "equal_work": Row({"cost": 2.5}),
     "anytime": Row({"seconds": 5.0}),
     "drop_compute": Row({"calibration": 5}),
     "mindflayer": Row({"seconds": 1.5}),

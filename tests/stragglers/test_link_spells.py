@@ -15,7 +15,7 @@ from experiments import prepare
 from experiments.registry import part
 from stragglers import delays, link_spells
 from stragglers.processes import markov, persistent
-from stragglers.rule import whole
+from stragglers.rule import Exchange, whole
 from tests import planned
 from tests.stragglers.contract_rows import COSTS, ROWS, SPELLS, P, assert_equal, made
 
@@ -27,8 +27,10 @@ def exchange(spells, *payloads, links=None):
     """Return the cost of messages that take a quarter of a second over a link that is not slow."""
     method = SimpleNamespace(messages=lambda *_: payloads, settled=0, links=links)
     network = cost.uniform_network(0.25, 1e300, workers=3, spells=spells)
-    usual = messages.exchange_transfers(method, None, 3, network)
-    return spells.exchange(usual, method, None, network)
+    sender = method, None, 3, network
+    usual, push = messages.exchange_transfers(*sender), messages.push_seconds(*sender)
+    timed = usual if spells is None else spells.timed(method, None, network)
+    return Exchange(usual, timed, push, spells)
 
 
 def slow(*changes, **options):
@@ -70,11 +72,13 @@ def test_gossip_waits_for_its_own_links():
 
 
 def test_pushes_go_over_the_link_of_their_worker():
-    """The exchange takes 1 s, that of worker 2 four times as long from 0 to 3 s."""
+    """Push and model take .25 s each, of worker 2 four times as long from 0 to 3 s."""
     over = exchange(slow((0.0, "2", 4.0), (3.0, "2", 1.0), of="node"), Payload((12,)))
     rows = planned.plan("k_async", ONE, 3, 9, communication=over, k=1)
     landed = {i: rows.finish[rows.workers == i].tolist() for i in range(3)}
-    assert landed[0][:3] == landed[1][:3] == [2, 4, 6] and landed[2][:2] == [5, 7]
+    assert landed[0][:3] == landed[1][:3] == [1.5, 3, 4.5] and landed[2][:2] == [3, 4.5]
+    rows = planned.plan("k_async", ONE, 3, 4, communication=exchange(None, Payload((12,))), k=1)
+    np.testing.assert_allclose(rows.finish[rows.workers == 0], [1.5, 3])
 
 
 @pytest.mark.parametrize("blocking", [False, True])

@@ -12,9 +12,8 @@ from algorithms.links import Links
 from comms import topology
 from comms.messages import lasting
 from stragglers import delays, inject
-from stragglers.link_spells import Exchange
 from stragglers.processes import as_process, markov
-from stragglers.rule import Transfer, whole
+from stragglers.rule import Exchange, Transfer, whole
 from tests import planned
 
 N, M, D = 8, 3, 0.7

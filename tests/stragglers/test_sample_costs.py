@@ -97,6 +97,35 @@ def test_a_worker_that_is_always_cut_off_has_kept_nothing():
         np.testing.assert_array_equal(found.by_part, [1, 0])
 
 
+def test_weights_by_hand():
+    """The shares 1, 1, 1/2 of parts of two samples; equal costs weigh as the mean of theirs."""
+    found = kept.Kept(np.array([1.0, 1.0, 0.5]), 5 / 6, 1.0)
+    weight = kept.weights(found, [4.0, 1.0, 9.0, 2.0, 3.0, 8.0])
+    np.testing.assert_allclose(weight, 5 / 6 * np.array([1, 1, 2, 1, 1, 2]))
+    tied = kept.weights(found, [4.0, 1.0, 9.0, 2.0, 3.0, 4.0])  # 4 stands in two parts
+    np.testing.assert_allclose(tied, 5 / 6 / np.array([0.75, 1, 0.5, 1, 1, 0.75]))
+    assert kept.effective_share(weight) == pytest.approx((5 / 6 * 8) ** 2 / (6 * 25 / 36 * 12))
+
+
+@pytest.mark.parametrize("name", ["first_finisher", "k_sync"])
+def test_weights_of_other_delays_undo_most_of_the_bias(name):
+    """Within the longest tenth, longer samples are still dropped more often."""
+    cost = np.random.default_rng(0).lognormal(0.0, 0.5, (P, 4000))
+    base = processes.as_process(delays.jitter(1.0, 0.1))
+    delay = base.costing(lambda worker, counter: cost[worker, counter], cost.min())
+    rows, others = (planned.plan(name, delay, P, 300, M, seed, **RULES[name][0]) for seed in (0, 1))
+
+    def of_sample(worker, counter):
+        return cost[worker, counter]
+
+    weight = kept.weights(kept.by_cost(others, of_sample), cost.ravel()).reshape(cost.shape)
+    worker, counter, taken = kept.offered(rows)
+    its, own = cost[worker, counter], weight[worker, counter]
+    bias, left = (its.mean() - np.average(its[taken], weights=w) for w in (None, own[taken]))
+    assert bias > 0.08 * its.mean() and abs(left) < bias / 4
+    assert own[taken].mean() == pytest.approx(1.0, abs=0.01)
+
+
 def test_work_that_is_cut_and_carried_on_takes_as_long_again():
     """Two workers, one mini-batch a round: the slow one is cut at 1 s and has the same again."""
     base = processes.as_process(delays.deterministic(1.0))
@@ -142,7 +171,20 @@ def test_every_row_takes_as_long_as_its_mini_batches(name):
         np.testing.assert_allclose(rows.busy[at], expected, rtol=1e-9)
 
 
+def test_equal_work_ends_with_the_mini_batch_that_reaches_it():
+    costs = np.array([[1.0, 3.0, 1.0, 1.0, 2.0, 1.0], [2.0, 1.0, 0.25, 5.0, 1.0, 1.0]])
+    base = processes.as_process(delays.deterministic(1.0))
+    delay = base.costing(lambda worker, counter: costs[worker, counter], 0.25)
+    rows = planned.plan("equal_work", delay, 2, 2, 3, cost=3.5)
+    assert rows.batches.tolist() == [[2, 3], [3, 1]]  # three is the most: they cost 3.25
+    assert rows.first.tolist() == [[0, 0], [2, 3]] and rows.time.tolist() == [4.0, 9.0]
+    alike = planned.plan("equal_work", LAW, 2, 5, 4, cost=2.5)
+    assert (alike.batches == 3).all()
+
+
 def test_costs_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="finite cost > 0, got 0"):
+        planned.rule("equal_work", LAW, 2, cost=0.0)
     with pytest.raises(ValueError, match=r"durations of markov.* depend on more than"):
         by_sample(processes.markov(LAW, 2.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="belong to samples already"):

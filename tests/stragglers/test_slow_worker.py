@@ -4,6 +4,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from configs import base
+from experiments import prepare
 from stragglers import delays, processes, slow_worker
 from stragglers.rule import Setting
 from stragglers.rules import RULES
@@ -98,9 +100,51 @@ def test_a_spell_is_passing_and_over_when_it_is_over():
     assert found[0] is None and found[2] is None
     assert (found[1].column, found[1].persistent) == (3, False)
     assert 1.8 < found[1].factor < 2.2
-    assert slow_worker.described(dict(zip(slow_worker.ENTRIES, found[1], strict=True))).endswith(
+    assert slow_worker.described(dict(zip(slow_worker.WORKER, found[1], strict=True))).endswith(
         "passing"
     )
+
+
+def over_links(method, wait, spells, seed=0, graph="complete"):
+    """Return what a watch says after each of four parts of a plan, and the last in words."""
+    config = base.arm(
+        algorithm=method, wait=wait, workers=8, seed=seed, delay="uniform(low=0.3, high=0.5)",
+        communication=f"link(seconds=0.1, spells={spells})", graph=graph, batch_size=1,
+        task="synthetic_logistic(samples=16, dimension=2)",
+    )  # fmt: skip
+    made = prepare.prepare(config)
+    rule, own = prepare.rule(config, made), prepare.own_links(config, made)
+    watch, state, found = slow_worker.Watch(8, made.cuts_off, own), rule.init(), []
+    for _ in range(4):
+        state, schedule = rule.extend(state, 500 if rule.turnout.pairs else 150)
+        watch.take(schedule)
+        found.append(watch.metrics())
+    return found, slow_worker.described(found[-1])
+
+
+MIXED = "dpsgd(order=adapt_then_combine)"
+SLOW_LINK = "listed(changes=[[0.0, '2-5', 5.0], [0.0, '2-2', 5.0]])"
+SPELLS = "markov(factor=8, mean_normal=0.9, mean_slow=0.1)"  # as long as a round
+
+
+@pytest.mark.parametrize(
+    ("method", "wait", "words"),
+    [
+        ("swarm", "random_pairs", "link 2-5 takes 5x, persistent"),
+        ("swarm(blocking=true)", "random_pairs(blocking=true)", "link 2-5 takes 5x, persistent"),
+        ("all_reduce", "k_async(k=1)", "link of worker 2 takes 5x, persistent"),
+        (MIXED, "barrier", "link of worker 2 takes 1.6x, persistent"),  # one of its seven
+        ("dpsgd", "barrier", ""),  # hides behind the work
+        ("all_reduce", "barrier", ""),
+    ],
+)
+def test_a_slow_link_is_named_where_it_can_be_told(method, wait, words):
+    assert over_links(method, wait, SLOW_LINK)[1] == words
+    assert over_links(method, wait, SPELLS, seed=3)[0] == [{}] * 4
+
+
+def test_workers_with_more_links_than_others_are_not_called_slow():
+    assert over_links(MIXED, "barrier", SPELLS, seed=1, graph="star")[0] == [{}] * 4
 
 
 def test_ranks_and_their_sums_by_hand():
