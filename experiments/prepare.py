@@ -88,6 +88,7 @@ class Prepared(NamedTuple):
     config: ConfigDict  # with an end of every schedule of a rate
     decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
     cuts_off: bool = False  # as of its rule
+    cancels: bool = False  # as of its rule's turnout
 
 
 def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = False) -> Prepared:
@@ -132,7 +133,7 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     if "profile" in wanted:
         PROFILING["check"](config)
     parts = (task, algorithm, shapes, runtime, exchange, delay, sampler, own)
-    return Prepared(*parts, decided, rule.cuts_off)
+    return Prepared(*parts, decided, rule.cuts_off, rule.turnout.cancels)
 
 
 def place_of(config: ConfigDict) -> Place:
@@ -540,7 +541,8 @@ def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str
     costs = processes.as_process(prepared.delay).seeded(config.seed).cost
     if config.get("sample_cost") is not None:
         costs = _costs_of_samples(task, sampler)
-    found = KEPT["by_cost"](rows, costs)
+    lost = config.mini_batches if prepared.cancels else 0
+    found = KEPT["by_cost"](rows, costs, lost=lost)
     if found is None:
         return {}
     effective = {}

@@ -1,7 +1,8 @@
 """Work that waiting rules keep of what is offered, by the cost of samples: measured, and expected.
 
 A worker is offered its mini-batches in order. One that is in no row of a schedule, though a later
-one is, was dropped. Rules that drop nothing keep all, the last few that were under way excepted.
+one is or its update is over, was dropped. Rules that drop nothing keep all, the last few that were
+under way excepted.
 
 A rule that drops what is late drops what is long. With iid seconds X of a mini-batch, S(m) the sum
 of m of them and n workers of M mini-batches a round, the j-th mini-batch of a worker, of x seconds,
@@ -18,7 +19,7 @@ mini-batches do not tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.0
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,13 +50,21 @@ class Kept(NamedTuple):
         return float(self.by_part[: len(self.by_part) // 2].mean())
 
 
-def offered(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return worker, counter, and whether it was kept, of each mini-batch offered, [n] each."""
-    real = (schedule.batches > 0) & (schedule.workers < schedule.all_workers)
-    who, first = schedule.workers[real], schedule.first[real]
-    end = first + schedule.batches[real]
-    most = np.zeros(schedule.all_workers, np.int64)
+def offered(
+    schedule: Schedule, lost: int | Sequence[int] = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return worker, counter, and whether it was kept, of each mini-batch offered, [n] each.
+
+    lost: mini-batches, one number or one per worker, that a worker loses to an update without it,
+    as in K-sync.
+    """
+    there = schedule.workers < schedule.all_workers
+    who, first, row = schedule.workers[there], schedule.first[there], np.nonzero(there)[0]
+    end = first + schedule.batches[there]
+    most, last = np.zeros((2, schedule.all_workers), np.int64)
     np.maximum.at(most, who, end)
+    np.maximum.at(last, who, row + 1)
+    most += np.asarray(lost) * (schedule.updates - last)
     begins = np.concatenate([[0], np.cumsum(most)])
     # +1 where a stretch of kept mini-batches begins and -1 behind it; stretches do not overlap.
     steps = np.zeros(begins[-1] + 1, np.int64)
@@ -65,13 +74,16 @@ def offered(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return worker, np.arange(len(worker)) - begins[worker], np.cumsum(steps[:-1]) > 0
 
 
-def by_cost(schedule: Schedule, costs: Costs, parts: int = 10) -> Kept | None:
+def by_cost(
+    schedule: Schedule, costs: Costs, parts: int = 10, lost: int | Sequence[int] = 0
+) -> Kept | None:
     """Return what a schedule has kept, by `parts` of equal size; None without any mini-batch.
 
-    costs: of the mini-batches with these counters, or of each of their samples.
+    costs: of the mini-batches with these counters, or of each of their samples. lost: as of
+    `offered`.
     """
-    worker, counter, kept = offered(schedule)
-    if not worker.size:
+    worker, counter, kept = offered(schedule, lost)
+    if not kept.any():
         return None
     cost = np.asarray(costs(worker, counter), np.float64)
     kept = np.broadcast_to(kept.reshape(-1, *[1] * (cost.ndim - 1)), cost.shape).ravel()

@@ -153,7 +153,15 @@ def recorded(path: str, of: str = "link", switch: Switch = None, workers: int = 
     of: the name of the column that has links, as 0-1, or nodes. The rows are changes of `listed`;
     files are read as by the delay `trace`.
     """
-    found = files.read(path, files.Columns(worker=of, time="time", duration="factor"))
+    try:
+        found = files.read(path, files.Columns(worker=of, time="time", duration="factor"))
+        if not found.clock.lower().startswith("time"):  # as a step, which usually may stand for it
+            raise ValueError(f"{path} has no column 'time'")
+    except ValueError as error:
+        cause = f"{error}".removeprefix("trace: ").partition(";")[0]
+        raise ValueError(
+            f"spells: {cause}; give a table with the columns time, {of} and factor"
+        ) from error
     unit = files.SECONDS[files.unit_of(found.clock) or "s"]
     latest = unit * max(float(times.max()) for times in found.times.values())
     if latest > LATEST:

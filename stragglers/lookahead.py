@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,28 +135,12 @@ def columns_of(workers: int, least: int, each: float) -> int:
 # The earliest of many: a tree of least times with eight branches.
 _LINE = 64  # bytes of a cache line
 BRANCHES = 8  # of a tree: a change reads one group of eight numbers a level, next to each other
-_TOGETHER = 2**12  # workers whose numbers stay in a cache while they are copied one by one
 
 
 def aligned(size: int) -> np.ndarray:
     """Return memory of `size` numbers of 8 bytes that begins with a cache line."""
     memory = np.empty(size + _LINE // 8)
     return memory[-(memory.ctypes.data // 8) % (_LINE // 8) :][:size]
-
-
-def interleaved(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Copy arrays [P] of 8-byte numbers, as strided views of one piece of memory.
-
-    The numbers of a worker begin with a cache line; the first eight arrays share it.
-    """
-    words = -(-len(arrays) * 8 // _LINE) * _LINE // 8
-    of_worker = aligned(len(arrays[0]) * words).reshape(-1, words)
-    views = [of_worker[:, c].view(array.dtype) for c, array in enumerate(arrays)]
-    for start in range(0, len(of_worker), _TOGETHER):
-        some = slice(start, start + _TOGETHER)
-        for view, array in zip(views, arrays, strict=True):
-            view[some] = array[some]
-    return views
 
 
 def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -303,9 +303,4 @@ PROCESSES = Registry({
     "bytedance_st": "stragglers.traces.statistics:bytedance_st",
 })
 
-
-def __getattr__(name: str) -> Callable[..., Process]:
-    """Return a process of another file, which is imported when it is first used."""
-    if name in PROCESSES:
-        return PROCESSES[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+PROCESSES.as_attributes_of(__name__)

@@ -209,6 +209,7 @@ class Turnout(NamedTuple):
     stopped: both of a pair have ended their local steps.
     early: a worker may begin a contribution before the update that has its last one.
     twice: both may even be in the same update.
+    cancels: an update takes the work of all who are not in it, and they begin anew.
     """
 
     fewest: int | None = None
@@ -216,6 +217,7 @@ class Turnout(NamedTuple):
     stopped: bool = False
     early: bool = False
     twice: bool = False
+    cancels: bool = False
 
 
 class Unfit(ValueError):

@@ -218,15 +218,26 @@ class Schedule:
 
     @property
     def idle_fraction(self) -> float:
-        """Share of worker time, from each worker's first start to its last finish, that is idle.
+        """The `idle_share` of a rule whose updates cancel nothing."""
+        return self.idle_share()
+
+    def idle_share(self, cancels: bool = False) -> float:
+        """Return the idle share of worker time, from each worker's first start to its last finish.
 
         A worker that is in no update is not counted: it may still be at its first contribution.
+        cancels: as of the rule's turnout; then the last update has ended what any worker was at,
+        and time without a row is idle until there.
         """
-        begin = np.full(self.workers.max() + 1, np.inf)
+        cancels = cancels and self.population is not None  # else a row lists all workers
+        begin = np.full(max(self.workers.max() + 1, self.population if cancels else 0), np.inf)
         end = np.zeros_like(begin)
         spans = self.finish > self.start  # not partners that go on
         np.minimum.at(begin, self.workers[spans], self.start[spans])
         np.maximum.at(end, self.workers[spans], self.finish[spans])
+        if cancels:
+            everyone = slice(self.population)
+            begin[everyone] = np.minimum(begin[everyone], self.start[0].min())
+            end[everyone] = np.maximum(end[everyone], self.finish[-1].min())
         present = np.isfinite(begin)
         total = (end[present] - begin[present]).sum()
         return float(max(0.0, 1 - (self.busy.sum() + self.communication.sum()) / total))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stragglers import lookahead, speed_paths
-from stragglers.lookahead import Ahead, columns_of, interleaved, links_of, tree_of
+from stragglers.lookahead import Ahead, columns_of, links_of, tree_of
 from stragglers.processes import as_process
 from stragglers.rule import (
     AsyncProtocol,
@@ -129,7 +129,8 @@ class EventClock:
         waits_on = self.protocol.waits_on
         early = not self.protocol.idle and (most > 1 or waits_on)
         twice = early and not waits_on
-        return Turnout(1 if twice else fewest, early=early, twice=twice)
+        cancels = self.protocol.cancels
+        return Turnout(1 if twice else fewest, early=early, twice=twice, cancels=cancels)
 
     def check_k(self, k: int) -> None:
         """Raise ValueError for a k that the server cannot wait for."""
@@ -181,10 +182,9 @@ class EventClock:
         self, state: EventState, cost: np.ndarray, k: int, rows: dict[str, np.ndarray]
     ) -> tuple[EventState, float]:
         """Fill `rows`; return the state's arrays after them, and the next row's opening."""
-        unknown = np.zeros(self.workers, np.int64)
-        *arrays, counter, steps = interleaved([*state[3:], unknown, self.mini_batches])
+        arrays = [array.copy() for array in state[3:]]
         _, end, _, attempts, _ = arrays
-        fixed = (steps, k, self.renews, *self.protocol)
+        fixed = (self.mini_batches, k, self.renews, *self.protocol)
         longest, (updates, width) = int(self.mini_batches.max()), rows["workers"].shape
         place, times = np.zeros(3, np.int64), np.array([0.0, 0.0, 0.0, state.opened, 0.0])
         taken = np.zeros(updates, np.int64)
@@ -192,15 +192,12 @@ class EventClock:
             each = (updates - place[0]) * width / self.workers * longest
             columns = columns_of(self.workers, longest, each)
             seconds = self._ahead.of(attempts, columns, end, times[1])
-            counter[:] = seconds.counter
-            seconds = seconds._replace(counter=counter)
             run = lookahead.compiled(loop) if isinstance(seconds.table, np.ndarray) else loop
             where = place, times, taken, state.update
             moving = tuple(arrays), tree_of(end)
             links = links_of(self._spells, times[4])
             run(*where, tuple(seconds), fixed, (cost, *links), *moving, tuple(rows.values()))
-        after = (np.ascontiguousarray(array) for array in arrays)
-        return EventState(*state[:3], *after), float(times[3])
+        return EventState(*state[:3], *arrays), float(times[3])
 
 
 def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) -> None:

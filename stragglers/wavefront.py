@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stragglers import lookahead, speed_paths
-from stragglers.lookahead import Seconds, interleaved, tree_of
+from stragglers.lookahead import Seconds, tree_of
 from stragglers.schedule import Schedule
 
 # Pending meetings per place of a row: with more, rows are hardly fuller, but less in order.
@@ -33,9 +33,6 @@ class Nodes(NamedTuple):
     waits: np.ndarray  # [P] int64, the working node that it waits for, or -1
     wake: np.ndarray  # [P] s, of its next look for a partner, inf if it has one or waits
     land: np.ndarray  # [P] s, landing of the meeting that it asked for, inf if there is none
-
-
-_OFTEN = 6  # the first arrays of `Nodes`, which a meeting reads, share a cache line
 
 
 class Pending(NamedTuple):
@@ -105,23 +102,18 @@ def filled(
     shape = updates, 2 * (pending.land.size // WINDOW_PER_WIDTH)
     columns = {name: np.empty(shape, kind) for name, kind in _COLUMNS.items()}
     rows = {"time": np.empty(updates), **columns}
-    row, until, unknown = 0, np.zeros(2), np.zeros_like(nodes.round)
-    *often, counter, begun = interleaved([*nodes[:_OFTEN], unknown, unknown])
-    moving, place = Nodes(*often, *nodes[_OFTEN:]), np.arange(pending.land.size)
+    row, until, place = 0, np.zeros(2), np.arange(pending.land.size)
     landing, levels = tree_of(nodes.land)
     waking, _ = tree_of(nodes.wake)
-    fixed = place, moving[:-2], (landing, waking, levels), tuple(pending), tuple(rows.values())
+    fixed = place, nodes[:-2], (landing, waking, levels), tuple(pending), tuple(rows.values())
     while row < updates:
-        known = ahead(moving, until)
-        counter[:], begun[:] = known.seconds.counter, known.round
+        known = ahead(nodes, until)
         run = loop
         if isinstance(known.seconds.table, np.ndarray):
             run = lookahead.compiled(loop, wait, wait_no_more)
-        draws = (tuple(known.seconds._replace(counter=counter)), *known[1:-1], begun)
+        draws = (tuple(known.seconds), *known[1:])
         row = run(row, time, until, blocking, draws, *fixed)
-    moved = (*moving[:-2], *(tree[: nodes.land.size] for tree in (waking, landing)))
-    for array, new in zip(nodes, moved, strict=True):
-        array[:] = new
+    nodes.wake[:], nodes.land[:] = waking[: nodes.wake.size], landing[: nodes.land.size]
     for array in pending[1:]:
         array[:] = array[place]
     return rows

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from stragglers import round_clock
-from stragglers.processes import Process, as_process
+from stragglers.processes import as_process
 from stragglers.round_clock import ClockState, RoundClock
 from stragglers.rule import Rule, Setting, per_round
 from stragglers.rules.rounds import DATA
@@ -47,8 +47,7 @@ def mindflayer(setting: Setting, *, seconds: float) -> Rule:
         draw = process.seeded(seed).duration
         return lambda worker, start, count: np.minimum(draw(worker, start, count), seconds)
 
-    given_up = Process(process.name, process.shortest, process.uses_time, bind)
-    given_up = replace(given_up, workers=process.workers, names=process.names)
+    given_up = replace(process, bind=bind, draw=None, in_time=None)
     clock = RoundClock(
         setting._replace(delay=given_up), round_clock.never, "all", "carry", "finish"
     )

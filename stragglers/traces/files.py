@@ -2,8 +2,8 @@
 
 | file | durations of |
 |---|---|
-| CSV, with commas, semicolons or tabs, also gzip | a row each, or a column per worker |
-| Parquet | the same |
+| CSV by commas, semicolons, tabs, bars or spaces, also gzip | a row each, or a column per worker |
+| Parquet, JSON lines | the same |
 | PyTorch profiler (Kineto), JSON, also gzip | steps, without their exposed collectives |
 | ByteDance StragglerAnalysis, Parquet | micro-batches of a replica, by its slowest stage |
 | a folder, or a pattern as `rank*.csv` | a worker per file |
@@ -19,11 +19,11 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,9 @@ from stragglers import reading
 from stragglers.processes import Process, replayed
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-UNIT = re.compile(  # at the end of a column's name, as in step_time_ms, duration_seconds, time [µs]
-    r"(?:^|[\W_]+)(m|milli|u|[µμ]|micro|n|nano)?s(?:ecs?|econds?)?\W*$", re.IGNORECASE
+UNIT = re.compile(  # at the end of a column's name, as in step_time_ms, durationMs, time [µs]
+    r"(?:^|[\W_]+|(?<=[a-z0-9])(?=[A-Z]))"
+    r"(?i:(m|milli|u|[µμ]|micro|n|nano)?s(?:ecs?|econds?)?)\W*$"
 )
 PREFIXES = {"milli": "m", "micro": "u", "µ": "u", "μ": "u", "nano": "n"}  # both signs of micro
 LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
@@ -44,9 +45,6 @@ IN_STEP = (
 )
 MOST_SHOWN = 16  # names of workers that an error lists on a line
 EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
-ODD = AttributeError, TypeError, KeyError, RecursionError  # of JSON that is no profile
-COLLECTIVE = re.compile("nccl|rccl|gloo", re.IGNORECASE)  # in the name of a profiled event
-STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
 class Columns(NamedTuple):
@@ -60,10 +58,11 @@ class Columns(NamedTuple):
 
 STEP_TIME = "step", "time"  # the time is the duration where there is a step, too
 USUAL = (  # other names, in the order of the columns, that are taken where the default is missing
-    ("rank", "worker_id", "replica", "node", "host", "hostname"),
-    ("step", "iteration", "iter", "timestamp"),
-    ("batch_time_norm", "step_time", "iteration_time", "duration", "seconds", "time"),
-)
+    ("rank", "global_rank", "worker_id", "replica", "node", "host", "hostname"),
+    ("step", "global_step", "iteration", "iter", "timestamp"),
+    ("batch_time_norm", "compute_time", "step_time", "iteration_time", "duration", "seconds",
+     "time"),
+)  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -85,8 +84,8 @@ class Recorded(NamedTuple):
 
     durations, times: name of a worker -> numbers in the order of their times, and these, which are
     places where there are none. column, clock: of these numbers, and of the times.
-    empty: rows without a value. in_step: True if workers seem to go in step. apart: seconds of
-    communication that a profile has beside the computing, of all workers.
+    empty: rows without a value. in_step: True if workers seem to go in step. apart: communication
+    that a profile has beside the computing, of all workers, in the unit of the durations.
     """
 
     durations: dict[str, np.ndarray]
@@ -112,18 +111,18 @@ def trace(
     """Replay recorded durations from files, per worker in the order of `time`, cyclic.
 
     The head of this module lists the files. `worker`, `time` and `duration` name the columns of a
-    table, by default usual ones; without `time` the order is that of the rows. Lines from # on are
-    left out. A table with a column per worker, such as rank0, rank1, is in the order of its times
-    or steps, or of its rows where it has neither.
+    table, by default usual ones; without `time` the order is that of the rows. Lines that begin
+    with # are left out. A table with a column per worker, such as rank0, rank1, is in the order of
+    its times or steps, or of its rows where it has neither.
     A duration is that of computing alone. If it includes a wait for other workers, `waiting` names
     the column of that wait, which is subtracted.
     Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
-    as in batch_time_ms or duration_microseconds; `mean` scales them instead so that they have this
-    mean. Workers are in the natural order of their names, rank2 before rank10; workers beyond the
-    file's reuse them in turn. The seed has no effect. `read` of the process gives the facts about
-    the file. Raises ValueError for an unreadable file, for durations that can hardly be seconds,
-    and, unless `in_step`, for those that hardly differ between workers at one time though they do
-    over time.
+    as in batch_time_ms or duration_microseconds; `mean` scales durations, and the communication of
+    profiles with them, so that they have this mean. Workers are in the natural order of their
+    names, rank2 before rank10; workers beyond the file's reuse them in turn. The seed has no
+    effect. `read` of the process gives the facts about the file. Raises ValueError for an
+    unreadable file, for durations that can hardly be seconds, and, unless `in_step`, for those that
+    hardly differ between workers at one time though they do over time.
     """
     for value in (scale, mean):
         if value is not None and not 0 < value < math.inf:
@@ -157,13 +156,14 @@ def trace(
         records = [scale * found.durations[name] for name in names]
     if not all(np.isfinite(values).all() for values in records):
         raise ValueError(f"trace: {path} has {unit} durations that are not finite; scale them down")
-    facts = [f"{path}: {described(names, records)}", unit]
+    facts, exchange = [f"{path}: {described(names, records)}", unit], 0.0
     if found.apart.size:
-        facts.append(f"communication apart, median {np.median(found.apart):.3g} s a step")
+        apart = scale * found.apart
+        facts.append(f"communication apart, median {np.median(apart):.3g} s a step")
+        # The last worker of a step waits for nobody: one per step.
+        exchange = float(np.quantile(apart, 0.5 / len(names)))
     facts += [f"{found.empty} empty rows left out"] if found.empty else []
-    process, exchange = replayed(f"trace({path})", records), 0.0
-    if found.apart.size:  # the last worker of a step waits for nobody: one per step
-        exchange = float(np.quantile(found.apart, 0.5 / len(names)))
+    process = replayed(f"trace({path})", records)
     said = " ".join(", ".join(facts).split())
     return replace(process, names=tuple(names), read=said, exchange=exchange)
 
@@ -171,15 +171,13 @@ def trace(
 def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     """Return the durations in a file, a folder or the files of a pattern.
 
-    wanted: the names of columns, see `stragglers.processes.trace`. scale: seconds of a number whose
-    column has no unit. ValueError for what cannot be read.
+    wanted: the names of columns, see `stragglers.processes.trace`. scale: seconds of a recorded
+    number, by default as its column says. ValueError for what cannot be read.
     """
     try:
         rows, comma = _tables(path, wanted.worker)
-    except (OSError, ValueError, csv.Error, *ODD) as error:
-        reason = getattr(error, "strerror", None) or error
-        if type(error) in ODD:
-            reason = f"it is no profile as PyTorch writes it: {error!r:.200}"
+    except (OSError, ValueError, TypeError, RuntimeError, csv.Error) as error:
+        reason = " ".join(f"{getattr(error, 'strerror', None) or error}".split())
         raise ValueError(
             f"trace: cannot read {path} ({reason}); give the path of a CSV, Parquet or Kineto "
             "file, or a pattern with a file per worker, as 'rank*.csv'"
@@ -187,16 +185,16 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     full = [(place, row) for place, row in rows if any(row)]
     empty = len(rows) - len(full)
     if full and wanted.worker == Columns().worker and wanted.waiting is None:
-        full = _long(full, wanted.time, wanted.duration)
+        full = _long(path, full, wanted)
     columns = full[0][1] if full else []
     whose, when, what, waits = _places(path, columns, wanted)
     unit = 1.0  # of the waits, in that of the durations
     if waits is not None and (own := unit_of(columns[waits])):
-        named = unit_of(columns[what])
-        unit = SECONDS[own] / (SECONDS[named] if named else scale or 1.0)
+        unit = SECONDS[own] / (scale or SECONDS.get(unit_of(columns[what]), 1.0))
     if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
     apart = columns.index(APART) if APART in columns else None
+    names = _as_written({row[whose] for _, row in full[1:] if len(row) > whose}, comma)
     observed: dict[str, list[tuple[float, Place, float]]] = {}
     for order, (place, row) in enumerate(full[1:]):
         cells = row + [None] * (len(columns) - len(row))
@@ -213,7 +211,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
                 f"trace: {place} has {seen}; keep numbers and positive durations only, "
                 "or leave times aside with time=None"
             )
-        observed.setdefault(cells[whose], []).append((at, place, seconds))
+        observed.setdefault(names[cells[whose]], []).append((at, place, seconds))
     for name, records in observed.items():
         records.sort()
         for (at, place, _), (other, later, _) in itertools.pairwise(records):
@@ -264,7 +262,8 @@ def unit_of(column: str) -> str | None:
 # --- files ---
 
 DECIMAL = re.compile(r"^([-+]?\d*),(\d+)")  # a number with a decimal comma
-APART = "communication apart [s]"  # the column of a table that is made of profiles
+THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")  # or with commas that part thousands
+APART = "communication apart"  # the column of a table that is made of profiles
 
 
 def _tables(path: str, worker: str) -> tuple[Rows, str]:
@@ -272,8 +271,13 @@ def _tables(path: str, worker: str) -> tuple[Rows, str]:
     place = Path(path).expanduser()
     pattern = f"{glob.escape(str(place))}/*" if place.is_dir() else f"{place}"
     if not glob.has_magic(pattern) or place.is_file():
-        return _cells(place)
-    paths = sorted(filter(os.path.isfile, glob.glob(pattern)), key=natural)
+        rows, comma = _cells(place)
+        header = rows[0][1] if rows else []
+        if APART in header and worker not in header:  # a profile that does not say its rank
+            name = place.name.partition(".")[0]
+            rows = [(at, [*row, worker if row is header else name]) for at, row in rows]
+        return rows, comma
+    paths = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)), key=natural)
     if not paths:
         raise ValueError("no file has a name of that pattern")
     joined: Rows = []
@@ -327,48 +331,118 @@ def _cells(path: Path) -> tuple[Rows, str]:
             raise ValueError("it ends too early or is damaged") from error
     if len(data) > reading.MOST_BYTES:
         raise ValueError(f"it has more than {reading.MOST_BYTES / 1e6:.0f} MB")
-    text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-    if text.lstrip()[:1] in ("{", "["):
-        return _numbered(path, _of_profile(json.loads(text))), "."
-    return _of_text(path, text)
+    text = _decoded(data)
+    if text.lstrip()[:1] not in ("{", "["):
+        return _of_text(path, text)
+    try:
+        return _numbered(path, _of_json(text), header=0), "."
+    except (AttributeError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"it is no profile as PyTorch writes it: {error!r:.200}") from error
 
 
-def _numbered(path: Path, rows: Sequence[Sequence[str]]) -> Rows:
-    return [(Place(f"{path}", line), list(row)) for line, row in enumerate(rows, 1)]
+def _decoded(data: bytes) -> str:
+    """Return a text in UTF-8 or UTF-16, or in the code of western Windows, whose µ is no UTF-8."""
+    try:
+        return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        if re.search(rb"[\0-\x08\x0e-\x1f]", data):
+            raise ValueError("it is no text") from error
+        return data.decode("latin-1")
+
+
+def _numbered(path: Path, rows: Sequence[Sequence[str]], header: int = 1) -> Rows:
+    """Return rows with their lines; header: the line of the first one."""
+    return [(Place(f"{path}", line), list(row)) for line, row in enumerate(rows, header)]
+
+
+COMMENTS = "#", "sep="  # at the begin of a line; Excel understands the second
 
 
 def _of_text(path: Path, text: str) -> tuple[Rows, str]:
     """Return the cells of lines that are no comments, and the decimal mark.
 
-    The header says whether commas, semicolons or tabs part them; numbers have decimal commas only
-    between semicolons.
+    The header says what parts them, and may be the comment above numbers alone, as NumPy writes it,
+    or come again, as where files have been joined. Numbers have decimal commas between semicolons,
+    and elsewhere if some comma cannot part thousands.
     """
-    lines = (line for line in io.StringIO(text) if line.strip() and not line.startswith("#"))
-    header = next(lines, "")
-    delimiter = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    comma = "," if delimiter == ";" else "."
-    kept = [(Place(f"{path}", at), row) for at, row in rows if not row[0].startswith("#")]
-    return kept, comma
+    above, header, below = "", "", ""  # the last comment, and the two lines behind it
+    for line in filter(None, map(str.strip, io.StringIO(text))):
+        if header:
+            below = line
+            break
+        above, header = (line, "") if line.startswith(COMMENTS) else (above, line)
+    delimiter = max(",;\t|", key=header.count)
+    if delimiter not in header and len(header.split()) == len(below.split()):
+        delimiter = " "
+
+    def split(some: str) -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader(io.StringIO(some, newline=""), delimiter=delimiter,
+                            skipinitialspace=True)  # fmt: skip
+        return ((reader.line_num, [cell.strip() for cell in row]) for row in reader if row)
+
+    rows = [(Place(f"{path}", at), row) for at, row in split(text)]
+    rows = [(place, row) for place, row in rows if not row[0].startswith(COMMENTS)]
+    cells = [cell for _, row in rows for cell in row if delimiter != ","]
+    unlike = (cell for cell in cells if DECIMAL.fullmatch(cell) and not THOUSANDS.fullmatch(cell))
+    comma = "," if delimiter == ";" or any(unlike) else "."
+    if above and rows and all(math.isfinite(_number(cell, comma)) for cell in rows[0][1]):
+        _, named = next(split(above.lstrip("# ")), (0, []))
+        rows[:0] = [(rows[0][0], named)] if len(named) == len(rows[0][1]) else []
+    return [row for n, row in enumerate(rows) if n == 0 or row[1] != rows[0][1]], comma
 
 
 def _of_parquet(file: io.BufferedReader) -> list[list[str]]:
     """Return the cells of a Parquet file, or the micro-batches of ByteDance's operations."""
     try:
-        from pyarrow import ArrowException, parquet
+        import pyarrow
+        from pyarrow import parquet
     except ImportError as error:
         raise ValueError("it is Parquet, which needs pyarrow: pip install pyarrow") from error
     try:
         table = parquet.read_table(file)
-    except ArrowException as error:
+        columns = [
+            column.cast(column.type.value_type) if pyarrow.types.is_dictionary(column.type)
+            else column for column in table.columns
+        ]  # fmt: skip
+        values = [column.to_numpy(zero_copy_only=False) for column in columns]
+    except pyarrow.ArrowException as error:
         raise ValueError(" ".join(str(error).split())[:200]) from error
-    columns = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
-    if OPERATIONS.issubset(columns):
-        return _micro_batches(columns)
-    cells = [[repr(x) if isinstance(x, float) else str(x) for x in column.tolist()]
-             for column in columns.values()]
-    return [list(columns), *map(list, zip(*cells, strict=True))]
+    names = table.column_names
+    if OPERATIONS.issubset(names):
+        return _micro_batches(dict(zip(names, values, strict=True)))
+    return [names, *map(list, zip(*map(_written, names, values), strict=True))]
+
+
+def _written(name: str, values: np.ndarray) -> list[str]:
+    """Return the cells of a column; a missing value is empty, a date is seconds since 1970.
+
+    name: of the column, whose unit a span of time gets, by default seconds.
+    """
+    if values.dtype.kind == "M":
+        values = values - np.datetime64(0, "s")
+    if values.dtype.kind == "m":
+        values = values / np.timedelta64(1, unit_of(name) or "s")
+    return list(map(_cell, values.tolist()))
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell, which is empty where it is missing."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return "" if missing else f"{value}"
+
+
+def _of_json(text: str) -> list[list[str]]:
+    """Return the cells of a profile, or of records with a key per column: a list, or one a line."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError:
+        document = [json.loads(line) for line in text.split("\n") if line.strip()]
+    if isinstance(document, dict):
+        return _of_profile(document)
+    names = list(dict.fromkeys(name for record in document for name in record))
+    return [names, *([_cell(record.get(name)) for name in names] for record in document)]
 
 
 OPERATIONS = {"dp_rank", "stage", "rank", "step", "optype", "duration", "mb_id"}
@@ -381,15 +455,17 @@ def _micro_batches(columns: dict[str, np.ndarray]) -> list[list[str]]:
     stage takes its forward and backward computing, the mean over its ranks.
     """
     computing = np.isin(columns["optype"].astype(str), ("forward-compute", "backward-compute"))
-    keys = ("dp_rank", "step", "mb_id", "stage")
+    if not computing.any():
+        raise ValueError("no optype of it is forward-compute or backward-compute")
+    keys = ("dp_rank", "step", "mb_id", "stage", "rank")
     values, places = zip(
         *(np.unique(columns[key][computing], return_inverse=True) for key in keys), strict=True
     )
-    shape = tuple(map(len, values))
+    shape = tuple(map(len, values[:-1]))
     seconds, ranks = np.zeros(shape), np.zeros(shape)
-    np.add.at(seconds, places, columns["duration"][computing])
-    whole = np.stack([*places, columns["rank"][computing]], axis=1)
-    np.add.at(ranks, tuple(np.unique(whole, axis=0)[:, :-1].T), 1)
+    np.add.at(seconds, places[:-1], columns["duration"][computing])
+    whole = np.unique(np.stack(places, axis=1), axis=0)
+    np.add.at(ranks, tuple(whole[:, :-1].T), 1)
     slowest = (seconds / np.maximum(ranks, 1)).max(axis=-1)
     rows = [["worker", "time", "batch_time_s"]]
     for replica, each in zip(values[0], slowest.reshape(shape[0], -1), strict=True):
@@ -397,38 +473,41 @@ def _micro_batches(columns: dict[str, np.ndarray]) -> list[list[str]]:
     return rows
 
 
-def _of_profile(document: object) -> list[list[str]]:
+# Of profiles, also by PyTorch 1.8 to 1.11: names of events, and categories of the device's work.
+COLLECTIVE = re.compile("nccl|rccl|gloo", re.IGNORECASE)
+STEP = re.compile(r"ProfilerStep#(\d+)")
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+
+
+def _of_profile(document: dict) -> list[list[str]]:
     """Return the computing of each step that a rank's PyTorch profiler saw.
 
     A step is a ProfilerStep. The time in which collectives run on the device and nothing else does
     is taken off: it is the exchange with its wait for others.
     """
-    events = document.get("traceEvents") if isinstance(document, dict) else None
+    events = document.get("traceEvents")
     if not isinstance(events, list):
         raise ValueError("it is JSON without the traceEvents of a profiler")
     events = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    steps: dict[int, tuple[float, float]] = {}
-    for kind in ("user_annotation", "gpu_user_annotation"):  # where there are both, the device's
-        spans: dict[int, tuple[float, float]] = {}  # over all of its streams
-        for event in events:
-            found = STEP.match(event["name"]) if event.get("cat") == kind else None
-            if found:
-                begin, end = _interval(event)
-                known = spans.get(int(found[1]), (begin, end))
-                spans[int(found[1])] = min(begin, known[0]), max(end, known[1])
-        steps |= spans
+    spans: tuple[dict, dict] = {}, {}  # of steps on the host, and over all streams of the device
+    for event in events:
+        if found := STEP.match(event["name"]):
+            known = spans[event.get("cat") == "gpu_user_annotation"]
+            begin, end = _interval(event)
+            earlier = known.get(int(found[1]), (begin, end))
+            known[int(found[1])] = min(begin, earlier[0]), max(end, earlier[1])
+    steps = spans[0] | spans[1]
     if not steps:
         raise ValueError("it has no ProfilerStep; call the profiler's step() after each step")
-    kernels = [event for event in events if event.get("cat") == "kernel"]
-    busy = kernels or [event for event in events if event.get("cat") == "user_annotation"]
+    work = [event for event in events if f"{event.get('cat')}".lower() in DEVICE]
+    busy = work or [event for event in events if event.get("cat") == "user_annotation"]
     collectives = [_interval(event) for event in busy if COLLECTIVE.search(event["name"])]
-    others = [_interval(event) for event in kernels if not COLLECTIVE.search(event["name"])]
+    others = [_interval(event) for event in work if not COLLECTIVE.search(event["name"])]
     rank = (document.get("distributedInfo") or {}).get("rank")
     rows = [["time", "batch_time_us", APART] + ["worker"] * (rank is not None)]
     for number, (begin, end) in sorted(steps.items()):
         exposed = _covered(collectives + others, begin, end) - _covered(others, begin, end)
-        communication = 1e-6 * _covered(collectives, begin, end)
-        row = [f"{number}", repr(end - begin - exposed), repr(communication)]
+        row = [f"{number}", repr(end - begin - exposed), repr(_covered(collectives, begin, end))]
         rows.append(row + [f"{rank}"] * (rank is not None))
     return rows
 
@@ -455,9 +534,11 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
     plain, default = [_plain(column) for column in columns], Columns()
     names = list(wanted)
     for i, others in enumerate(USUAL):
-        if names[i] == default[i] and names[i] not in plain:
-            names[i] = next((name for name in others if name in {*plain} - {*names}), names[i])
-    if wanted == default and names[2] not in plain and {*plain}.issuperset(STEP_TIME):
+        if names[i] == default[i]:  # it may be the name of another one's column, as that of a time
+            taken = {_plain(name) for j, name in enumerate(names) if j != i}
+            free = [name for name in (default[i], *others) if name not in taken]
+            names[i] = next((name for name in free if name in plain), free[0])
+    if wanted[1:3] == default[1:3] and names[2] not in plain and {*plain}.issuperset(STEP_TIME):
         names[1:3] = STEP_TIME
     places: list[int | None] = []
     for parameter, name in zip(Columns._fields, names, strict=True):
@@ -467,38 +548,49 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
         found = [i for i, column in enumerate(columns) if column == name]
         found = found or [i for i, column in enumerate(plain) if column == _plain(name)]
         if len(found) != 1:
-            known = " ".join(", ".join(columns).split())[:200] or "none"
-            raise ValueError(
-                f"trace: {path} has {'two columns' if found else 'no column'} {name!r}; it has "
-                f"{known}; give the name of one as trace(path='{path}', {parameter}='...'), or "
-                "have a column per worker, as gpu0_ms, gpu1_ms, ..."
-            )
+            raise _unclear(path, columns, parameter, name, "two columns" if found else "no column")
         places.append(found[0])
     return places
 
 
-def _long(rows: Rows, time: str | None, duration: str) -> Rows:
+def _unclear(
+    path: str, columns: Sequence[str], parameter: str, name: str, said: str = "no column"
+) -> ValueError:
+    """Return the refusal of a table without a column of this name, or with several."""
+    known = " ".join(", ".join(columns).split())[:200] or "none"
+    return ValueError(
+        f"trace: {path} has {said} {name!r}; it has {known}; give the name of one as "
+        f"trace(path='{path}', {parameter}='...'), or have a column per worker, as gpu0_ms, "
+        "gpu1_ms, ..."
+    )
+
+
+def _long(path: str, rows: Rows, wanted: Columns) -> Rows:
     """Return a table with a column per worker as one with a row per duration; others as they are.
 
     Such columns differ in a number alone, and the table has no column of durations.
     """
-    columns = rows[0][1]
+    columns, default = rows[0][1], Columns()
     names = [UNIT.sub("", column) for column in columns]
     whose = {i: name.rstrip("0123456789") for i, name in enumerate(names) if name[-1:].isdecimal()}
     numbered = len(whose) > 1 and len(set(whose.values())) == 1 and len(set(names)) == len(names)
     if not numbered or len({unit_of(columns[i]) for i in whose}) > 1:
         return rows
-    long = {"worker", *USUAL[0], _plain(duration), *USUAL[2]} - {"time"}
-    if long & set(map(_plain, columns)):
+    plain = [_plain(column) for column in columns]
+    long = {default.worker, *USUAL[0], _plain(wanted.duration), *USUAL[2]} - {default.time}
+    if long & {*plain}:
         return rows
     if all(math.isfinite(_number(column, ".")) for column in columns):  # there is no header
         return rows
-    plain = [_plain(column) for column in columns]
-    wanted = [time, *USUAL[1]] if time == Columns().time else [_plain(time)]
-    when = next((plain.index(name) for name in wanted if name in plain), None)
+    times = (wanted.time, *USUAL[1]) if wanted.time == default.time else (_plain(wanted.time),)
+    when = next((plain.index(name) for name in times if name in plain), None)
+    if wanted.duration != default.duration:
+        raise _unclear(path, columns, "duration", wanted.duration)
+    if when is None and wanted.time not in (None, default.time):
+        raise _unclear(path, columns, "time", wanted.time)
     unit = unit_of(columns[next(iter(whose))])
-    named = (time or "time") if when is None else columns[when]
-    header = ["worker", named, f"{duration}_{unit}" if unit else duration]
+    duration = f"{default.duration}_{unit}" if unit else default.duration
+    header = [default.worker, default.time if when is None else columns[when], duration]
     found = [(rows[0][0], header)]
     for line, row in rows[1:]:
         cells = row + [""] * (len(columns) - len(row))
@@ -510,16 +602,23 @@ def _long(rows: Rows, time: str | None, duration: str) -> Rows:
 def _plain(column: str | None) -> str:
     """Return the name of a column without its unit and capitals, joined by underscores."""
     column = (column or "").strip()
-    return re.sub(r"\W+", "_", (UNIT.sub("", column) or column).lower())
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", UNIT.sub("", column) or column).lower()
+
+
+def _as_written(names: Collection[str], comma: str) -> dict[str, str]:
+    """Return the name of each worker, which a column of floats may have as 3.0 or 3.0e+00."""
+    numbers = {name: _number(name, comma) for name in names}
+    floats = all("." in name.replace(comma, ".") and x.is_integer() for name, x in numbers.items())
+    return {name: f"{x:.0f}" if floats else name for name, x in numbers.items()}
 
 
 def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:
     """Return True if durations vary over time, and at one time hardly over workers."""
     each = [{at: seconds for at, _, seconds in rows} for rows in observed]
     common = sorted(set.intersection(*map(set, each)))
-    if not common and len(set(map(len, each))) == 1:  # times of clocks: the order gives the step
-        each = [dict(enumerate(mine[at] for at in sorted(mine))) for mine in each]
-        common = sorted(each[0])
+    if len(common) < LEAST_EQUAL:  # times of clocks: the order gives the step
+        each = [[mine[at] for at in sorted(mine)] for mine in each]
+        common = range(min(map(len, each)))
     if len(each) < 2 or len(common) < LEAST_EQUAL:
         return False
     table = np.array([[mine[at] for at in common] for mine in each])  # [workers, times]

@@ -8,10 +8,12 @@ mini-batch times (cluster-trace-gpu-v2020, CC BY 4.0), and ByteDance's Straggler
 """
 
 import functools
+import inspect
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -108,13 +110,17 @@ def drawn(name: str, statistics: Statistics, read: str = "") -> Process:
     return Process(name, float(statistics.quantiles.min()), False, bind, read=read)
 
 
-def like(path: str, mean: float | None = None) -> Process:
+def like(path: str, mean: float | None = None, **columns: Any) -> Process:
     """Draw durations like a recorded trace, without end and for any number of workers.
 
-    path, mean: as the delay `trace` has them.
+    path, mean, columns: as the delay `trace` has them.
     """
-    recorded = trace(path, mean=mean)
-    return drawn(f"like({path})", of(recorded.records), recorded.read)
+    recorded = trace(path, mean=mean, **columns)
+    process = drawn(f"like({path})", of(recorded.records), recorded.read)
+    return replace(process, exchange=recorded.exchange)
+
+
+like.__signature__ = inspect.signature(trace)
 
 
 def _table(statistics: Statistics, seed: int, workers: int) -> np.ndarray:

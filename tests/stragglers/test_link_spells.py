@@ -173,6 +173,11 @@ def test_a_recorded_table_is_as_the_list_of_its_rows(tmp_path):
     (tmp_path / "dates.csv").write_text("time,link,factor\n2026-11-27T12:00:00,0-1,3\n")
     with pytest.raises(ValueError, match="as dates would be; write seconds since the begin"):
         link_spells.recorded(str(tmp_path / "dates.csv"), workers=3)
+    for header, missing in (("time,from,factor", "link"), ("step,link,factor", "time")):
+        (tmp_path / "other.csv").write_text(f"{header}\n2,0-1,3\n")
+        words = f"spells: .*no column '{missing}'; give a table with the columns time, link and"
+        with pytest.raises(ValueError, match=words):
+            link_spells.recorded(str(tmp_path / "other.csv"), workers=3)
     (tmp_path / "nodes.csv").write_text("time,node,factor\n2,1,3\n")
     found = link_spells.recorded(str(tmp_path / "nodes.csv"), of="node", workers=3)
     np.testing.assert_allclose(found.slowness(*pairs, 2.0)[:, 0], [3, 3, 3, 1])

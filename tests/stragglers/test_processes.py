@@ -128,6 +128,20 @@ def test_a_trace_has_workers_in_natural_order_and_says_what_was_read(tmp_path):
          [[1, 2, 3], [5, 6, 7]]),
         ("worker,batch_time\n0,3\n0,1", {"time": None}, [[3, 1]]),
         ("n,Step,took\nb,1,7\na,1,5\n", {"worker": "n", "duration": "took"}, [[5], [7]]),
+        ("# by numpy.savetxt\n# worker,Step,batch_time\n0.0e+00,0.0,1.5\n1.0e+00,0.0,2.0005\n",
+         {}, None),
+        ("sep=;\nworker;Step;batch_time\n0;0;1,5\n1;0;2,0005\n", {}, None),
+        ("worker Step   batch_time\n 0    0   1.5\n 1    0   2.0005 \n", {}, None),
+        ("worker|Step|batch_time\n0|0|1.5\nworker|Step|batch_time\n1|0|2.0005\n", {}, None),
+        ("worker\tStep\tbatch_time\n0\t0\t1,5\n1\t0\t2,0005\n", {}, None),
+        ("workerId,Step,batchTimeMs\n0,0,1500\n1,0,2000.5\n", {}, None),
+        ("worker,Step,batch_time_ms,wait_s\n0,0,2.5,1\n1,0,3.0005,1\n",
+         {"scale": 1.0, "waiting": "wait"}, None),
+        # a duration that is called time is not the order as well
+        ("rank,Step,Time\n0,2,1\n0,1,3\n", {"time": "time", "duration": "time"}, [[3, 1]]),
+        ("card,step,time\n0,2,1\n0,1,3\n", {"worker": "card", "time": "time"}, [[3, 1]]),
+        ("rank,Step,Time,lost\n0,2,3,1\n0,1,3,2\n", {"time": "time", "waiting": "lost"},
+         [[1, 2]]),
     ],
 )  # fmt: skip
 def test_tables_of_other_programs_are_read(tmp_path, text, options, records):
@@ -152,6 +166,7 @@ def test_tables_of_other_programs_are_read(tmp_path, text, options, records):
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
         ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "line 2 and line 5 both have"),
         ("worker,time,batch_time\n0,0,85\n0,1,97\n", "a median of 91, .*give scale=1e-3"),
+        ("worker\ttime\tbatch_time\n0\t0\t1,500\n", "batch_time='1,500'"),  # or 1.5
     ],
 )
 def test_bad_traces(tmp_path, text, message):
@@ -172,8 +187,11 @@ def test_steps_that_end_together_are_told_apart_from_computing(tmp_path, times):
     ]
     header = "worker,time,step_ms,comm_us,batch_time\n"
     path = str(write(tmp_path / "steps.csv", header + "\n".join(rows)))
+    fewer = str(write(tmp_path / "fewer.csv", header + "\n".join(rows[:-1])))
     with pytest.raises(ValueError, match=r"hides who is slow; log the time of computing alone"):
         trace(path, duration="step")
+    with pytest.raises(ValueError, match="hides who is slow"):
+        trace(fewer, duration="step")
     assert "slowest 0 (1 times" in trace(path, duration="step", in_step=True).read
     assert "slowest 2 (3" in trace(path).read
     less = trace(path, duration="step", waiting="comm")
@@ -193,6 +211,7 @@ def test_steps_that_end_together_are_told_apart_from_computing(tmp_path, times):
         (lambda: markov(LAW, 5.0, 0.0, 1.0), "needs mean_normal > 0, got mean_normal=0.0"),
         (lambda: as_process(LAW).duration(0, 0.0), "has no seed; call"),
         (lambda: trace("nowhere.csv"), "cannot read nowhere.csv"),
+        (lambda: trace("~nobody of this name/log.csv"), "cannot read ~nobody of this name"),
         (lambda: trace("x.csv", scale=2.0, mean=1.0), "exclude each other"),
     ],
 )

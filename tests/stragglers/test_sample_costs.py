@@ -85,6 +85,18 @@ def test_what_was_kept_by_hand():
     assert kept.by_cost(rows.slice(0, 0), lambda worker, counter: counter) is None
 
 
+def test_a_worker_that_is_always_cut_off_has_kept_nothing():
+    """Worker 1 takes 3 s, the other 1 s: K-sync leaves it out, and rounds end before it has any."""
+    delay = processes.persistent(by_sample(delays.deterministic(1.0)), [1.0, 3.0])
+
+    def costs(worker, counter):
+        return 1.0 + worker
+
+    for name, own, lost in (("k_sync", {"k": 1}, 1), ("anytime", {"seconds": 2.0}, 0)):
+        found = kept.by_cost(planned.plan(name, delay, 2, 10, **own), costs, parts=2, lost=lost)
+        np.testing.assert_array_equal(found.by_part, [1, 0])
+
+
 def test_weights_by_hand():
     """The shares 1, 1, 1/2 of parts of two samples; equal costs weigh as the mean of theirs."""
     found = kept.Kept(np.array([1.0, 1.0, 0.5]), 5 / 6, 1.0)

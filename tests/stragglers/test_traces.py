@@ -108,6 +108,71 @@ def test_compressed_tables_and_parquet(tmp_path):
     np.testing.assert_allclose(trace(str(tmp_path / "log.parquet")).records, np.divide(WANTED, 1e3))
 
 
+def test_columns_of_parquet_that_are_no_plain_numbers(tmp_path):
+    """Categories, bytes, dates, spans of time and missing values, as pandas and Spark have them."""
+    missing = np.arange(5) == 4
+    dates = np.datetime64("2026-05-01T12:00") + np.array([1, 0, 0, 1, 0], "m8[s]")
+    spans = np.array([4500, 1500, 2500, 3500, 0], "m8[ms]")
+    columns = {
+        "rank": pyarrow.array([b"r1", b"r0", b"r1", b"r0", None]).dictionary_encode(),
+        "timestamp": pyarrow.array(dates.astype("M8[ns]"), mask=missing),
+        "step_time": pyarrow.array(spans.astype("m8[ns]"), mask=missing),
+        "losses": [[0.5, 0.25]] * 4 + [None],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "log.parquet")
+    found = trace(str(tmp_path / "log.parquet"))
+    assert found.names == ("r0", "r1") and "1 empty rows left out" in found.read
+    np.testing.assert_array_equal(found.records, WANTED)
+    cells = {"worker": [0, None], "time": [0, 1], "batch_time": [1.0, 2.0]}
+    parquet.write_table(pyarrow.table(cells), tmp_path / "log.parquet")
+    with pytest.raises(ValueError, match="line 3 has worker=''"):
+        trace(str(tmp_path / "log.parquet"))
+
+
+def test_numbers_as_numpy_writes_them_name_workers_in_their_order(tmp_path):
+    rows = [[worker, 0, worker + 1.0] for worker in range(12)]
+    np.savetxt(tmp_path / "log.txt", rows, header="rank step seconds")
+    found = trace(str(tmp_path / "log.txt"))
+    assert found.names == tuple(map(str, range(12)))
+    np.testing.assert_array_equal(np.ravel(found.records), np.arange(1.0, 13.0))
+
+
+def test_records_of_json_are_rows(tmp_path):
+    rows = [dict(zip(("rank", "step", "step_time"), map(float, row.split(",")), strict=True))
+            for row in ROWS]  # fmt: skip
+    rows.insert(0, {"rank": None, "loss": 1.5})
+    for text in (json.dumps(rows[1:]), "\n".join(map(json.dumps, rows[1:]))):
+        (tmp_path / "log").write_text(text)
+        np.testing.assert_array_equal(trace(str(tmp_path / "log")).records, WANTED)
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="line 1 has rank='', step='', step_time=''"):
+        trace(str(tmp_path / "log"))
+
+
+def test_windows_writes_a_micro_in_one_byte(tmp_path):
+    (tmp_path / "log.csv").write_bytes("rank;step;step_time (µs)\n0;0;1,5e6\n".encode("cp1252"))
+    np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, [[1.5]])
+    (tmp_path / "log.csv").write_bytes(b"\x28\xb5\x2f\xfd\x00packed otherwise")
+    with pytest.raises(ValueError, match="it is no text"):
+        trace(str(tmp_path / "log.csv"))
+
+
+def test_a_column_that_was_asked_for_is_not_replaced_by_numbered_ones(tmp_path):
+    (tmp_path / "log.csv").write_text("step,rank0,rank1\n0,1.5,2.5\n1,3.5,4.5\n")
+    np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, WANTED)
+    for parameter in ("time", "duration"):
+        with pytest.raises(ValueError, match="no column 'took'; it has step, rank0, rank1"):
+            trace(str(tmp_path / "log.csv"), **{parameter: "took"})
+
+
+def test_files_below_a_pattern_of_folders(tmp_path):
+    for rank in (0, 1):
+        place = tmp_path / "run" / "deep" / f"rank{rank}.csv"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(f"step,seconds\n0,{rank + 1}\n")
+    np.testing.assert_array_equal(trace(str(tmp_path / "**" / "rank*.csv")).records, [[1], [2]])
+
+
 ODD_PROFILES = (  # JSON that a profiler does not write
     b'{"traceEvents": [7]}', b'{"traceEvents": [{"ph": "X", "dur": null, "cat": "kernel"}]}',
     b'{"traceEvents": [{"ph": "X", "dur": 1, "cat": "user_annotation", "name": 3}]}', 99999 * b"[",
@@ -187,6 +252,22 @@ def test_profiles_tell_exposed_communication_apart(tmp_path):
     np.testing.assert_allclose(trace(str(tmp_path / "streams.json")).records, computing[:1])
     communication = np.median(1 - 0.9 * computing)
     assert f"communication apart, median {communication:.3g} s" in found.read
+    document = json.loads(profiled(computing[0], 0))
+    for one in document["traceEvents"]:  # as PyTorch 1.8 to 1.11 write it
+        one["cat"] = {"user_annotation": "Operator", "kernel": "Kernel"}.get(one.get("cat"))
+    copy = event("Memcpy HtoD", "Memcpy", 0.9e6, 0.1e6)  # beside the first step's collective
+    (tmp_path / "old.json").write_text(
+        json.dumps(document | {"traceEvents": [*document["traceEvents"], copy]})
+    )
+    found = trace(str(tmp_path / "old.json"))
+    np.testing.assert_allclose(found.records, np.add(computing[:1], [0.1, 0, 0]))
+    twice = trace(str(tmp_path / "old.json"), mean=2 * found.records[0].mean())
+    np.testing.assert_allclose(twice.records, 2 * np.array(found.records))
+    assert twice.exchange == pytest.approx(2 * found.exchange) and found.exchange > 0.1
+    (tmp_path / "long.json").write_text(profiled(np.tile(computing[0], 22)))
+    long = str(tmp_path / "long.json")
+    assert statistics.like(long).exchange == trace(long).exchange > 0.1
+    assert trace(long).names == ("long",)
     with pytest.raises(ValueError, match="no ProfilerStep; call"):
         (tmp_path / "other.json").write_text('{"traceEvents": []}')
         trace(str(tmp_path / "other.json"))
@@ -209,6 +290,14 @@ def test_operations_of_a_pipeline_become_micro_batches_of_its_slowest_stage(tmp_
     parquet.write_table(table, tmp_path / "job.parquet")
     found = trace(str(tmp_path / "job.parquet"))
     np.testing.assert_allclose(found.records, wanted.max(axis=-1).reshape(2, 6))
+    names = table.column_names  # ranks that are floats, as where an operation has none
+    floats = table.set_column(names.index("rank"), "rank", table["rank"].cast("float64"))
+    parquet.write_table(floats, tmp_path / "job.parquet")
+    np.testing.assert_array_equal(trace(str(tmp_path / "job.parquet")).records, found.records)
+    table = table.set_column(names.index("optype"), "optype", pyarrow.array(["other"] * len(table)))
+    parquet.write_table(table, tmp_path / "job.parquet")
+    with pytest.raises(ValueError, match="no optype of it is forward-compute"):
+        trace(str(tmp_path / "job.parquet"))
 
 
 PUBLIC = json.loads(statistics.PUBLIC.read_text())
@@ -246,6 +335,8 @@ def test_draws_like_a_trace_have_its_spells_and_its_pairs(tmp_path):
     rows = [f"{w},{t},{recorded[w, t]}" for w in range(3) for t in range(count)]
     (tmp_path / "log.csv").write_text(HEADER + "\n".join(rows))
     process = statistics.like(str(tmp_path / "log.csv"))
+    twice = statistics.like(str(tmp_path / "log.csv"), scale=2.0, in_step=True)
+    assert twice.shortest == 2 * process.shortest
     found = drawn(process, 1, 6)
     assert np.corrcoef(found[0], found[1])[0, 1] > 0.7 > 0.2 > np.corrcoef(found[0], found[3])[0, 1]
     wanted, got = statistics.moments(recorded, 5), statistics.moments(found[:3], 5)

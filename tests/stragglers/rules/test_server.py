@@ -240,6 +240,16 @@ def test_who_is_back_before_its_update_waits_for_it():
     np.testing.assert_allclose(schedule.busy, [[1, 5]] * 3)
 
 
+def test_a_worker_that_is_always_cut_off_is_idle():
+    law = persistent(delays.deterministic(1.0), [1.0, 3.0])
+    for name, cancels in (("k_sync", True), ("k_async", False)):
+        made = planned.rule(name, law, 2, k=1)
+        rows = whole(made, 2)  # of worker 0, before the other has ended anything
+        assert made.turnout.cancels == cancels and rows.idle_fraction == 0
+        for part in (rows, rows.slice(1, 2)):
+            assert part.idle_share(made.turnout.cancels) == (0.5 if cancels else 0)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
