@@ -515,7 +515,8 @@ def _weighted(
         rows.append(schedule)
         missing -= int(schedule.batches.sum())
         planned = 2 * planned if schedule.updates == planned else np.inf  # a replay has ended
-    found = KEPT["by_cost"](concatenate(rows), _costs_of_samples(task, sampler))
+    lost = config.mini_batches if pilot.turnout.cancels else 0
+    found = KEPT["by_cost"](concatenate(rows), _costs_of_samples(task, sampler), lost=lost)
     if found is None or not found.by_part.all():
         shares = "nothing" if found is None else found.by_part.round(3).tolist()
         raise ValueError(
