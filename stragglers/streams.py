@@ -217,9 +217,10 @@ def _fill(known, tail, block, workers, counts, out):
 
 @functools.cache
 def compiled(function: Callable, *helpers: Callable) -> Callable:
-    """Return a function of a module as machine code, kept on disk; helpers: functions it calls.
+    """Return a function of a module as machine code, kept on disk where that can be written to.
 
-    The import of numba takes a second and is left to those who need it.
+    helpers: functions that it calls. The import of numba takes a second and is left to those who
+    need it.
     """
     try:
         import numba
@@ -230,4 +231,7 @@ def compiled(function: Callable, *helpers: Callable) -> Callable:
         ) from error
     for helper in helpers:
         register_jitable(helper)
-    return numba.njit(function, cache=True)
+    try:
+        return numba.njit(function, cache=True)
+    except RuntimeError:  # neither the installed package nor a home can be written to
+        return numba.njit(function)

@@ -49,3 +49,10 @@ def test_a_missing_compiler_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
     with pytest.raises(ImportError, match=r"needs numba .*; run pip install 'gossax\[schedules\]'"):
         streams.compiled(streams._mixed)
+
+
+def test_nothing_is_kept_where_nothing_can_be_written():
+    """As of a package in an image that is read-only, for a user without a home."""
+    names = {}
+    exec(compile("def more(a):\n    return a + 1", "/nowhere/more.py", "exec"), names)
+    assert streams.compiled(names["more"])(1) == 2
