@@ -192,8 +192,10 @@ class Session:
 
         # A process that dies is news, about which Ray prints a page that nothing switches off.
         private.print_to_stdstream = lambda *arguments, **options: None
-        # It adds machines to a cluster, and answers everybody on all interfaces without a token.
-        node.Node.start_monitor = lambda self: None
+        # The monitor adds machines to a cluster, and answers everybody on all interfaces without a
+        # token. The two others take seconds to start, and serve pages and logs that nobody reads.
+        for service in ("start_monitor", "start_api_server", "start_log_monitor"):
+            setattr(node.Node, service, lambda self, **options: None)
         atexit.register(self.close)
         return ray
 
