@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -13,9 +14,11 @@ import tomllib
 import pytest
 import yaml
 from absl.testing import flagsaver
+from packaging.requirements import Requirement
 
 import gossax
 import launch
+from tests import warm
 from tests.launcher import ROOT
 from tests.test_architecture import imported
 from tests.test_docs import BLOCK
@@ -125,6 +128,25 @@ def test_make_takes_the_newest_python_that_runs(tmp_path):
         assert taken.strip() == wanted
 
 
+@pytestdef link(required, folder):
+    """Link what these requirements lead to, as it is installed here, into site-packages."""
+    linked, waiting = set(), [(one, "") for one in required]
+    while waiting:
+        text, extra = waiting.pop()
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        found = importlib.metadata.distribution(requirement.name)
+        assert requirement.specifier.contains(found.version, prereleases=True), text
+        for extra in {"", *requirement.extras}:
+            if (found.name, extra) not in linked:
+                linked.add((found.name, extra))
+                waiting += [(one, extra) for one in found.requires or ()]
+        for name in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
+            if not (folder / name).exists():
+                (folder / name).symlink_to(found.locate_file(name))
+
+
 @pytest.mark.slow
 def test_the_installed_library(project):
     """Its dependencies suffice for the shortest loop of the docs, and with flax for the others.
@@ -139,24 +161,23 @@ def test_the_installed_library(project):
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, copy / path)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True)
-    pip = ("-m", "pip", f"--python={python}", "install", "--quiet", "--no-compile")
+    words = ["--quiet", "--no-compile", "--no-deps", str(copy)]
+    done = run(project, "-m", "pip", f"--python={python}", "install", *words)
+    assert done.returncode == 0, done.stderr
+    (installed,) = python.parents[1].glob("lib/*/site-packages/gossax")
+    information = f"gossax-{gossax.__version__}.dist-info"
+    required = importlib.metadata.Distribution.at(installed.parent / information).requires
     examples = BLOCK.findall((ROOT / "docs" / "library.md").read_text())
     assert {language for language, _ in examples} == {"python"}
     shortest, *blocks = (body for _, body in examples)
     no_numba = "import importlib.util\nassert not importlib.util.find_spec('numba')\n"
-    for interpreter, *words in (
-        (sys.executable, *pip, str(copy)),
-        (python, "-c", no_numba + shortest),
-        (sys.executable, *pip, "flax"),
-        (python, "-c", "\n".join(blocks)),
-    ):
-        done = run(project, *words, python=interpreter)
+    for more, text in ((required, no_numba + shortest), (["flax"], "\n".join(blocks))):
+        link(more, installed.parent)
+        done = run(project, "-c", text, python=python)
         assert done.returncode == 0, done.stderr
     done = run(project, "-m", "gossax.launch", python=python)
     assert done.stderr.startswith("error: ml_collections is not installed; run pip install")
 
-    (installed,) = python.parents[1].glob("lib/*/site-packages/gossax")
-    information = f"gossax-{gossax.__version__}.dist-info"
     record = (installed.parent / information / "RECORD").read_text().splitlines()
     assert {line.partition("/")[0] for line in record} == {"gossax", information}
     bare = [
@@ -174,8 +195,8 @@ def test_the_installed_library(project):
     done = run(project, "-c", EVERY_MODULE, PYTHONPATH=str(alone))
     assert done.returncode == 0, done.stderr
     tiny = "--config.task=synthetic_logistic(samples=256, dimension=8)"
-    words = ["--config=configs/nonblocking.py", tiny, "--config.updates=2", "--seeds=2", "--jobs=2"]
+    words = ["--config=configs/nonblocking.py", tiny, "--config.updates=2", "--jobs=2"]
     launched = ["-m", "gossax.launch", *words, "--workdir=run"]
-    done = run(project, *launched, PYTHONPATH=str(alone), XLA_FLAGS="")
+    done = run(project, *launched, PYTHONPATH=str(alone), XLA_FLAGS=warm.COMPILING)
     assert done.returncode == 0, done.stderr
     assert (project / "run" / "report.html").exists()
