@@ -4,11 +4,10 @@ import doctest
 import importlib
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests import warm
 from tests.launcher import ROOT
 from tests.test_architecture import FILES
 
@@ -40,7 +39,7 @@ def test_every_example_has_a_row_here():
 @pytest.mark.parametrize("name", LAST)
 def test_examples_run(name, tmp_path):
     """From another folder than its own."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": warm.COMPILING}
     if name in ("dpsgd", "nonblocking_mesh"):
         del environment["XLA_FLAGS"]  # which the example sets
     script = ROOT / "examples" / f"{name}.py"
@@ -50,10 +49,7 @@ def test_examples_run(name, tmp_path):
             assert text.count(part) == 1, part
             text = text.replace(part, smaller)
         script.write_text(text)
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540, check=False,
-    )  # fmt: skip
+    done = warm.run([script], cwd=tmp_path, env=environment, timeout=540)
     assert done.returncode == 0, done.stderr
     assert re.search(LAST[name], done.stdout), done.stdout
 

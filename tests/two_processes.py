@@ -3,11 +3,10 @@
 import contextlib
 import os
 import pathlib
-import subprocess
-import sys
 import time
 
 from benchmarks.harness import free_port
+from tests import warm
 from tests.launcher import ROOT
 
 # A run that trains until it is ended, with an evaluation every few rounds.
@@ -36,15 +35,16 @@ def ranks(module, here, count, devices, *arguments):
     try:
         for rank, output in enumerate(outputs):
             own = [str(output), address, str(count), str(rank), *arguments]
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", module, *own],
-                    cwd=ROOT,
-                    env=os.environ | {"XLA_FLAGS": flags},
-                    stdout=subprocess.DEVNULL,
-                    stderr=(here / f"{rank}.txt").open("w"),
+            with (here / f"{rank}.txt").open("w") as said:
+                running.append(
+                    warm.Process(
+                        ["-m", module, *own],
+                        cwd=ROOT,
+                        env=os.environ | {"XLA_FLAGS": flags},
+                        stdout=said,
+                        stderr=said,
+                    )
                 )
-            )
         yield running, outputs
     finally:
         for process in running:
@@ -53,37 +53,30 @@ def ranks(module, here, count, devices, *arguments):
 
 
 @contextlib.contextmanager
-def started(here: pathlib.Path, *flags, own=None, names=None, processes=2, programs=()):
-    """Start the processes of these numbers, which print into PROCESS.txt.
+def started(here: pathlib.Path, *flags, own=None, processes=2, programs=()):
+    """Start the processes of a launch, which print into PROCESS.txt.
 
     own: flags of each; programs: process -> what it runs in place of launch.py.
     """
-    names = range(processes) if names is None else names
     address = f"127.0.0.1:{free_port()}"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    environment |= {"NO_PROXY": "127.0.0.1"}
+    environment = os.environ | {"XLA_FLAGS": warm.COMPILING, "NO_PROXY": "127.0.0.1"}
     running = []
     try:
-        for name in names:
+        for name in range(processes):
             where = (
                 "--coordinator_address=" + address,
                 f"--num_processes={processes}",
                 f"--process_id={name}",
             )
+            program = dict(programs).get(name, ROOT / "launch.py")
             with (here / f"{name}.txt").open("w") as output:
                 running.append(
-                    subprocess.Popen(
-                        [
-                            sys.executable,
-                            dict(programs).get(name, ROOT / "launch.py"),
-                            *flags,
-                            *where,
-                            *(own[name] if own else ()),
-                        ],
+                    warm.Process(
+                        [program, *flags, *where, *(own[name] if own else ())],
                         cwd=here,
                         env=environment,
                         stdout=output,
-                        stderr=subprocess.STDOUT,
+                        stderr=output,
                     )
                 )
         yield running
