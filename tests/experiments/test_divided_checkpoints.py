@@ -1,6 +1,7 @@
 """Checkpoints of state that is divided between devices: written in parts, while the run goes on."""
 
 import shutil
+import signal
 import threading
 
 import jax
@@ -180,23 +181,29 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch):
+    """While both are stopped, a copy of their workdir is what a kill would leave."""
     here = launcher.directory(tmp_path, monkeypatch)
     flags = [f"--config.{key}={value}" for key, value in ENTRIES.items()
              if key not in ("optimizer", "algorithm", "updates")]  # fmt: skip
     flags += [f"--config={launcher.ROOT}/configs/nonblocking.py", "--config.algorithm=dpsgd"]
     flags += ["--checkpoint_seconds=0", "--config.updates=80"]
-    for workdir, killed in (("whole", False), ("out", True), ("out", False)):
+    for workdir in ("whole", "out"):
         with two_processes.started(here, *flags, f"--workdir={workdir}") as both:
-            if killed:
-                wait_for(here / "out" / "metrics.jsonl", 4)
-                for process in both:
-                    process.kill()
-            else:
-                codes = [process.wait(300) for process in both]
-                assert codes == [0, 0], said(here, 0) + said(here, 1)
+            if workdir == "whole":
+                wait_for(here / "whole" / "metrics.jsonl", 4)
+                send(both, signal.SIGSTOP)
+                copied(here / "whole", here / "out")
+                send(both, signal.SIGCONT)
+            codes = [process.wait(300) for process in both]
+            assert codes == [0, 0], said(here, 0) + said(here, 1)
     assert left(here / "out") == left(here / "whole")
     (folder,) = (here / "out" / "checkpoint").iterdir()  # each has written its own half
     parts = [np.load(folder / checkpoints.PART.format(rank)) for rank in range(2)]
     assert not set(parts[0].files) & set(parts[1].files)
     sizes = [sum(part[name].nbytes for name in part.files) for part in parts]
     assert max(sizes) < 0.51 * sum(sizes)
+
+
+def send(processes, number):
+    for process in processes:
+        process.send_signal(number)
