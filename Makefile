@@ -15,14 +15,14 @@ evidence: $(VENV)/installed
 	$(RUN) -m experiments.publish evidence $(ONLY)
 
 test: $(VENV)/installed
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/installed
-	$(RUN) -m pytest -n 3 -m slow -rs
+	$(RUN) -m pytest -n 3 --dist worksteal -m slow -rs
 
 # Of a Python beside the newest: make smoke VENV=.venv-oldest PYTHON=python3.11
 smoke: $(VENV)/installed
-	$(RUN) -m pytest -n 2 tests/test_launch.py \
+	$(RUN) -m pytest -n 2 --dist worksteal tests/test_launch.py \
 		tests/comms/test_collectives.py tests/algorithms/test_contract.py \
 		tests/stragglers/test_contract.py tests/runtimes/test_contract.py \
 		tests/runtimes/test_mesh.py tests/experiments/test_checkpoints.py

@@ -155,8 +155,7 @@ def test_what_is_accepted_trains(written, wait, runtime):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("actors")
-@pytest.mark.parametrize(("method_name", "rule_name"), pairs.OF_PROCESSES[::8])
+@pytest.mark.parametrize(("method_name", "rule_name"), pairs.OF_PROCESSES)
 def test_processes_train_what_is_accepted(method_name, rule_name):
     """Parameters are finite after three updates; all pairs are for `benchmarks.pairs`."""
     pairs.trained(pairs.call(method_name), pairs.call(rule_name), "actors")

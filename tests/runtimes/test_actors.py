@@ -20,13 +20,14 @@ from experiments import records
 from runtimes.asynchronous import pool
 from runtimes.asynchronous.pool import SESSION, ActorPool, Resources
 from runtimes.base import Runtime
+from stragglers import delays
 from stragglers.schedule import concatenate, load
 from tests.hosts import unable
 from tests.launcher import ROOT
 from tests.runtimes.free import actors, replayed, used_once
 from tests.runtimes.toy import X0
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
+pytestmark = pytest.mark.slow
 PATIENCE = 300.0  # s, for a machine that has other things to do
 # Quick to load in every process, with a loss that is not reached.
 TINY = "--config.task=synthetic_logistic(samples=256, dimension=4)", "--config.target_loss=0.01"
@@ -73,7 +74,8 @@ def test_processes_that_die_and_hang_are_replaced_and_a_run_resumes(started, mon
         return reference
 
     monkeypatch.setattr(ActorPool, "start", start)
-    rule, knobs = ("async_diloco", "k_async", STEPS), {"workers": 3, "k": 1, "grace": 0.02}
+    law = delays.exponential(0.06)  # so that workers leave the processors to those that start
+    rule, knobs = ("async_diloco", "k_async", STEPS, law), {"workers": 3, "k": 1, "grace": 0.02}
     runtime, run = started(*rule, **knobs)
     assert isinstance(runtime, Runtime) and runtime.clock == "wall" and not runtime.replays
     run, first = runtime.advance(run, np.inf, 20)
@@ -138,7 +140,7 @@ def test_a_launch_that_is_ended_goes_on_and_leaves_nothing(tmp_path):
     workdir = tmp_path / "run"
     command = [
         sys.executable, "launch.py", "--config=configs/slow_and_stale.py:real,seconds=7,workers=2",
-        f"--workdir={workdir}", "--checkpoint_seconds=0", "--config.delay=exponential(scale=0.02)",
+        f"--workdir={workdir}", "--checkpoint_seconds=0", "--config.delay=exponential(scale=0.1)",
         "--config.wait=quorum_async(k=1)", *TINY,
     ]  # fmt: skip
 

@@ -19,9 +19,9 @@ from tests.runtimes import meeters
 from tests.runtimes.meeters import X0, B, H, N
 from tests.runtimes.test_nodes import Together
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("actors")]
+pytestmark = pytest.mark.slow
 PATIENCE = 300.0  # s, for a machine that has other things to do
-LAW = delays.exponential(0.03)  # so that nodes leave the processors to those that start
+LAW = delays.exponential(0.08)  # so that nodes leave the processors to those that start
 
 
 @pytest.fixture(scope="module", autouse=True)
