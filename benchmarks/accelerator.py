@@ -92,12 +92,7 @@ ACCELERATOR = Sizes(
     share=0.03, least=1.0,
 )  # fmt: skip
 TINY = Sizes(
-    models={
-        "gpt": (
-            "next_token(model=gpt(layers=1, width=16, heads=2), corpus='python(files=40)', "
-            "vocabulary=500, length=8)", 1,
-        ),
-    },
+    models={"mlp": ("digits(model=mlp(hidden=[16]))", 1)},
     updates=1, workers=(8,), methods=2, hidden=(32,) * 2,
     coordinates=(20_000,), codecs=("S2, rows, r = 1", "top-k", "bf16"),
     share=0.0, least=0.0,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments import distributed, endings, sweep, watchdog
-from tests import launcher, two_processes
+from tests import launcher, two_processes, warm
 from tests.launcher import ROOT, metrics, summary
 from tests.two_processes import ENDLESS, said, wait_for
 
@@ -178,17 +178,16 @@ def test_a_process_that_is_refused_alone_tells_the_others(here):
 
 
 @pytest.mark.slow
-def test_a_process_that_finds_nobody_says_so():
-    script = (
+def test_a_process_that_finds_nobody_says_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
         "import sys; from experiments import distributed; distributed.JOINING = 2\n"
         "try:\n"
         f"    distributed.initialize('127.0.0.1:{two_processes.free_port()}', 2, 0)\n"
         "except ValueError as error:\n"
         "    print('error:', error, file=sys.stderr); sys.exit(2)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
+    done = warm.run([script], cwd=ROOT, env=os.environ, timeout=100)
     assert done.returncode == 2, done.stderr
     assert "error: several processes: they have not found each other at 127.0.0" in done.stderr
 

@@ -1,9 +1,9 @@
 """Processes that find each other, share texts, and end when one of them does."""
 
+import os
 import re
 import runpy
 import socket
-import subprocess
 import sys
 import threading
 
@@ -12,6 +12,7 @@ import pytest
 
 from configs import nonblocking
 from experiments import distributed, sweep
+from tests import warm
 from tests.launcher import ROOT
 from tests.runtimes import one_of_several
 from tests.test_architecture import FILES
@@ -122,11 +123,10 @@ print("all is there")
 
 
 @pytest.mark.slow
-def test_the_service_does_what_we_rely_on_and_keeps_no_key_of_old_rounds():
-    script = ALONE.format(port=free_port(), rounds=320)
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+def test_the_service_does_what_we_rely_on_and_keeps_no_key_of_old_rounds(tmp_path):
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE.format(port=free_port(), rounds=320))
+    done = warm.run([script], cwd=ROOT, env=os.environ, timeout=300)
     assert done.stdout == "all is there\n", done.stderr[-2000:]
 
 

@@ -3,8 +3,6 @@
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -20,7 +18,7 @@ from runtimes.data_feed import Feed, Readers, Streamed, Unreadable
 from runtimes.mesh import Mesh
 from runtimes.simulate import Simulator
 from stragglers import delays, inject, processes
-from tests import planned
+from tests import planned, warm
 from tests.launcher import ROOT
 from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, bits, losses, replayed
@@ -174,14 +172,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_readers_end_with_a_process_that_is_killed(tmp_path):
     (tmp_path / "orphan.py").write_text(ORPHAN)
-    killed = subprocess.run(
-        [sys.executable, tmp_path / "orphan.py"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        timeout=120,
-        check=False,
-    )
-    reader, until = pathlib.Path("/proc", killed.stdout.decode().strip()), time.monotonic() + 60
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    killed = warm.run([tmp_path / "orphan.py"], cwd=tmp_path, env=environment, timeout=120)
+    reader, until = pathlib.Path("/proc", killed.stdout.strip()), time.monotonic() + 60
     assert killed.returncode == -signal.SIGKILL and reader.name.isdigit()
     while reader.exists() and "Z (zombie)" not in (reader / "status").read_text():
         assert time.monotonic() < until

@@ -1,8 +1,7 @@
 """Looks at recorded durations."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from configs import nonblocking
 from experiments import publish, train
 from experiments.advice import observatory
 from experiments.advice.durations import Measured
+from tests import warm
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,12 +90,11 @@ def test_a_look_at_files_from_the_command_line(tmp_path, monkeypatch):
     for worker in range(3):
         rows = [f"{step},{1 + worker + 0.1 * (step % 3)}" for step in range(40)]
         (tmp_path / f"rank{worker}.csv").write_text("step,seconds\n" + "\n".join(rows))
-    look = [sys.executable, "-m", "experiments.advice.observatory"]
     pattern, png, path = f"{tmp_path}/rank*.csv", tmp_path / "look.png", tmp_path / "look.json"
-    run = subprocess.run(
-        [*look, pattern, "--mini_batches=2", f"--figure={png}", f"--record={path}"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    words = ["-m", "experiments.advice.observatory", pattern, "--mini_batches=2"]
+    words += [f"--figure={png}", f"--record={path}"]
+    run = warm.run(words, cwd=ROOT, env=os.environ, timeout=300)
+    assert run.returncode == 0, run.stderr
     assert "120 durations of 3 workers, 40 each" in run.stdout
     assert "A barrier's round takes 1.48 times the mean worker's" in run.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
