@@ -4,6 +4,10 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	&& echo $$python && break; done)
 VENV := .venv
 RUN := $(VENV)/bin/python
+# Modules are compiled once, into a folder of their own, even where Python is told to keep nothing:
+# else every process of a test compiles JAX anew.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/compiled
 
 .PHONY: demo evidence test test-slow smoke lint benchmark docs clean
 

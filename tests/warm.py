@@ -4,6 +4,7 @@ As of `subprocess.Popen`, but forked from a process that has imported what launc
 takes seconds, and has started no backend: XLA reads its flags in the new process.
 """
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -39,7 +40,7 @@ class Process:
 
     def __init__(self, args, *, cwd, env, stdout, stderr):
         """Start a file, or -m and a module, with what they are given; stdout, stderr: files."""
-        loaded, forker, _ = _forker()
+        loaded, forker = _forker()
         settings = {name for name in {**loaded, **env} if name.startswith("JAX_")}
         changed = {name for name in settings if env.get(name) != loaded.get(name)}
         assert not changed, f"JAX has read {changed} when it was loaded"
@@ -70,7 +71,8 @@ class Process:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
@@ -92,7 +94,7 @@ def run(args, *, cwd, env, timeout):
 
 @functools.cache
 def _forker():
-    """(environment, line, process) of the one that forks, which ends with this one."""
+    """(environment, line) of the one that forks, which ends with this one."""
     ours, theirs = socket.socketpair()
     with theirs:
         number, environment = theirs.fileno(), dict(os.environ)
@@ -103,7 +105,9 @@ def _forker():
             stdin=subprocess.DEVNULL,
             pass_fds=[number],
         )
-    return environment, ours, process
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # the first of the two, so that it ends
+    return environment, ours
 
 
 def serve(control):

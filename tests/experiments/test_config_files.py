@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import sys
 
 import pytest
 from rich.console import Console
@@ -24,6 +26,18 @@ def test_every_name_of_every_kind_is_listed_with_a_sentence():
     kinds = {entry: kind for _, entry, kind in config_files.sections()}
     assert kinds["wait"].call("rennala") == "rennala(k, interrupt=false)"
     assert kinds["algorithm"].call("inverse_staleness") == "inverse_staleness"
+
+
+def test_a_config_is_read_anew_however_soon_it_has_changed(tmp_path, monkeypatch):
+    """And nothing is left beside it."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    path = tmp_path / "own.py"
+    for value in (1, 2):
+        path.write_text(f"def get_config():\n    return {value}\n")
+        os.utime(path, (1e9, 1e9))
+        assert config_files.load(str(path)).get_config() == value
+    assert os.listdir(tmp_path) == ["own.py"]
 
 
 def test_a_listed_config_is_found_from_any_folder(tmp_path, monkeypatch):
