@@ -128,7 +128,7 @@ def test_make_takes_the_newest_python_that_runs(tmp_path):
         assert taken.strip() == wanted
 
 
-@pytestdef link(required, folder):
+def link(required, folder):
     """Link what these requirements lead to, as it is installed here, into site-packages."""
     linked, waiting = set(), [(one, "") for one in required]
     while waiting:
