@@ -4,7 +4,7 @@ Programs are compiled with little optimisation, as most tests run theirs for les
 to compile it, and kept for the whole session, as half of them are another test's too. With none at
 all LLVM of JAX 0.12 merges a product and a sum in some programs and not in others, and pairs of
 workers and their replay, which are equal as users compile them, differ. Launches in processes of
-their own compile as users' do.
+their own compile as users' do, but for those that `tests.warm` forks.
 """
 
 import ctypes
