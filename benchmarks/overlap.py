@@ -5,7 +5,7 @@
 
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
-turns. With `--hosts=4`, more than there are cores, layers sleep the seconds that one of the hosts
+turns, whose first steps are not timed: they pay for the schedule before. With `--hosts=4`, more than there are cores, layers sleep the seconds that one of the hosts
 has measured alone, and only exchange for real. A point has the median seconds of a step, the
 seconds of all turns, what the profile foresees and the share that is hidden of what the plan of
 `optimal` would hide, if that is at least LITTLE of a step. Some more steps of one model at one rate
@@ -195,6 +195,7 @@ def measured(
     for turn in range(turns):
         for name in list(arms)[:: 1 if turn % 2 else -1]:
             runtime, run, _ = arms[name]
+            run, _ = runtime.advance(run, np.inf, steps)
             arms[name][1], _ = runtime.advance(run, np.inf, steps)
             seconds[name].append((arms[name][1].seconds - run.seconds) / steps)
     spans = {}

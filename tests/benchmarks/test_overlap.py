@@ -15,7 +15,7 @@ def test_every_schedule_has_a_point_and_a_timeline(tmp_path, monkeypatch):
     by = {point["schedule"]: point for point in points}
     assert list(by) == list(overlap.SCHEDULES) == list(spans)
     assert by["wfbp"]["buckets"] == 3 and by["single"]["buckets"] == 1
-    assert 1 <= by["optimal"]["buckets"] <= 3 and by["single"]["hidden"] == 0
+    assert 1 <= by["optimal"]["buckets"] <= 3 and by["single"]["hidden"] in (0, None)
     for point in points:
         assert point["megabytes"] == 4 * (64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10) / 1e6
         assert 0 < point["computing"] <= point["predicted"]
