@@ -5,13 +5,14 @@
 
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
-turns, whose first steps are not timed: they pay for the schedule before. With `--hosts=4`, more than there are cores, layers sleep the seconds that one of the hosts
-has measured alone, and only exchange for real. A point has the median seconds of a step, the
-seconds of all turns, what the profile foresees and the share that is hidden of what the plan of
-`optimal` would hide, if that is at least LITTLE of a step. Some more steps of one model at one rate
-are a Chrome trace, which Perfetto opens, with the plans beside them; of each schedule the step
-nearest to its median is in a picture. A second picture has the gains of all models and rates in the
-record, over the ratio of communication to computing.
+turns, whose first steps are not timed: they pay for the schedule before. With `--hosts=4`, more
+than there are cores, layers sleep the seconds that one of the hosts has measured alone, and only
+exchange for real. A point has the median seconds of a step, the seconds of all turns, what the
+profile foresees and the share that is hidden of what the plan of `optimal` would hide, if that is
+at least LITTLE of a step. Some more steps of one model at one rate are a Chrome trace, which
+Perfetto opens, with the plans beside them; of each schedule the step nearest to its median is in a
+picture. A second picture has the gains of all models and rates in the record, over the ratio of
+communication to computing.
 """
 
 import argparse
