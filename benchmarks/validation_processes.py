@@ -178,7 +178,7 @@ def predict(path: pathlib.Path) -> None:
         if row.get("arrays_predicted") is None:
             found = dict(row)
             arrays = OTHERS.get(row["method"], ARRAYS)
-            own = {"swaps": row["swaps"], "arrays": arrays, "hides": False}
+            own = {"swaps": row.get("swaps"), "arrays": arrays, "hides": False}
             for name, said in (("", {}), ("arrays_", own)):
                 network = part("measured", sizes=list(SIZES), seconds=row["all_reduces"], **said)
                 config = arm(row["rule"], row["method"], row["trace"], network, "simulate")

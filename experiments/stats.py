@@ -315,8 +315,9 @@ def tuned(
 
 
 def _of_other_seeds(found: Arm, members: Sequence[Arm], quantity: str) -> Arm:
-    values = [arm.get(f"{quantity}_by_seed") or [] for arm in members]
-    if len(set(map(len, values))) > 1 or len(values[0]) < 2:
+    members = [arm for arm in members if arm.get(f"{quantity}_by_seed")]
+    values = [arm[f"{quantity}_by_seed"] for arm in members]
+    if len(set(map(len, values))) != 1 or len(values[0]) < 2:
         return found
     table = _sign(quantity) * np.array(values, float)  # [members, seeds]; nan: it has no number
     table = np.where(np.isfinite(table), table, np.inf)
