@@ -677,11 +677,14 @@ class Supervisor:
         """Do what is due by now."""
 
     @property
+    def long_steps(self) -> float:
+        """Seconds that are long for local steps, as far as these are known."""
+        return max(SILENCE, TIMES_MEDIAN * statistics.median(self._durations or [0.0]))
+
+    @property
     def patience(self) -> float:
-        """Seconds that a process may compute, or be silent for, before it is asked no more."""
-        if not self._durations:  # nobody knows yet how long local steps take
-            return STARTING
-        return max(SILENCE, TIMES_MEDIAN * statistics.median(self._durations))
+        """Seconds that a process may compute before it is asked no more."""
+        return self.long_steps if self._durations else STARTING  # nobody knows yet how long
 
     def _listen(self, who: int) -> None:
         """Let a process say within a moment that it lives, whatever it does."""
@@ -704,7 +707,8 @@ class Supervisor:
         now = time.monotonic()
         for who in list(self._alive):
             self._heard[who] = min(now, self._heard.get(who, now) + away)
-            if now - self._heard[who] > self.patience + SILENCE:
+            # One that computes gives signs, too.
+            if now - self._heard[who] > SILENCE + self.long_steps:
                 self._heard[who] = now
                 self._pool.kill(who)
 

@@ -287,8 +287,8 @@ class Coordinator(pool.Supervisor):
 
         try:
             with self.changed:
-                patience = CATCHING_UP + self.patience  # for one that is computing
-                self._wait(lambda: lost() or written(), patience, _FORGOTTEN)
+                longest = CATCHING_UP + self.long_steps  # a silent process is ended before
+                self._wait(lambda: lost() or written(), longest, _FORGOTTEN)
                 caught_up = not lost()
             yield caught_up
         finally:

@@ -637,6 +637,10 @@ def test_a_process_that_is_silent_or_computes_for_too_long_is_ended():
     watched._pool = pool = Pool()
     watched._alive, now = {0, 1}, time.monotonic()
     assert watched._lives(1, computing=200.0) and not pool.killed  # local steps may be long
+    watched._heard[0] = now - 25.0  # and one that computes gives signs
+    watched._look(away=0.0)
+    assert pool.killed == [0]
+    pool.killed.clear()
     watched._durations.extend([4.0] * 10)
     assert watched.patience == 20.0
     watched._heard = {0: now - 35.0, 1: now - 25.0}
