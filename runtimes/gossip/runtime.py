@@ -221,9 +221,11 @@ class Coordinator(pool.Supervisor):
     def _moved(self, who: int, params: Any) -> None:
         """Count a worker that begins anew from this model, as of the last snapshot."""
         last, models = self._last[who], [one.state.params for one in self._last]
-        whole = jax.tree.map(lambda *leaves: sum(leaves), *models)
+        # Squares of float16 overflow or vanish.
+        new, old = (optax.tree.cast(x, np.float32) for x in (params, last.state.params))
+        whole = jax.tree.map(lambda *leaves: sum(x.astype(np.float32) for x in leaves), *models)
         size = float(optax.tree.norm(whole))  # 0 of models that begin there
-        distance = float(optax.tree.norm(optax.tree.sub(params, last.state.params)))
+        distance = float(optax.tree.norm(optax.tree.sub(new, old)))
         moved = Counted(moved=distance / size if size else 0.0)
         self._of_gone = total(self._of_gone, last.counted, moved)
         self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())

@@ -23,6 +23,7 @@ from runtimes.gossip.worker import (
     Report,
     Request,
     Step,
+    WorkerSnapshot,
     arrived,
     compile_programs,
     first_state,
@@ -267,6 +268,16 @@ def test_local_steps_of_a_process_that_has_gone_wait_for_nobody():
     for who in (1, 2):
         coordinator._reported(who, Report([Arrival(who, 0.5)], 0.0))
     assert coordinator._rule.waits[1] >= 0 > coordinator._rule.waits[2]
+
+
+def test_the_way_to_a_model_of_halves_is_measured_in_full():
+    """Its squares are beyond float16."""
+    parts = meeters.parts("blocking")
+    coordinator = Coordinator(parts, PairLog(N), Options(), None)
+    state = gossip_worker.first_state(parts, 0, X0)._replace(params=np.full(4, 300, np.float16))
+    coordinator._last = [WorkerSnapshot(state, Counted())] * N
+    coordinator._moved(0, np.full(4, 400, np.float16))
+    assert coordinator._of_gone.moved == pytest.approx(100 / (300 * N))
 
 
 def test_the_clock_of_a_run_never_goes_back():
