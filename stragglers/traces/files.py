@@ -112,8 +112,8 @@ def trace(
 
     The head of this module lists the files. `worker`, `time` and `duration` name the columns of a
     table, by default usual ones; without `time` the order is that of the rows. Lines that begin
-    with # are left out. A table with a column per worker, such as rank0, rank1, is in the order of
-    its times or steps, or of its rows where it has neither.
+    with # or sep= are left out. A table with a column per worker, such as rank0, rank1, is in the
+    order of its times or steps, or of its rows where it has neither.
     A duration is that of computing alone. If it includes a wait for other workers, `waiting` names
     the column of that wait, which is subtracted.
     Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
@@ -193,6 +193,11 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
         unit = SECONDS[own] / (scale or SECONDS.get(unit_of(columns[what]), 1.0))
     if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
+    if comma is None:  # decimal commas, if some comma of a number cannot part thousands
+        numbers = [column for column in (when, what, waits) if column is not None]
+        cells = (row[i] for _, row in full[1:] for i in numbers if i < len(row))
+        unlike = (one for one in cells if DECIMAL.fullmatch(one) and not THOUSANDS.fullmatch(one))
+        comma = "," if any(unlike) else "."
     apart = columns.index(APART) if APART in columns else None
     names = _as_written({row[whose] for _, row in full[1:] if len(row) > whose}, comma)
     observed: dict[str, list[tuple[float, Place, float]]] = {}
@@ -266,8 +271,11 @@ THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")  # or with commas that par
 APART = "communication apart"  # the column of a table that is made of profiles
 
 
-def _tables(path: str, worker: str) -> tuple[Rows, str]:
-    """Return the cells of all files of a path, with the name of a file where it is a worker."""
+def _tables(path: str, worker: str) -> tuple[Rows, str | None]:
+    """Return the cells of all files of a path, with the name of a file where it is a worker.
+
+    Then the decimal mark, None where only the numbers say it.
+    """
     place = Path(path).expanduser()
     pattern = f"{glob.escape(str(place))}/*" if place.is_dir() else f"{place}"
     if not glob.has_magic(pattern) or place.is_file():
@@ -281,9 +289,10 @@ def _tables(path: str, worker: str) -> tuple[Rows, str]:
     if not paths:
         raise ValueError("no file has a name of that pattern")
     joined: Rows = []
-    names = _varying(paths)
+    names, mark = _varying(paths), "."
     for name, one in zip(names, paths, strict=True):
         rows, comma = _cells(Path(one))
+        mark = comma and mark
         if comma == ",":  # the others may have points
             rows = [(line, [DECIMAL.sub(r"\1.\2", cell) for cell in row]) for line, row in rows]
         (at, header), *rest = rows or [(Place(one, 1), [])]
@@ -295,7 +304,7 @@ def _tables(path: str, worker: str) -> tuple[Rows, str]:
                 f"{', '.join(header)}"
             )
         joined += rest if joined else [(at, header), *rest]
-    return joined, "."
+    return joined, mark
 
 
 def _varying(paths: Sequence[str]) -> list[str]:
@@ -316,8 +325,8 @@ def _varying(paths: Sequence[str]) -> list[str]:
     return ["/".join(filter(None, one)) for one in zip(*steps, strict=True)]
 
 
-def _cells(path: Path) -> tuple[Rows, str]:
-    """Return the cells of a file by their lines, and the decimal mark."""
+def _cells(path: Path) -> tuple[Rows, str | None]:
+    """Return the cells of a file by their lines, and the decimal mark, see `_tables`."""
     with reading.opened(path) as file:
         start = file.peek(4)
         if start.startswith(b"PAR1"):
@@ -358,12 +367,11 @@ def _numbered(path: Path, rows: Sequence[Sequence[str]], header: int = 1) -> Row
 COMMENTS = "#", "sep="  # at the begin of a line; Excel understands the second
 
 
-def _of_text(path: Path, text: str) -> tuple[Rows, str]:
-    """Return the cells of lines that are no comments, and the decimal mark.
+def _of_text(path: Path, text: str) -> tuple[Rows, str | None]:
+    """Return the cells of lines that are no comments, and the decimal mark, see `_tables`.
 
     The header says what parts them, and may be the comment above numbers alone, as NumPy writes it,
-    or come again, as where files have been joined. Numbers have decimal commas between semicolons,
-    and elsewhere if some comma cannot part thousands.
+    or come again, as where files have been joined. Numbers have decimal commas between semicolons.
     """
     above, header, below = "", "", ""  # the last comment, and the two lines behind it
     for line in filter(None, map(str.strip, io.StringIO(text))):
@@ -382,13 +390,11 @@ def _of_text(path: Path, text: str) -> tuple[Rows, str]:
 
     rows = [(Place(f"{path}", at), row) for at, row in split(text)]
     rows = [(place, row) for place, row in rows if not row[0].startswith(COMMENTS)]
-    cells = [cell for _, row in rows for cell in row if delimiter != ","]
-    unlike = (cell for cell in cells if DECIMAL.fullmatch(cell) and not THOUSANDS.fullmatch(cell))
-    comma = "," if delimiter == ";" or any(unlike) else "."
-    if above and rows and all(math.isfinite(_number(cell, comma)) for cell in rows[0][1]):
+    if above and rows and all(math.isfinite(_number(cell, ",")) for cell in rows[0][1]):
         _, named = next(split(above.lstrip("# ")), (0, []))
         rows[:0] = [(rows[0][0], named)] if len(named) == len(rows[0][1]) else []
-    return [row for n, row in enumerate(rows) if n == 0 or row[1] != rows[0][1]], comma
+    mark = {";": ",", ",": "."}.get(delimiter)
+    return [row for n, row in enumerate(rows) if n == 0 or row[1] != rows[0][1]], mark
 
 
 def _of_parquet(file: io.BufferedReader) -> list[list[str]]:
@@ -437,10 +443,20 @@ def _of_json(text: str) -> list[list[str]]:
     """Return the cells of a profile, or of records with a key per column: a list, or one a line."""
     try:
         document = json.loads(text)
-    except json.JSONDecodeError:
-        document = [json.loads(line) for line in text.split("\n") if line.strip()]
+    except json.JSONDecodeError as error:
+        document, begin = [], 0
+        for line in text.split("\n"):
+            try:
+                document += [json.loads(line)] if line.strip() else []
+            except json.JSONDecodeError as own:
+                if not document:  # the whole was meant as one
+                    raise error from None
+                raise json.JSONDecodeError(own.msg, text, begin + own.pos) from None
+            begin += len(line) + 1
     if isinstance(document, dict):
-        return _of_profile(document)
+        if "traceEvents" in document:
+            return _of_profile(document)
+        document = [document]
     names = list(dict.fromkeys(name for record in document for name in record))
     return [names, *([_cell(record.get(name)) for name in names] for record in document)]
 
@@ -487,11 +503,11 @@ def _of_profile(document: dict) -> list[list[str]]:
     """
     events = document.get("traceEvents")
     if not isinstance(events, list):
-        raise ValueError("it is JSON without the traceEvents of a profiler")
+        raise ValueError("its traceEvents are no list, as a profiler writes it")
     events = [event for event in events if event.get("ph") == "X" and "dur" in event]
     spans: tuple[dict, dict] = {}, {}  # of steps on the host, and over all streams of the device
     for event in events:
-        if found := STEP.match(event["name"]):
+        if found := STEP.match(_name(event)):
             known = spans[event.get("cat") == "gpu_user_annotation"]
             begin, end = _interval(event)
             earlier = known.get(int(found[1]), (begin, end))
@@ -501,8 +517,8 @@ def _of_profile(document: dict) -> list[list[str]]:
         raise ValueError("it has no ProfilerStep; call the profiler's step() after each step")
     work = [event for event in events if f"{event.get('cat')}".lower() in DEVICE]
     busy = work or [event for event in events if event.get("cat") == "user_annotation"]
-    collectives = [_interval(event) for event in busy if COLLECTIVE.search(event["name"])]
-    others = [_interval(event) for event in work if not COLLECTIVE.search(event["name"])]
+    collectives = [_interval(event) for event in busy if COLLECTIVE.search(_name(event))]
+    others = [_interval(event) for event in work if not COLLECTIVE.search(_name(event))]
     rank = (document.get("distributedInfo") or {}).get("rank")
     rows = [["time", "batch_time_us", APART] + ["worker"] * (rank is not None)]
     for number, (begin, end) in sorted(steps.items()):
@@ -510,6 +526,11 @@ def _of_profile(document: dict) -> list[list[str]]:
         row = [f"{number}", repr(end - begin - exposed), repr(_covered(collectives, begin, end))]
         rows.append(row + [f"{rank}"] * (rank is not None))
     return rows
+
+
+def _name(event: dict) -> str:
+    """Return the name of a profiled event, which may have none."""
+    return f"{event.get('name', '')}"
 
 
 def _interval(event: dict) -> tuple[float, float]:
@@ -558,10 +579,12 @@ def _unclear(
 ) -> ValueError:
     """Return the refusal of a table without a column of this name, or with several."""
     known = " ".join(", ".join(columns).split())[:200] or "none"
+    instead = "have a column per worker, as gpu0_ms, gpu1_ms, ..."
+    if parameter == "time":
+        instead = "take rows in their order with time=None"
     return ValueError(
         f"trace: {path} has {said} {name!r}; it has {known}; give the name of one as "
-        f"trace(path='{path}', {parameter}='...'), or have a column per worker, as gpu0_ms, "
-        "gpu1_ms, ..."
+        f"trace(path='{path}', {parameter}='...'), or {instead}"
     )
 
 
@@ -577,7 +600,7 @@ def _long(path: str, rows: Rows, wanted: Columns) -> Rows:
     if not numbered or len({unit_of(columns[i]) for i in whose}) > 1:
         return rows
     plain = [_plain(column) for column in columns]
-    long = {default.worker, *USUAL[0], _plain(wanted.duration), *USUAL[2]} - {default.time}
+    long = {default.worker, *USUAL[0], *USUAL[2]} - {default.time} | {_plain(wanted.duration)}
     if long & {*plain}:
         return rows
     if all(math.isfinite(_number(column, ".")) for column in columns):  # there is no header

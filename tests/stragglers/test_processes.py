@@ -134,6 +134,8 @@ def test_a_trace_has_workers_in_natural_order_and_says_what_was_read(tmp_path):
         ("worker Step   batch_time\n 0    0   1.5\n 1    0   2.0005 \n", {}, None),
         ("worker|Step|batch_time\n0|0|1.5\nworker|Step|batch_time\n1|0|2.0005\n", {}, None),
         ("worker\tStep\tbatch_time\n0\t0\t1,5\n1\t0\t2,0005\n", {}, None),
+        ("Step rank0 rank1\n0 1,500 2,0005\n", {}, None),
+        ('{"rank": 0, "Step": 3, "step_time": 1.5}', {}, [[1.5]]),
         ("workerId,Step,batchTimeMs\n0,0,1500\n1,0,2000.5\n", {}, None),
         ("worker,Step,batch_time_ms,wait_s\n0,0,2.5,1\n1,0,3.0005,1\n",
          {"scale": 1.0, "waiting": "wait"}, None),
@@ -160,13 +162,17 @@ def test_tables_of_other_programs_are_read(tmp_path, text, options, records):
         ("worker,time,batch_time\n0,0,1\n0,1,0\n", "line 3 has time='1', batch_time='0'"),
         ("\n\nworker,time,batch_time\n\n0,0,1\n , \n0,1,-1\n", "line 7 has"),
         ("card;time;batch_time\n0;0;1\n", "it has card, time, batch_time; .*bad.csv', worker='"),
-        ('{"worker": 0}', "JSON without the traceEvents"),
+        ('{"worker": 0}', "no column 'time'; it has worker; .* rows in their order with time=None"),
+        ('{"traceEvents": 0}', "its traceEvents are no list"),
+        ('[{"worker": 0},\n{"worker"}]', "line 2 column 10"),
+        ('{"worker": 0}\n{"worker": 1}\n{"wor', "line 3 column 2"),
         ("step,rank0,rank1\n0,1,2\n1,1,\n", "line 3 has step='1', batch_time=''"),
         ("worker,time,batch_time,time\n0,0,1,2\n", "two columns 'time'"),
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
         ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "line 2 and line 5 both have"),
         ("worker,time,batch_time\n0,0,85\n0,1,97\n", "a median of 91, .*give scale=1e-3"),
         ("worker\ttime\tbatch_time\n0\t0\t1,500\n", "batch_time='1,500'"),  # or 1.5
+        ("worker time batch_time gpus\n0 0 1,500 0,1\n", "batch_time='1,500'"),
     ],
 )
 def test_bad_traces(tmp_path, text, message):

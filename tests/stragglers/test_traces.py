@@ -21,7 +21,8 @@ def event(name, cat, start, duration):
 
 def profiled(computing, rank=None, kernels=True):
     """Return a profile of steps of 1 s, each of which computes and then reduces."""
-    events = [{"ph": "M", "name": "process_name"}]
+    events = [{"ph": "M", "name": "process_name"}, event(7, "cpu_op", 0, 1.0)]
+    events += [{"ph": "X", "cat": "kernel", "ts": 1.7e15, "dur": 1.0}] if kernels else []
     for number, seconds in enumerate(computing):
         at = 1e6 * number
         events.append(event(f"ProfilerStep#{number + 7}", "user_annotation", at, 1e6))
@@ -163,6 +164,11 @@ def test_a_column_that_was_asked_for_is_not_replaced_by_numbered_ones(tmp_path):
     for parameter in ("time", "duration"):
         with pytest.raises(ValueError, match="no column 'took'; it has step, rank0, rank1"):
             trace(str(tmp_path / "log.csv"), **{parameter: "took"})
+    refused = {"time,rank0,rank1": "no column 'worker'", "rank,time": "order with time=None"}
+    for header, words in refused.items():
+        (tmp_path / "log.csv").write_text(f"{header}\n0,1,2\n")
+        with pytest.raises(ValueError, match=words):
+            trace(str(tmp_path / "log.csv"), duration="time")
 
 
 def test_files_below_a_pattern_of_folders(tmp_path):
@@ -185,7 +191,7 @@ FLIPPED = FLIPPED[:14] + bytes([FLIPPED[14] ^ 0xFF]) + FLIPPED[15:]
 
 @pytest.mark.parametrize(
     "damaged",
-    [b"\x1f\x8b\x08", FLIPPED, b"PAR1 but no more", b'{"a": 1}', b"{", *ODD_PROFILES],
+    [b"\x1f\x8b\x08", FLIPPED, b"PAR1 but no more", b"{", *ODD_PROFILES],
 )
 def test_what_is_damaged_or_foreign_is_refused_in_a_sentence(tmp_path, damaged):
     (tmp_path / "log").write_bytes(damaged)
