@@ -47,7 +47,7 @@ def mindflayer(setting: Setting, *, seconds: float) -> Rule:
         draw = process.seeded(seed).duration
         return lambda worker, start, count: np.minimum(draw(worker, start, count), seconds)
 
-    given_up = replace(process, bind=bind, draw=None, in_time=None)
+    given_up = replace(process, bind=bind, draw=None, in_time=None, records=())
     clock = RoundClock(
         setting._replace(delay=given_up), round_clock.never, "all", "carry", "finish"
     )

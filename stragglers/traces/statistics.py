@@ -110,12 +110,12 @@ def drawn(name: str, statistics: Statistics, read: str = "") -> Process:
     return Process(name, float(statistics.quantiles.min()), False, bind, read=read)
 
 
-def like(path: str, mean: float | None = None, **columns: Any) -> Process:
+def like(path: str, **columns: Any) -> Process:
     """Draw durations like a recorded trace, without end and for any number of workers.
 
-    path, mean, columns: as the delay `trace` has them.
+    columns: all other parameters of the delay `trace`.
     """
-    recorded = trace(path, mean=mean, **columns)
+    recorded = trace(path, **columns)
     process = drawn(f"like({path})", of(recorded.records), recorded.read)
     return replace(process, exchange=recorded.exchange)
 
