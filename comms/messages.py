@@ -264,7 +264,9 @@ def push_seconds(
 ) -> Callable[[int], np.ndarray]:
     """Return a function: update -> seconds [workers] of a push to a server, and of the model back.
 
-    Every worker has a link of its own to the server, which serves any number of them at once.
+    Every worker has a link of its own to the server, which serves any number of them at once. An
+    update is made at the k-th end of computing and does not wait for the bytes of pushes; every
+    worker waits for its own before it begins another contribution.
     """
     everyone = np.arange(workers)
     back = network.seconds(cost.payload_bytes(params), everyone, everyone)

@@ -2,7 +2,7 @@
 
 A worker is offered its mini-batches in order. One that is in no row of a schedule, though a later
 one is or its update is over, was dropped. Rules that drop nothing keep all, the last few that were
-under way excepted.
+under way excepted. What the last row drops is in no later one, and not counted but for `lost`.
 
 A rule that drops what is late drops what is long. With iid seconds X of a mini-batch, S(m) the sum
 of m of them and n workers of M mini-batches a round, the j-th mini-batch of a worker, of x seconds,

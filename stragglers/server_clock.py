@@ -111,7 +111,7 @@ class EventClock:
         self.renews = process.costs is not None
         self._ahead = Ahead(process, setting.seed)
         pushed = getattr(setting.communication, "push", setting.communication)
-        self._varies, self._spells = callable(pushed), setting.communication
+        self._varies, self._communication = callable(pushed), setting.communication
         self._seconds = checked_cost(name, pushed, self.workers)
 
     @property
@@ -195,7 +195,7 @@ class EventClock:
             run = lookahead.compiled(loop) if isinstance(seconds.table, np.ndarray) else loop
             where = place, times, taken, state.update
             moving = tuple(arrays), tree_of(end)
-            links = links_of(self._spells, times[4])
+            links = links_of(self._communication, times[4])
             run(*where, tuple(seconds), fixed, (cost, *links), *moving, tuple(rows.values()))
         return EventState(*state[:3], *arrays), float(times[3])
 

@@ -245,8 +245,13 @@ def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 class Serving(pool.Supervisor):
     """The server of a run and its workers. `limit` is the update at which it stops to react."""
 
-    def __init__(self, server: ParameterServer, options: pool.Options, *actors: pool.ActorPool):
-        super().__init__(server.workers, options, *actors)
+    def __init__(
+        self,
+        server: ParameterServer,
+        options: pool.Options,
+        actors: pool.ActorPool | None = None,
+    ):
+        super().__init__(server.workers, options, actors)
         self.limit = 0.0
         self.sent = 0  # bytes of all deliveries
         self._server = server

@@ -80,7 +80,9 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
 def k_sync(setting: Setting, *, k: int) -> Rule:
     """Update with the k fastest of all workers, and cancel the others.
 
-    Communication delays the restart of all workers after an update. Source: 1803.01113, K-sync.
+    The update is made at the k-th end of computing and does not wait for the bytes of pushes. They
+    delay the restart of all workers after it, of every worker by its own communication. Source:
+    1803.01113, K-sync.
     """
     return server_rule("k_sync", setting, k, K_SYNC)
 

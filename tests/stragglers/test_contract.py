@@ -59,6 +59,7 @@ def test_who_is_in_an_update_is_as_declared(name, delay):
     assert said.twice or not rows.twice.any()
     assert said.pairs == (rows.partner is not None)
     assert rows.stopped or not said.stopped
+    # Here without communication; with it, who waits for less begins before the update lands.
     assert not said.cancels or (rows.start[1:] >= rows.time[:-1, None]).all()
     needed = np.zeros(rule.workers, np.int64)  # version after a worker's last contribution
     for t, (workers, version, made_any) in enumerate(
