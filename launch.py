@@ -319,13 +319,13 @@ def plan() -> Callable[[], int] | None:
 
 def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     """Check the arms of a config, see `plan`."""
-    from experiments import distributed, dry_run, executors, loggers, prepare, sweep
+    from experiments import distributed, dry_run, executors, loggers, prepare, restarts, sweep
     from runtimes.asynchronous import pool
 
     pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
     place, grids = FLAGS.workdir, config_files.read_grids(FLAGS.grid)
     swept = file.module if FLAGS.sweep else None
-    arms = sweep.expand(file.config, swept, file.values, FLAGS.seeds, grids)
+    arms = sweep.expand(file.config, swept, file.values, FLAGS.seeds, grids, FLAGS.arm)
     if FLAGS.arm:
         arms = sweep.choose(arms, FLAGS.arm)
     if distributed.processes() > 1:
@@ -349,7 +349,9 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     if FLAGS.print_commands or FLAGS.jobset:
         grouped = sweep.groups(arms, FLAGS.together)
         command = functools.partial(executors.command, sys.argv)
-        if FLAGS.jobset:
+        if FLAGS.jobset:  # a Pod has another home for the ~ of --workdir=~/x
+            argv = [*restarts.without(sys.argv, ["workdir"]), f"--workdir={place}"]
+            command = functools.partial(executors.command, argv)
             return executors.write_jobsets(FLAGS.jobset, grouped, command, FLAGS.pods)
         print("\n".join(shlex.join(command(group)) for group in grouped))
         return None

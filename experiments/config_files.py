@@ -54,9 +54,10 @@ def read(
     that the flags name.
     Raises ValueError for a file that cannot be used, and for a flag that names no entry.
     """
-    colons = [*(place for place, letter in enumerate(path) if letter == ":"), len(path)]
-    end = next((place for place in colons if os.path.isfile(path[:place])), colons[0])
-    file, colon, argument = path[:end], path[end : end + 1], path[end + 1 :]
+    prefixes = list(itertools.accumulate(path.split(":"), "{}:{}".format))
+    named = [prefix for prefix in prefixes if prefix.endswith((".py", ".json"))]
+    file = next(filter(os.path.isfile, prefixes), (named or prefixes)[0])
+    colon, argument = path[len(file) :][:1], path[len(file) + 1 :]
     flags, recorded = flags or {}, file.endswith(".json")
     if recorded and colon:
         raise ValueError(f"--config={path}: a record takes no argument; leave out :{argument}")

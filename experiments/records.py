@@ -36,12 +36,14 @@ MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
 INITIAL = "initial_sha256"  # in a config: of the parameters that `initial` names
 PARAMETERS = "parameters.npz"
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
-BEGUN = "removed_by.txt"  # in the place of a run that `--overwrite` has removed: the launch
+REMOVED_BY = "removed_by.txt"  # in the place of a run that `--overwrite` has removed: the launch
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
 BESIDE = {MODULES, INITIAL}  # what a config.json has that is no entry
 # What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
 # one. The rest, config.json first, is replaced when it is written again.
-REMOVED = (formats.DIGESTS, SUMMARY, METRICS, SCHEDULE, PARAMETERS, "timeline.json", ERROR, BEGUN)
+REMOVED = (
+    formats.DIGESTS, SUMMARY, METRICS, SCHEDULE, PARAMETERS, "timeline.json", ERROR, REMOVED_BY,
+)  # fmt: skip
 # Of a run, or of an arm of a sweep.
 RUN_FILES = (CONFIG, *REMOVED, "output.txt", "wandb_id.txt", files.RUN_LOCK)
 RUN_FOLDERS = ("checkpoint", "tensorboard", "wandb")

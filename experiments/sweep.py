@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import threading
 import time
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -77,12 +78,14 @@ def expand(
     user: Mapping[str, Any],
     seeds: int,
     grids: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    only: Collection[str] = (),
 ) -> list[Arm]:
     """Return the arms to run: the config itself, or everything that `sweep()` of a file yields.
 
     sweep() yields (name, {dotted key: value}), and is given the config if it takes an argument;
     `user` holds the values of the command line, which win. Every arm runs at each point of the
     `grids`, see `config_files.read_grids`, and with several seeds with seed, seed + 1, ...
+    only: paths for `choose`, if not all arms are asked for; the others may become the same.
     """
     if "name" not in config:
         raise ValueError("config.name is missing; set it to a text")
@@ -99,7 +102,7 @@ def expand(
         both = [key for key in user if any(config_files.meet(key, entry) for entry in varied)]
         if both:
             before = [(name, override(config, changes)) for name, changes in yielded]
-            _check_apart(named, before, ", ".join(f"--config.{key}" for key in both))
+            _check_apart(named, before, ", ".join(f"--config.{key}" for key in both), only)
     runs = len(named) * math.prod(map(len, grids.values())) * seeds
     if runs > MOST_ARMS:
         raise ValueError(
@@ -108,7 +111,7 @@ def expand(
         )
     if grids:
         named, before = list(_at_points(named, grids)), named
-        _check_apart(named, before, "--grid")
+        _check_apart(named, before, "--grid", only)
     arms = []
     for place, arm in named:
         registry.check_arm(arm)
@@ -148,18 +151,32 @@ def _at_points(
 
 
 def _and(changes: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes followed by later ones, which win whatever the order of their entries."""
-    return {entry: value for entry, value in changes.items() if entry not in later} | dict(later)
+    """Return changes followed by later ones, which also win over entries inside of theirs."""
+    kept = {
+        entry: value
+        for entry, value in changes.items()
+        if not any(f"{entry}.".startswith(f"{other}.") for other in later)
+    }
+    return kept | dict(later)
 
 
-def _check_apart(named: Sequence[tuple[str, ConfigDict]], before: Sequence, flag: str) -> None:
-    """Raise ValueError if a flag has made two arms the same that `before` were not."""
+def _check_apart(
+    named: Sequence[tuple[str, ConfigDict]], before: Sequence, flag: str, only: Collection[str]
+) -> None:
+    """Raise ValueError if a flag has made two arms the same that `before` were not.
+
+    only: the paths that are asked for, at or below arms; none: all.
+    """
 
     def address(arm: ConfigDict) -> str:
         return repr(override(arm, {"name": "", "baseline": None}).to_dict())
 
+    paths = (path.split("/") for path in only)
+    asked = {above for path in paths for above in itertools.accumulate(path, "{}/{}".format)}
     known: dict[str, tuple[str, str]] = {}
     for place, (name, arm) in enumerate(named):
+        if only and name not in asked:
+            continue
         origin = address(before[place * len(before) // len(named)][1])
         other, of_other = known.setdefault(address(arm), (name, origin))
         if of_other != origin:
@@ -436,10 +453,20 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
 
 def unfinished(arms: list[Arm], workdir: str, overwrite: bool) -> list[Arm]:
     """Return the arms that are left to run."""
-    root = pathlib.Path(workdir)
-    return [
-        arm for arm in arms if overwrite or not records.is_finished(root / arm.path, arm.config)
-    ]
+    left = []
+    for arm in arms:
+        place = pathlib.Path(workdir) / arm.path
+        replaced = overwrite and not _has_removed(place)
+        if replaced or not records.is_finished(place, arm.config):
+            left.append(arm)
+    return left
+
+
+def _has_removed(place: pathlib.Path) -> bool:
+    """Return whether an earlier start of this launch has removed the run that was there."""
+    note = place / records.REMOVED_BY
+    by = files.read(note).decode(errors="replace").splitlines() if note.exists() else []
+    return not restarts.names(os.environ, earlier=True).isdisjoint(by)
 
 
 def run(
@@ -451,7 +478,8 @@ def run(
 ) -> dict[str, str]:
     """Run the arms; return why some have failed, by their paths.
 
-    overwrite: the runs that are there are removed first, whenever their arms are due.
+    overwrite: the runs that are there are removed first, all of them before the first begins, each
+    once per launch.
     together: arms that differ only in data run as one program, see `prepare.alike`.
     """
     root = pathlib.Path(workdir)
@@ -468,13 +496,11 @@ def run(
 
 def _remove_run(place: pathlib.Path, config: ConfigDict) -> None:
     """Remove the run of an arm, unless an earlier start of this launch has done so."""
-    note = place / records.BEGUN
-    by = files.read(note).decode(errors="replace").splitlines() if note.exists() else []
-    if restarts.names(os.environ, earlier=True).isdisjoint(by):
+    if not _has_removed(place):
         with records.start(place, config, overwrite=True):
             pass
         if known := restarts.names(os.environ):
-            files.write(note, "\n".join(known))
+            files.write(place / records.REMOVED_BY, "\n".join(known))
 
 
 def keep_programs() -> None:

@@ -54,6 +54,9 @@ def test_a_path_may_have_a_colon_and_a_wrong_argument_is_named(tmp_path):
     file = config_files.read(f"{folder}/x.py:workers=3,pace=0.5")
     assert file.config.workers == 3 and file.path == f"{folder}/x.py"
     assert config_files.read(f"{folder}/x.py").config.workers == 2
+    for path in ("typo.py", "typo.py:workers=3", "typo.json"):
+        with pytest.raises(ValueError, match=r"there is no file '.*/10:30/typo\.(py|json)'"):
+            config_files.read(f"{folder}/{path}")
     with pytest.raises(ValueError, match=r"ZeroDivisionError: .*imagenet\.py, or its argument 'wo"):
         config_files.read("configs/imagenet.py:workers=0")
 

@@ -1,6 +1,7 @@
 """Manifests of JobSets, against the fields that Kubernetes requires of them."""
 
 import json
+import os
 import re
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -24,7 +25,8 @@ PODS = "image=me/gossax:1,processes=4,tpus=4,accelerator=tpu-v5-lite-podslice,to
 
 def test_every_arm_is_a_jobset_with_a_pod_per_process(call, tmp_path):
     pods = f"{PODS},claim=disk,restarts=5"
-    code, shown, err = call(*ARMS, "--config.communication=0", "--jobset=a.json", f"--pods={pods}")
+    flags = ("--config.communication=0", "--workdir=~/a", "--jobset=a.json", f"--pods={pods}")
+    code, shown, err = call(*ARMS, *flags)
     assert (code, shown, err) == (0, "4 JobSets: a.json\n", "")
     assert not (tmp_path / "runs").exists()
     listed = json.loads((tmp_path / "a.json").read_text())
@@ -46,6 +48,7 @@ def test_every_arm_is_a_jobset_with_a_pod_per_process(call, tmp_path):
         assert container["volumeMounts"][0]["mountPath"] == "/gossax/runs"
         assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "disk"
         commands[name] = container["command"]
+        assert f"--workdir={os.path.expanduser('~/a')}" in commands[name]
         assert commands[name][-4:] == [
             f"--arm={item['metadata']['annotations']['gossax/arm']}",
             f"--coordinator_address={name}-arm-0-0.{name}:8476",

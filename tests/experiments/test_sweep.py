@@ -70,11 +70,20 @@ def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file)
     assert [arm.config.optimizer.decay for arm in arms] == [config.optimizer.decay, 0.5]
     for arm in arms:
         assert registry.text(arm.config.wait) == "quorum(k=1)" and arm.config.seed == 7
+    user |= {"optimizer.decay": 0.1}
     with pytest.raises(ValueError, match=r"'a' and 'b' are the same, .* out that --config\.w"):
-        sweep.expand(config, path, user | {"optimizer.decay": 0.1}, seeds=1)
+        sweep.expand(config, path, user, seeds=1)
+    (arm,) = sweep.choose(sweep.expand(config, path, user, 2, only=["b/seed_8"]), ["b/seed_8"])
+    assert arm.config.optimizer.decay == 0.1
+    with pytest.raises(ValueError, match=r"'a' and 'b' are the same"):
+        sweep.expand(config, path, user, seeds=2, only=["a/seed_7", "b/seed_8"])
     path = sweep_file("yield 'a', {'wait': 'barrier', 'wait.leftovers': 'drop'}")
     (arm,) = sweep.expand(config, path, {"wait": "quorum(k=1)"}, seeds=1)
     assert registry.text(arm.config.wait) == "quorum(k=1)"
+    network = {"communication": "link(seconds=1)", "communication.hides": False}
+    path = sweep_file(f"yield 'a', {network}")
+    (arm,) = sweep.expand(config, path, {"communication": 0.5}, seeds=1)
+    assert arm.config.communication == 0.5
 
 
 def test_a_sweep_that_makes_no_sense_is_refused(config, sweep_file):
@@ -262,9 +271,11 @@ def test_a_launch_that_starts_again_overwrites_what_it_has_not_yet(
         assert overwrite(arms[:1]) == [False, True]  # the next command of the same job
         finish(places[0], arms[0])
         start(1)
+    assert sweep.unfinished(arms, str(tmp_path), True) == arms[1:]
     assert overwrite(arms) == [True, False]
     monkeypatch.setenv(restarts.LAUNCH, "another")
     start(0)
+    assert sweep.unfinished(arms, str(tmp_path), True) == arms
     assert overwrite(arms) == [False, False]
 
 
