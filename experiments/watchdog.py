@@ -22,6 +22,7 @@ from runtimes import phases
 
 PLACE = "gossax/phases"
 LOOK = 1.0  # s between two looks, and as much again for every hundred processes
+LONGEST = 7.0  # s between two looks, four of which come before JAX gives up on a process
 PATIENCE = 60.0  # s in one phase after which those who wait hear for whom
 ASKED = 5.0  # s, once a signal has asked the run to end
 SILENCE = 15.0  # s without a word; JAX gives up on a process after 30 s
@@ -35,7 +36,7 @@ HANGING = {phases.INPUT, phases.CALLBACK, SILENT}  # nothing of which would beco
 
 def pause() -> float:
     """Return the seconds between two looks of a process."""
-    return LOOK * (1 + distributed.processes() // 100)
+    return min(LOOK * (1 + distributed.processes() // 100), LONGEST)
 
 
 def silence() -> float:
