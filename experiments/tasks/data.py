@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -319,13 +320,16 @@ def _held_out(samples: int) -> int:
 
 
 def at_least(what: str, **bounds: tuple[float, float]) -> None:
-    """Raise ValueError for a parameter of `what` that is below its bound.
+    """Raise ValueError for a parameter of `what` that is below its bound, or infinite.
 
     bounds: (value, bound) by the name of the parameter.
     """
     for name, (value, bound) in bounds.items():
-        if not value >= bound:
-            raise ValueError(f"{what}: {name} must be at least {bound}, got {value}; raise {name}")
+        if not bound <= value < math.inf:
+            way = "lower" if value > bound else "raise"
+            raise ValueError(
+                f"{what}: {name} must be finite and at least {bound}, got {value}; {way} {name}"
+            )
 
 
 def check_fraction(what: str, share: float) -> None:
