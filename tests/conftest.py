@@ -4,7 +4,7 @@ Programs are compiled with little optimisation, as most tests run theirs for les
 to compile it, and kept for the whole session, as half of them are another test's too. With none at
 all LLVM of JAX 0.12 merges a product and a sum in some programs and not in others, and pairs of
 workers and their replay, which are equal as users compile them, differ. Launches in processes of
-their own compile as users' do, but for those that `tests.warm` forks.
+their own compile as users' do, but for those that are given `tests.warm.COMPILING`.
 """
 
 import ctypes
@@ -62,8 +62,8 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Mark as slow all but n evenly spaced rows of each test that is marked `few(n)`.
 
-    Whole programs, which take longest, come first: else of two processes of tests one would end
-    with them while the other has nothing left to do.
+    Whole programs, which take longest, come first: a process of tests that has nothing left to do
+    takes from the end of another one's queue, where only short ones are then.
     """
     items.sort(key=lambda item: item.path.parent != HERE)
     rows = {}

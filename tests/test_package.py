@@ -47,11 +47,15 @@ def project(tmp_path):
 
 
 def run(project, *words, python=sys.executable, **environment):
-    """Run Python in a user's project and return how it has ended."""
+    """Run Python in a user's project and return how it has ended.
+
+    Without the folder of compiled modules that `make` names: what it keeps outlives the project.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
     return subprocess.run(
         [python, *words],
         cwd=project,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"} | environment,
+        env=inherited | {"JAX_PLATFORMS": "cpu"} | environment,
         capture_output=True,
         text=True,
         timeout=300,

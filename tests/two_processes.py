@@ -3,6 +3,8 @@
 import contextlib
 import os
 import pathlib
+import subprocess
+import sys
 import time
 
 from benchmarks.harness import free_port
@@ -47,16 +49,15 @@ def ranks(module, here, count, devices, *arguments):
                 )
         yield running, outputs
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
+        _end(running)
 
 
 @contextlib.contextmanager
 def started(here: pathlib.Path, *flags, own=None, processes=2, programs=()):
     """Start the processes of a launch, which print into PROCESS.txt.
 
-    own: flags of each; programs: process -> what it runs in place of launch.py.
+    own: flags of each; programs: process -> what it runs in place of launch.py. The last one is not
+    forked, so that two of them iterate sets in different orders.
     """
     address = f"127.0.0.1:{free_port()}"
     environment = os.environ | {"XLA_FLAGS": warm.COMPILING, "NO_PROXY": "127.0.0.1"}
@@ -69,21 +70,25 @@ def started(here: pathlib.Path, *flags, own=None, processes=2, programs=()):
                 f"--process_id={name}",
             )
             program = dict(programs).get(name, ROOT / "launch.py")
+            words = [program, *flags, *where, *(own[name] if own else ())]
             with (here / f"{name}.txt").open("w") as output:
-                running.append(
-                    warm.Process(
-                        [program, *flags, *where, *(own[name] if own else ())],
-                        cwd=here,
-                        env=environment,
-                        stdout=output,
-                        stderr=output,
-                    )
-                )
+                how = {"cwd": here, "env": environment, "stdout": output, "stderr": output}
+                if name < processes - 1:
+                    running.append(warm.Process(words, **how))
+                else:
+                    words = [sys.executable, *words]
+                    running.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, **how))
         yield running
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
+        _end(running)
+
+
+def _end(running):
+    """Kill all processes, and wait for each."""
+    for process in running:
+        process.kill()
+    for process in running:
+        process.wait()
 
 
 def wait_for(path: pathlib.Path, lines: int, seconds: float = 300) -> None:

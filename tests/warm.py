@@ -1,7 +1,9 @@
 """Programs in processes of their own that have loaded JAX before they begin.
 
 As of `subprocess.Popen`, but forked from a process that has imported what launches import, which
-takes seconds, and has started no backend: XLA reads its flags in the new process.
+takes seconds, and has started no backend: XLA reads its flags in the new process. A module that a
+program forgets to import is there all the same, and all forks iterate sets in one order: neither
+fault shows here.
 """
 
 import atexit
@@ -47,18 +49,27 @@ class Process:
         self.args, self.returncode = [str(word) for word in args], None
         self._line, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._line.settimeout(PATIENCE)
-        with theirs:
-            files = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
-            socket.send_fds(forker, [b"."], files)
-        self._line.sendall(json.dumps([self.args, str(cwd), dict(env)]).encode())
-        self.pid = int(self._line.recv(MESSAGE))
+        with _asking():
+            with theirs:
+                files = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
+                socket.send_fds(forker, [b"."], files)
+            self._line.sendall(json.dumps([self.args, str(cwd), dict(env)]).encode())
+        self.pid = self._number()
+
+    def _number(self):
+        """Return the next number that the process which forks says."""
+        with _asking():
+            said = self._line.recv(MESSAGE)
+            if not said:
+                raise ConnectionResetError
+        return int(said)
 
     def wait(self, timeout=None):
         """Return how it has ended; subprocess.TimeoutExpired if it has not in so long."""
         if self.returncode is None:
             self._line.settimeout(timeout)
             try:
-                self.returncode = int(self._line.recv(MESSAGE))
+                self.returncode = self._number()
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(self.args, timeout) from None
             self._line.close()
@@ -70,12 +81,24 @@ class Process:
             return self.wait(0)
 
     def send_signal(self, number):
-        if self.poll() is None:
+        ended = None
+        with contextlib.suppress(RuntimeError):  # nobody says whether it has
+            ended = self.poll()
+        if ended is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _asking():
+    """Let the end of the process that forks be a RuntimeError."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise RuntimeError("the process that forks has ended; see its stderr") from error
 
 
 def run(args, *, cwd, env, timeout):
@@ -113,7 +136,8 @@ def _forker():
 def serve(control):
     """Fork for every request, and say how each fork has ended; return the request in a fork.
 
-    None once nobody asks any more. There is one thread, so that a fork finds no lock taken.
+    None once nobody asks any more. No other thread of Python's runs, and no backend of JAX, so that
+    a fork finds no lock taken.
     """
     lines = {}  # by process
     while True:

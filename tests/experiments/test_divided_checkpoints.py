@@ -1,8 +1,10 @@
 """Checkpoints of state that is divided between devices: written in parts, while the run goes on."""
 
+import pathlib
 import shutil
 import signal
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +73,7 @@ def copied(old, new):
         try:
             return shutil.copytree(old, new, ignore=shutil.ignore_patterns("*.lock"))
         except (shutil.Error, OSError):  # a name has just changed
-            shutil.rmtree(new)
+            shutil.rmtree(new, ignore_errors=True)
 
 
 @pytest.mark.slow
@@ -180,7 +182,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch):
+def test_two_processes_end_bit_for_bit_from_a_copy_of_their_workdir(tmp_path, monkeypatch):
     """While both are stopped, a copy of their workdir is what a kill would leave."""
     here = launcher.directory(tmp_path, monkeypatch)
     flags = [f"--config.{key}={value}" for key, value in ENTRIES.items()
@@ -191,7 +193,7 @@ def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch):
         with two_processes.started(here, *flags, f"--workdir={workdir}") as both:
             if workdir == "whole":
                 wait_for(here / "whole" / "metrics.jsonl", 4)
-                send(both, signal.SIGSTOP)
+                stop(both)
                 copied(here / "whole", here / "out")
                 send(both, signal.SIGCONT)
             codes = [process.wait(300) for process in both]
@@ -207,3 +209,21 @@ def test_two_processes_that_are_killed_end_bit_for_bit(tmp_path, monkeypatch):
 def send(processes, number):
     for process in processes:
         process.send_signal(number)
+
+
+def stop(processes):
+    """Stop processes, and return once no thread of them runs."""
+    send(processes, signal.SIGSTOP)
+    until = time.monotonic() + 60
+    while not all(stands(process.pid) for process in processes):
+        assert time.monotonic() < until, "a process does not stop"
+        time.sleep(0.01)
+
+
+def stands(pid):
+    """Return whether Linux shows all threads of a process as stopped."""
+    try:
+        stats = [path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # one has just ended
+        return False
+    return all(stat.rpartition(") ")[2].startswith("T") for stat in stats)
