@@ -126,7 +126,8 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     exchange, rule = _fitted(config, algorithm, shapes, delay)
     if config.get("sample_weight"):
         task = _weighted(config, task, sampler, algorithm, exchange, delay)
-    again = functools.partial(_runtime_again, config.to_dict() | {"initial": None})  # it is sent
+    # In another process, to which the initial parameters are sent.
+    again = functools.partial(_runtime_again, config.to_dict() | {"initial": None})
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
     if place.delayed and delay is None:
         build_delay(config.delay)  # refuses it, and names others
