@@ -107,7 +107,6 @@ BAD = [
     (config("delay=trace(path='none.csv')"), "trace: cannot read none.csv"),
     (config("wait=replay(path='none.npz')"), "none.npz has no updates; give the schedule"),
     (config("delay=deterministic(value=-1e999)"), "'value' must be finite"),
-    (config("task=uneven_lengths(sigma=1e999)"), "sigma must be finite and at least 0, got inf"),
     (config("optimizer=adam(b1=1.5, learning_rate=0.1)"), "b1 must be 0 or more and below 1"),
     # workers and devices that there are not
     (config("workers=257"), "cannot share 256 samples among workers=257"),

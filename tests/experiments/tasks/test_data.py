@@ -154,3 +154,10 @@ def test_an_image_shows_the_point_that_was_drawn_in_squares_of_one_colour():
         np.testing.assert_array_equal(corners, points.image)
         np.testing.assert_array_equal(part.image[:, 3, 4], part.image[:, 0, 7])
     assert shown.classes == 4
+
+
+def test_parameters_are_finite_and_not_below_their_bounds():
+    data.at_least("it", x=(1, 1))
+    for value, way in ((0.5, "raise"), (np.nan, "raise"), (np.inf, "lower")):
+        with pytest.raises(ValueError, match=f"x must be .* at least 1, got {value}; {way} x"):
+            data.at_least("it", x=(value, 1))
