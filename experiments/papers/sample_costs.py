@@ -1,6 +1,9 @@
 """Stragglers in the data: what waiting rules keep of samples that take longer, and remedies."""
 
-from experiments.papers.base import Panel, drawn, swept
+from matplotlib.figure import Figure
+
+from experiments import stats
+from experiments.papers.base import Lines, Panel, Records, draw, swept
 from experiments.stats import Claim
 
 TITLE = "Stragglers in the data"
@@ -34,7 +37,24 @@ GROUPS = {
     "drop_compute/drop": "DropCompute",
     "k_sync/drop": "K-sync, 14 of 16",
 }
-figure = drawn(
-    Panel("samples in the same time", "sample_costs", GROUPS, "samples", "samples"),
-    Panel("the longest tenth", "sample_costs", GROUPS, LONG, "training loss at the end"),
-)
+# A rule of each kind, and what keeps everything.
+CURVES = (
+    CARRIED, "nonblocking/finish", "anytime/drop", "drop_compute/drop", "k_sync/drop", DROPPED,
+)  # fmt: skip
+
+
+def figure(records: Records) -> Figure:
+    """Draw samples and losses of all arms, and the shares that rules keep by time."""
+    found = {arm["name"]: arm for arm in stats.arms(records("sample_costs"))}
+    points = [
+        {"tenth": tenth, "kept": share, "arm": GROUPS[name]}
+        for name in CURVES
+        for tenth, share in enumerate(found[name]["kept_by_tenth"], 1)
+    ]
+    labels = "tenth of the samples, by their time", "kept"
+    panels = (
+        Panel("samples in the same time", "sample_costs", GROUPS, "samples", "samples"),
+        Panel("the longest tenth", "sample_costs", GROUPS, LONG, "training loss at the end"),
+        Lines("kept by the time of samples", points, "tenth", "kept", "arm", labels, share=True),
+    )
+    return draw(panels, records)
