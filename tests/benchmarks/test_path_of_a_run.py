@@ -11,7 +11,7 @@ from tests.launcher import ROOT
 # Each is lowered when a change shortens the path.
 MOST = {
     "modules loaded": 68,
-    "lines of these": 17_063,
+    "lines of these": 17_073,
     "files entered": 46,
     "moves before the simulator exists": 93,
 }
