@@ -62,7 +62,8 @@ class Reducer(NamedTuple):
     instead: (array or its shape, workers) -> the payloads of every alternative that is sent where
         the data do not fit; its state then holds `Fallbacks`. None: data decide nothing.
     pushed: array or its shape -> Payload where workers push to a server; None: as `payload`.
-    amplifies: the parts are larger than the array, so that errors would grow in a memory.
+    amplifies: why errors may be as large as the array, so that they would grow in a memory, and a
+        way out; None: they are smaller.
     """
 
     init: Callable[[Any], Any]
@@ -73,7 +74,7 @@ class Reducer(NamedTuple):
     within: Callable[["Reducer"], "Reducer"] | None = None
     instead: Callable[[Any, int], tuple[tuple[Payload, ...], ...]] | None = None
     pushed: Callable[[Any], Payload] | None = None
-    amplifies: bool = False
+    amplifies: str | None = None
 
 
 class Fallbacks(NamedTuple):

@@ -7,8 +7,8 @@
 
 In a chain each reducer works on the values that the one before has picked: CocktailSGD (J. Wang et
 al., ICML 2023) is `chain(random_k, top_k, quantise)`, Qsparse-local-SGD (D. Basu et al., arXiv
-1906.02367) `local_sgd(exchange=error_feedback(top_k, quantise))`. The message of a chain is that of
-its last reducer, and the indices that `top_k` needs.
+1906.02367) `local_sgd(exchange=error_feedback(top_k, quantise(bucket=128)))`. The message of a
+chain is that of its last reducer, and the indices that `top_k` needs.
 """
 
 import functools
@@ -86,13 +86,27 @@ def quantise(bits: int = 4, bucket: int = 512, seed: int | None = 0) -> Reducer:
 
 
 def rounded_to_levels(levels: int, bucket: int) -> Reducer:
-    """Sum entries rounded to multiples of norm / levels; `bucket` entries share a norm."""
+    """Sum entries rounded to multiples of norm / levels; `bucket` entries share a norm.
+
+    With d entries in s levels, an entry of x s / norm = u has the variance f (1 - f) (norm / s)^2,
+    f the fraction of u. As the squares of all u add up to s^2, the error is in the mean of squares
+    at most d / (4 s^2) of x where sqrt(d) <= 2 s, else sqrt(d) / s - 1, which equal entries have:
+    at least all of x from sqrt(d) = 2 s on. A memory needs less (arXiv 1906.02367, Lemma 1).
+    """
     codecs.qsgd_bits(levels)  # raises ValueError for levels without a code
     _check_bucket("qsgd", bucket)
-    return gathered(
+    reducer = gathered(
         lambda x, key: codecs.qsgd(x, levels, key, bucket),
         lambda message, size: codecs.qsgd_decode(message, size, levels, bucket),
         lambda size: codecs.qsgd_payload_bytes(size, levels, bucket),
+    )
+    root = math.isqrt(bucket)
+    if root < 2 * levels:
+        return reducer
+    return reducer._replace(
+        amplifies=f"codes of {codecs.qsgd_bits(levels)} bits may lose as much of {bucket} entries "
+        "that share a norm as there is, so that the errors which are kept would grow; take "
+        f"quantise(bits={(root + 2).bit_length()}), or bucket={4 * levels**2 - 1}"
     )
 
 
@@ -197,10 +211,7 @@ def chain(*reducers: Reducer) -> Reducer:
 def refuse_amplified(name: str, reducer: Reducer) -> None:
     """Raise ValueError for a reducer whose errors would grow in a memory; name: of the memory's."""
     if reducer.amplifies:
-        raise ValueError(
-            f"{name}: {reducer.name} scales what it sends to be unbiased, so that the errors which "
-            "are kept would grow; leave unbiased out"
-        )
+        raise ValueError(f"{name}: {reducer.amplifies}")
 
 
 def remembers(reducer: Reducer) -> bool:
@@ -244,7 +255,7 @@ def _listed(ratio: float, inner: Reducer) -> Reducer:
     listed = Encoder(
         write, lambda message, size: sparse.decode(read(message, size), size), bytes_of
     )
-    return Reducer(lambda leaf: (), reduce, payload, encoder=listed)
+    return Reducer(lambda leaf: (), reduce, payload, encoder=listed, amplifies=inner.amplifies)
 
 
 def _random(ratio: float, unbiased: bool, inner: Reducer | None = None) -> Reducer:
@@ -271,12 +282,16 @@ def _random(ratio: float, unbiased: bool, inner: Reducer | None = None) -> Reduc
     def picked(leaf):
         return jax.ShapeDtypeStruct((_sent(leaf, ratio),), jnp.float32)
 
+    grows = (
+        "random_k scales what it sends to be unbiased, so that the errors which are kept would "
+        "grow; leave unbiased out"
+    )
     return Reducer(
         lambda leaf: last.init(picked(leaf)),
         reduce,
         lambda leaf, workers, update: last.payload(picked(leaf), workers, update),
         within=within if inner is None or inner.within else None,
-        amplifies=unbiased and ratio < 1,
+        amplifies=grows if unbiased and ratio < 1 else last.amplifies,
     )
 
 

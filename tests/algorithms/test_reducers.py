@@ -106,6 +106,16 @@ def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(inner):
     assert (np.abs(states.residual).max(1) > 1e-3).all()
 
 
+def test_a_memory_refuses_codes_that_may_lose_all():
+    """196 equal entries are half a level of 7 each: up or down, as much is lost as there is."""
+    x = np.ones((N, 196), np.float32)
+    _, sent, _ = reduced(by.quantise(bits=4, bucket=196), x)
+    np.testing.assert_allclose(np.abs(x - sent), 1, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"bits=5\), or bucket=195"):
+        by.error_feedback(by.quantise(bits=4, bucket=196))
+    by.error_feedback(by.top_k(0.1), by.quantise(bits=4, bucket=195))
+
+
 def test_bytes_are_those_of_the_last_and_of_indices():
     """Of 1,000 entries; 100 values in 4 bits fill 13 words, with one norm."""
     leaf = jax.ShapeDtypeStruct((10, 100), jnp.float32)
