@@ -9,6 +9,7 @@ update has of them.
 """
 
 import json
+import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -275,6 +276,8 @@ def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Look at the sources that the command line names."""
+    # JAX reports every accelerator that it did not find.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     given, console = flags.FLAGS, Console(width=120)
     if not arguments[1:]:
         raise SystemExit("error: name a file of durations: experiments.advice.observatory log.csv")

@@ -1,6 +1,7 @@
 """Looks at recorded durations."""
 
 import json
+import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +84,15 @@ def test_a_run_is_looked_at(tmp_path):
     assert observatory.slowest(measured, rounds)[0]["worker"] == "0"
     assert observatory.loss(rounds).persistent > 1
     assert observatory.read("alibaba_job_4(mean=2.0)", 8).workers == 10
+
+
+def test_accelerators_that_jax_did_not_find_are_not_reported(monkeypatch):
+    logger = logging.getLogger("jax._src.xla_bridge")
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    monkeypatch.setattr(observatory, "flags", SimpleNamespace(FLAGS=None))
+    with pytest.raises(SystemExit, match="name a file of durations"):
+        observatory.main(["observatory"])
+    assert logger.level == logging.WARNING
 
 
 @pytest.mark.slow
