@@ -9,8 +9,11 @@ NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015)
 """
 
 import functools
+import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 
@@ -231,7 +234,13 @@ def compiled(function: Callable, *helpers: Callable) -> Callable:
         ) from error
     for helper in helpers:
         register_jitable(helper)
+    parts = ("code", "globals", "name", "defaults", "closure")
+    named = FunctionType(*(getattr(function, f"__{part}__") for part in parts))
     try:
-        return numba.njit(function, cache=True)
-    except RuntimeError:  # neither the installed package nor a home can be written to
+        # Numba looks for changes in the file of the function alone, and keeps it by its name.
+        sources = {helper.__code__.co_filename for helper in helpers}
+        files = b"".join(Path(source).read_bytes() for source in sorted(sources))
+        named.__qualname__ += f"_{hashlib.sha256(files).hexdigest()[:16]}"
+        return numba.njit(named, cache=True)
+    except (RuntimeError, OSError):  # neither the package nor a home can be read and written to
         return numba.njit(function)

@@ -1,3 +1,4 @@
+import importlib
 import sys
 
 import numpy as np
@@ -49,6 +50,21 @@ def test_a_missing_compiler_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
     with pytest.raises(ImportError, match=r"needs numba .*; run pip install 'gossax\[schedules\]'"):
         streams.compiled(streams._mixed)
+
+
+def test_what_is_kept_follows_the_functions_that_are_called(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "calling.py").write_text(
+        "from called import step\n\n\ndef run(x):\n    return step(x)\n"
+    )
+    for change in (1, 20):  # all else stays, so that numba finds nothing new in calling.py
+        (tmp_path / "called.py").write_text(f"def step(x):\n    return x + {change}\n")
+        for name in ("called", "calling"):
+            monkeypatch.setitem(sys.modules, name, None)  # so that it is put back
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        called, calling = (importlib.import_module(name) for name in ("called", "calling"))
+        assert streams.compiled(calling.run, called.step)(2) == 2 + change
 
 
 def test_nothing_is_kept_where_nothing_can_be_written():
