@@ -60,7 +60,8 @@ RULE = Kind("wait", RULES, Rule, ("setting",))
 # Of methods that plan with measured times; no other arm imports it.
 KEPT_NAMES = ("by_cost", "effective_share", "offered", "weights")
 KEPT = Registry({name: f"stragglers.kept:{name}" for name in KEPT_NAMES})
-PROFILING = Registry({name: f"experiments.profiling:{name}" for name in ("check", "for_config")})
+_OF_PROFILES = ("check", "for_config", "measures", "save")
+PROFILING = Registry({name: f"experiments.profiling:{name}" for name in _OF_PROFILES})
 
 FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
 AT_ONCE = 4096  # updates that are planned at once
@@ -89,15 +90,23 @@ class Prepared(NamedTuple):
     decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
     cuts_off: bool = False  # as of its rule
     cancels: bool = False  # as of its rule's turnout
+    profile: Any = None  # that was measured for the method
 
 
-def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = False) -> Prepared:
+def prepare(
+    config: ConfigDict,
+    task: Task | None = None,
+    *,
+    settled: bool = False,
+    kept: Path | None = None,
+) -> Prepared:
     """Build and check every part of an arm; raises ValueError before anything is compiled.
 
     task: what has been built of the same `config.task` for another arm, with which this one then
     shares what is compiled. settled: run the model for a profile that is to be measured, and for
     parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of such a
-    profile have no meaning, and such a method cannot run.
+    profile have no meaning, and such a method cannot run. kept: file of the profile with which the
+    run has begun; where it is there, none is measured again.
     """
     config = registry.canonical(config)
     registry.check_arm(config)
@@ -112,17 +121,20 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
     sampler = _sampler(config, task, shards)
     delay, decided = _costed(own_delay(config), config, task, sampler), {}
-    assembled = functools.partial(_algorithm, task, shapes, graph, wanted)
+    profile = None
+    if "profile" in wanted:
+        profile = PROFILING["for_config"](config, task, settled, kept)
+    assembled = functools.partial(_algorithm, task, shapes, graph, wanted, profile)
     if is_open(config):  # by a plan that no measured profile and no gradient changes
         drafted = _changed(config, **_ends(config, 1))
-        planned = assembled(drafted, False)
+        planned = assembled(drafted)
         rule = _fitted(drafted, planned, shapes, delay)[1]
         config = _changed(config, **_ends(config, _planned_samples(config, rule)))
-    own, algorithm = config, assembled(config, settled)
+    own, algorithm = config, assembled(config)
     if settled and algorithm.decide is not None:
         decided = algorithm.decide(first_gradient(config, task, sampler))
         config = _changed(config, algorithm=registry.spec(config.algorithm) | decided)
-        algorithm = assembled(config, settled)
+        algorithm = assembled(config)
     exchange, rule = _fitted(config, algorithm, shapes, delay)
     if config.get("sample_weight"):
         task = _weighted(config, task, sampler, algorithm, exchange, delay)
@@ -131,10 +143,11 @@ def prepare(config: ConfigDict, task: Task | None = None, *, settled: bool = Fal
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
     if place.delayed and delay is None:
         build_delay(config.delay)  # refuses it, and names others
-    if "profile" in wanted:
+    if profile is not None:
         PROFILING["check"](config)
+        profile = profile if settled and PROFILING["measures"](config) else None
     parts = (task, algorithm, shapes, runtime, exchange, delay, sampler, own)
-    return Prepared(*parts, decided, rule.cuts_off, rule.turnout.cancels)
+    return Prepared(*parts, decided, rule.cuts_off, rule.turnout.cancels, profile)
 
 
 def place_of(config: ConfigDict) -> Place:
@@ -288,13 +301,13 @@ _CHECKED: list[Any] = []  # of the last task: the arms of a sweep share it
 
 
 def _algorithm(
-    task: Task, shapes: Any, graph: nx.Graph | None, wanted: Collection[str], config: ConfigDict,
-    settled: bool,
+    task: Task, shapes: Any, graph: nx.Graph | None, wanted: Collection[str], profile: Any,
+    config: ConfigDict,
 ) -> Algorithm:  # fmt: skip
     """Return the method of a config, whose factory has the `wanted` parameters."""
     offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
     if "profile" in wanted:
-        offered["profile"] = PROFILING["for_config"](config, task, measured=settled)
+        offered["profile"] = profile
     if "matching_seconds" in wanted:
         alone = registry.is_number(config.communication)  # seconds, which all links share
         asked = functools.partial(_matching_seconds, config, shapes)

@@ -167,12 +167,13 @@ def check(config) -> None:
         raise ValueError(f"profile: {config.profile!r} names a directory; name a file in it")
 
 
-def for_config(config, task: Task, measured: bool = True) -> Profile:
+def for_config(config, task: Task, measured: bool = True, kept: Path | None = None) -> Profile:
     """Return the profile that `config.profile` names, for the mini-batches of a round.
 
     "none": the order of the layers alone. "measure": measured, once in a process for arms that
     would measure the same; "measure:PATH": and saved there. Anything else is the path of a saved
-    one. measured: else the times of what would be measured have no meaning.
+    one. measured: else the times of what would be measured have no meaning. kept: file of what was
+    measured before, which replaces a new measurement where it is there.
     """
     source = config.get("profile")
     batch_size = config.batch_size * most_mini_batches(config.mini_batches)  # of one gradient
@@ -188,6 +189,10 @@ def for_config(config, task: Task, measured: bool = True) -> Profile:
     check(config)
     overlap = config.get("overlap", NO_OVERLAP)
     key = (registry.text(config.task), batch_size, config.workers, overlap)
+    if kept is not None and distributed.agreed(kept.exists()):
+        found = load(kept)
+        _MEASURED.setdefault(key, found)  # arms that begin now are compared with this one
+        return found
     if key not in _MEASURED:
         devices = jax.devices()[: config.workers]
         _MEASURED[key] = measure(task, batch_size, devices, overlap=overlap)

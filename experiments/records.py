@@ -35,6 +35,7 @@ SCHEDULE = "schedule.npz"
 MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
 INITIAL = "initial_sha256"  # in a config: of the parameters that `initial` names
 PARAMETERS = "parameters.npz"
+PROFILE = "measured_profile.json"  # of a method that plans with measured times
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 REMOVED_BY = "removed_by.txt"  # in the place of a run that `--overwrite` has removed: the launch
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
@@ -43,6 +44,7 @@ BESIDE = {MODULES, INITIAL}  # what a config.json has that is no entry
 # one. The rest, config.json first, is replaced when it is written again.
 REMOVED = (
     formats.DIGESTS, SUMMARY, METRICS, SCHEDULE, PARAMETERS, "timeline.json", ERROR, REMOVED_BY,
+    PROFILE,
 )  # fmt: skip
 # Of a run, or of an arm of a sweep.
 RUN_FILES = (CONFIG, *REMOVED, "output.txt", "wandb_id.txt", files.RUN_LOCK)
@@ -103,7 +105,7 @@ class Recorder:
         if self.writes:
             if self._longer is not None:
                 for name in REMOVED:
-                    if name != METRICS:
+                    if name not in (METRICS, PROFILE):
                         files.remove(self.workdir / name)  # digests and the summary first
                 _write_config(self.workdir, self._longer)
             files.write(path, "".join(f"{line}\n" for line in lines))

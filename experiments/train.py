@@ -66,7 +66,7 @@ def run(
     workdir that belongs to another config. An arm that has finished is not run again, but trained
     longer where `seconds` or `updates` are larger than they were.
     """
-    prepared = prepare.prepare(config, settled=True)
+    prepared = _prepared(config, workdir, overwrite)
     config = prepared.config
     with (
         records.start(workdir, config, overwrite, writes=distributed.is_writer()) as recorder,
@@ -75,6 +75,7 @@ def run(
     ):
         if recorder.finished:
             return recorder.summary
+        _keep_profile(prepared, recorder)
         (checkpoint,) = newest([workdir], [on_note])
         arm = Arm(config, prepared, recorder, on_record, on_note, checkpoint)
         with Saver(checkpoint_seconds) as saver:
@@ -102,8 +103,8 @@ def run_together(
     See `alike` for which arms these are. Times on the wall count all of them together.
     """
     made: list[Prepared] = []
-    for config in configs:  # whose tasks are the same
-        made.append(prepare.prepare(config, made[0].task if made else None, settled=True))
+    for config, workdir in zip(configs, workdirs, strict=True):  # whose tasks are the same
+        made.append(_prepared(config, workdir, overwrite, made[0].task if made else None))
     configs = [prepared.config for prepared in made]
     hooks = on_record or [lambda record: None] * len(configs)
     notes = on_note or [lambda text: None] * len(configs)
@@ -115,6 +116,8 @@ def run_together(
             for workdir, config in zip(workdirs, configs, strict=True)
         ]
         going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
+        for r in going:
+            _keep_profile(made[r], recorders[r])
         found = newest([workdirs[r] for r in going], [notes[r] for r in going])
         arms = {
             r: Arm(configs[r], made[r], recorders[r], hooks[r], notes[r], checkpoint)
@@ -132,6 +135,20 @@ def run_together(
             together = Batched([prepared.runtime for prepared in made])
             _train(arms, together, states, checkpoint_seconds)
         return [recorder.summary for recorder in recorders]
+
+
+def _prepared(
+    config: ConfigDict, workdir: str | os.PathLike, overwrite: bool, task: tasks.Task | None = None
+) -> Prepared:
+    """Prepare a run that goes on with what was measured for its method when it began."""
+    kept = None if overwrite else Path(workdir) / records.PROFILE
+    return prepare.prepare(config, task, settled=True, kept=kept)
+
+
+def _keep_profile(prepared: Prepared, recorder: records.Recorder) -> None:
+    path = recorder.workdir / records.PROFILE
+    if recorder.writes and prepared.profile is not None and not path.exists():
+        prepare.PROFILING["save"](path, prepared.profile)
 
 
 def _train(

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from algorithms.mg_wfbp import plan_with
 from configs import mg_wfbp
-from experiments import prepare, profiling, stopwatch, sweep, tasks
+from experiments import prepare, profiling, records, stopwatch, sweep, tasks, train
 from experiments.profiling import Profile
 from runtimes import overlapped
 
@@ -133,6 +133,29 @@ def test_a_config_measures_once_and_saves(tmp_path, monkeypatch, task):
         assert profiling.for_config(wanted, task) is PROFILE
     assert [given[1] for given in calls] == [15]
     assert profiling.for_config(config(profile=str(path)), task).layers == PROFILE.layers
+
+
+def test_a_run_goes_on_with_the_profile_that_it_began_with(tmp_path, monkeypatch, task):
+    layers = profiling.backward_order(task, 1)
+    taken = iter(PROFILE._replace(layers=layers, ready=np.array([0.25, x])) for x in (0.5, 1, 2))
+    monkeypatch.setattr(profiling, "measure", lambda *given, **own: next(taken))
+    wanted = config(profile="measure", runtime="simulate", delay="deterministic(value=1.0)")
+    kept = tmp_path / records.PROFILE
+
+    def newest(*_):  # before anything is compiled
+        raise InterruptedError
+
+    monkeypatch.setattr(train, "newest", newest)
+    for overwrite, ready in ((False, 0.5), (False, 0.5), (True, 1)):
+        monkeypatch.setattr(profiling, "_MEASURED", {})  # as in another process
+        with pytest.raises(InterruptedError):
+            train.run(wanted, tmp_path, overwrite=overwrite)
+        assert profiling.load(kept).ready.tolist() == [0.25, ready]
+    assert next(taken).ready[-1] == 2
+    wanted.updates += 1
+    with records.start(tmp_path, wanted) as recorder:
+        recorder.begin()
+    assert prepare.prepare(wanted, settled=True, kept=kept).profile.ready[-1] == 1
 
 
 def test_a_profile_of_another_model_is_refused_before_the_run(tmp_path):
