@@ -175,7 +175,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     number, by default as its column says. ValueError for what cannot be read.
     """
     try:
-        rows, comma = _tables(path, wanted.worker)
+        rows, marks = _tables(path, wanted.worker)
     except (OSError, ValueError, TypeError, RuntimeError, csv.Error) as error:
         reason = " ".join(f"{getattr(error, 'strerror', None) or error}".split())
         raise ValueError(
@@ -193,16 +193,13 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
         unit = SECONDS[own] / (scale or SECONDS.get(unit_of(columns[what]), 1.0))
     if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
-    if comma is None:  # decimal commas, if some comma of a number cannot part thousands
-        numbers = [column for column in (when, what, waits) if column is not None]
-        cells = (row[i] for _, row in full[1:] for i in numbers if i < len(row))
-        unlike = (one for one in cells if DECIMAL.fullmatch(one) and not THOUSANDS.fullmatch(one))
-        comma = "," if any(unlike) else "."
+    numbers = [column for column in (when, what, waits) if column is not None]
+    marks = _decided(marks, full[1:], numbers, when)
     apart = columns.index(APART) if APART in columns else None
-    names = _as_written({row[whose] for _, row in full[1:] if len(row) > whose}, comma)
+    names = _as_written({(row[whose], marks[at.path]) for at, row in full[1:] if len(row) > whose})
     observed: dict[str, list[tuple[float, Place, float]]] = {}
     for order, (place, row) in enumerate(full[1:]):
-        cells = row + [None] * (len(columns) - len(row))
+        cells, comma = row + [None] * (len(columns) - len(row)), marks[place.path]
         at = order if when is None else _time(cells[when], comma)
         seconds = _number(cells[what], comma)
         seconds -= 0.0 if waits is None else unit * _number(cells[waits], comma)
@@ -216,7 +213,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
                 f"trace: {place} has {seen}; keep numbers and positive durations only, "
                 "or leave times aside with time=None"
             )
-        observed.setdefault(names[cells[whose]], []).append((at, place, seconds))
+        observed.setdefault(names[cells[whose], comma], []).append((at, place, seconds))
     for name, records in observed.items():
         records.sort()
         for (at, place, _), (other, later, _) in itertools.pairwise(records):
@@ -269,12 +266,13 @@ def unit_of(column: str) -> str | None:
 DECIMAL = re.compile(r"^([-+]?\d*),(\d+)")  # a number with a decimal comma
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")  # or with commas that part thousands
 APART = "communication apart"  # the column of a table that is made of profiles
+Marks = dict[str, str | None]  # path of a file -> its decimal mark, None: only the numbers say it
 
 
-def _tables(path: str, worker: str) -> tuple[Rows, str | None]:
+def _tables(path: str, worker: str) -> tuple[Rows, Marks]:
     """Return the cells of all files of a path, with the name of a file where it is a worker.
 
-    Then the decimal mark, None where only the numbers say it.
+    Then the decimal mark of each file.
     """
     place = Path(path).expanduser()
     pattern = f"{glob.escape(str(place))}/*" if place.is_dir() else f"{place}"
@@ -284,17 +282,14 @@ def _tables(path: str, worker: str) -> tuple[Rows, str | None]:
         if APART in header and worker not in header:  # a profile that does not say its rank
             name = place.name.partition(".")[0]
             rows = [(at, [*row, worker if row is header else name]) for at, row in rows]
-        return rows, comma
+        return rows, {f"{place}": comma}
     paths = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)), key=natural)
     if not paths:
         raise ValueError("no file has a name of that pattern")
     joined: Rows = []
-    names, mark = _varying(paths), "."
+    names, marks = _varying(paths), {}
     for name, one in zip(names, paths, strict=True):
-        rows, comma = _cells(Path(one))
-        mark = comma and mark
-        if comma == ",":  # the others may have points
-            rows = [(line, [DECIMAL.sub(r"\1.\2", cell) for cell in row]) for line, row in rows]
+        rows, marks[f"{Path(one)}"] = _cells(Path(one))
         (at, header), *rest = rows or [(Place(one, 1), [])]
         if _plain(worker) not in map(_plain, header):
             header, rest = [worker, *header], [(line, [name, *row]) for line, row in rest]
@@ -304,7 +299,25 @@ def _tables(path: str, worker: str) -> tuple[Rows, str | None]:
                 f"{', '.join(header)}"
             )
         joined += rest if joined else [(at, header), *rest]
-    return joined, mark
+    return joined, marks
+
+
+def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None) -> dict[str, str]:
+    """Return the decimal mark of every file.
+
+    It is a comma where one of a number cannot part thousands, and beside such a file where no
+    duration has a point. numbers: columns of numbers, of which `when` has times.
+    """
+    with_commas, with_points = set(), set()
+    for place, row in rows:
+        for i in numbers if marks[place.path] is None else ():
+            cell = row[i] if i < len(row) else ""
+            if DECIMAL.fullmatch(cell) and not THOUSANDS.fullmatch(cell):
+                with_commas.add(place.path)
+            elif "." in cell and i != when and math.isfinite(_number(cell, ".")):
+                with_points.add(place.path)
+    alike = with_commas | ({*marks} - with_points if with_commas else set())
+    return {path: mark or ("," if path in alike else ".") for path, mark in marks.items()}
 
 
 def _varying(paths: Sequence[str]) -> list[str]:
@@ -628,11 +641,15 @@ def _plain(column: str | None) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", UNIT.sub("", column) or column).lower()
 
 
-def _as_written(names: Collection[str], comma: str) -> dict[str, str]:
-    """Return the name of each worker, which a column of floats may have as 3.0 or 3.0e+00."""
-    numbers = {name: _number(name, comma) for name in names}
-    floats = all("." in name.replace(comma, ".") and x.is_integer() for name, x in numbers.items())
-    return {name: f"{x:.0f}" if floats else name for name, x in numbers.items()}
+def _as_written(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return the name of each worker, which a column of floats may have as 3.0 or 3.0e+00.
+
+    names: with the decimal mark of their file.
+    """
+    numbers = {(name, comma): _number(name, comma) for name, comma in names}
+    floats = all("." in name.replace(comma, ".") and x.is_integer()
+                 for (name, comma), x in numbers.items())  # fmt: skip
+    return {one: f"{x:.0f}" if floats else one[0] for one, x in numbers.items()}
 
 
 def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:

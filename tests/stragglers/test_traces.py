@@ -60,6 +60,18 @@ def test_each_file_has_its_decimal_mark_and_its_folder_any_name(tmp_path):
     np.testing.assert_array_equal(trace(str(folder)).records, [[1.5, 2.5], [3.5, 4.5]])
 
 
+def test_commas_are_decimal_beside_decimal_ones_only_without_points(tmp_path):
+    (tmp_path / "rank0.tsv").write_text("step\tseconds\n0\t0,5\n1\t1,250\n")
+    (tmp_path / "rank1.tsv").write_text("step\tseconds\n0\t1,250\n1\t2\n")
+    (tmp_path / "rank2.tsv").write_text("step\tseconds\n0\t3.5\n1\t4\n")
+    read = trace(str(tmp_path)).records
+    np.testing.assert_array_equal(read, [[0.5, 1.25], [1.25, 2], [3.5, 4]])
+    for refused in ("step\tseconds\n0\t999.5\n1\t1,250\n", 'step,seconds\n0,9\n1,"1,250"\n'):
+        (tmp_path / "rank2.tsv").write_text(refused)
+        with pytest.raises(ValueError, match=r"rank2.tsv line 3 has .*seconds='1,250'; keep num"):
+            trace(str(tmp_path))
+
+
 def test_files_that_name_their_workers_are_joined(tmp_path):
     for part in (0, 1):
         (tmp_path / f"part{part}.csv").write_text(HEADER + "\n".join(ROWS[2 * part :][:2]))
