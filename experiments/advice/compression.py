@@ -8,9 +8,13 @@ A + B / bandwidth seconds, so that a method breaks even with all-reduce at
 
 where nothing overlaps. Where all of an exchange may hide behind a gradient of g seconds, an update
 takes max(g, dense) against codec + max(g, compressed): compressing gains nothing as long as the
-dense exchange is hidden, and at most what is not.
+dense exchange is hidden, and at most what is not. On a network with hides=False nothing overlaps,
+and an update takes g and the exchange.
+
+Rounds of all workers exchange, over links that are as slow as the slowest one.
 """
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -63,6 +67,7 @@ def explain(config: ConfigDict) -> Analysis:
     reference = _line("all_reduce", dense, workers, latency, 0.0)
     specs = [registry.spec(config.algorithm)]
     specs += [{"name": n} for n in prepare.METHOD.factories if n != specs[0]["name"]]
+    overlaps = all(network.hides for network in networks.values())
     rows, refused = [], []
     for spec in specs:
         try:
@@ -78,11 +83,11 @@ def explain(config: ConfigDict) -> Analysis:
             taken = stopwatch.seconds(steps, turns)
             codec = max(0.0, taken["own"] - taken["plain"])
             line = _line(registry.text(spec), arm, workers, latency, codec)
-            rows.append(_row(line, reference, gradient, bandwidths))
+            rows.append(_row(line, reference, gradient, bandwidths, overlaps))
     rows.sort(key=lambda row: min(one["seconds"] for one in row["networks"]))
     summary = {
         "model_bytes": cost.payload_bytes(own.shapes), "workers": workers,
-        "gradient_seconds": gradient, "methods": rows,
+        "gradient_seconds": gradient, "overlaps": overlaps, "methods": rows,
         "dense": [{"network": name, "seconds": reference.seconds(bandwidth)}
                   for name, bandwidth in bandwidths.items()],
     }  # fmt: skip
@@ -124,19 +129,21 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
 
 
 def _row(
-    line: Line, dense: Line, gradient: float, bandwidths: Mapping[str, float]
+    line: Line, dense: Line, gradient: float, bandwidths: Mapping[str, float], overlaps: bool
 ) -> dict[str, Any]:
     found = []
     for name, bandwidth in bandwidths.items():
         alone, sent = dense.seconds(bandwidth), line.seconds(bandwidth)
-        overlapped = max(gradient, alone) / (line.codec + max(gradient, sent))
+        both = max if overlaps else operator.add
+        overlapped = both(gradient, alone) / (line.codec + both(gradient, sent))
         found.append({"network": name, "seconds": line.codec + sent,
                       "gain": alone / (line.codec + sent),
                       "gain_of_overlapped_update": overlapped})  # fmt: skip
     return {
         "method": line.method, "bytes": line.sent, "codec_seconds": line.codec,
         "break_even": break_even(line, dense),
-        "break_even_overlapped": break_even(line, dense, gradient), "networks": found,
+        "break_even_overlapped": break_even(line, dense, gradient if overlaps else 0.0),
+        "networks": found,
     }  # fmt: skip
 
 
@@ -170,6 +177,10 @@ def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{1e3 * summary['gradient_seconds']:.3g} ms on this device, on which codecs were "
         "measured, too"
     )
+    yield (
+        "assumed: rounds of all workers, over links as slow as the slowest one and without spells; "
+        "a push to a server takes its own bytes, and the model back"
+    )
     if not summary["methods"]:
         yield "verdict: no method that compresses can run on this config"
         return
@@ -182,5 +193,6 @@ def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
                    else "no, all-reduce is the fastest exchange")  # fmt: skip
         overlapped = (f"{hidden} makes an update {update:.2f} times as fast" if update > 1
                       else "nothing gains")  # fmt: skip
-        yield (f"verdict at {entry['network']}: {verdict}; where it overlaps with the gradient "
-               f"{overlapped}")  # fmt: skip
+        where = ("where it overlaps with the gradient" if summary["overlaps"]
+                 else "with the gradient, beside which nothing travels,")  # fmt: skip
+        yield f"verdict at {entry['network']}: {verdict}; {where} {overlapped}"

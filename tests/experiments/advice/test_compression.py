@@ -37,6 +37,16 @@ def test_more_bytes_never_pay_and_fewer_for_nothing_always_do():
     assert break_even(few._replace(traffic=9e6), late, hidden=0.2) is None
 
 
+def test_an_update_is_as_long_as_its_parts_where_the_network_lets_nothing_overlap():
+    line, one_second = Line("m", 1e6, 1e-3, 1e6, 1e-3), {"1 MB/s": 1e6}
+    row = compression._row(line, DENSE, 1.0, one_second, overlaps=False)
+    assert row["break_even_overlapped"] == row["break_even"] == pytest.approx(7e9)
+    assert row["networks"][0]["gain_of_overlapped_update"] == pytest.approx(9.001 / 2.002)
+    row = compression._row(line, DENSE, 1.0, one_second, overlaps=True)
+    assert row["break_even_overlapped"] < row["break_even"]
+    assert row["networks"][0]["gain_of_overlapped_update"] == pytest.approx(8.001 / 1.002)
+
+
 @pytest.mark.slow
 def test_methods_are_weighed_for_a_config_by_codecs_that_take_time(config, monkeypatch):
     compared, measure = [], stopwatch.seconds
@@ -48,6 +58,7 @@ def test_methods_are_weighed_for_a_config_by_codecs_that_take_time(config, monke
     monkeypatch.setattr(codec_times, "TURNS", 3)
     monkeypatch.setattr(stopwatch, "seconds", seconds)
     found = compression.explain(config)
+    assert found.summary["overlaps"]
     assert compared[0] == {"gradient"} and all(one == {"own", "plain"} for one in compared[1:])
     methods = {row["method"]: row for row in found.summary["methods"]}
     assert {"top_k", "powersgd", "qsgd", "one_bit_adam"} <= methods.keys()
