@@ -78,7 +78,7 @@ class Look(NamedTuple):
     """Facts about a schedule that figures and tables need."""
 
     staleness: np.ndarray  # [S] share of contributions that were 0, 1, ... updates old
-    idle: np.ndarray  # [workers] share of the run in which nothing is done for any update
+    idle: np.ndarray  # [workers] share of the run in which a worker waits
     seconds: np.ndarray  # [workers] s of a mini-batch, nan for a worker without any
     tail: float  # how many times longer one in a hundred mini-batches takes than the median
     first: Stretches  # the first ones
@@ -101,10 +101,9 @@ def look(schedule: Schedule, workers: int) -> Look:
     counts = np.bincount(schedule.staleness[real])
     # A node that is only met spends no time, nor does a position that stands for nobody.
     lasting = schedule.finish > schedule.start
-    spent = (schedule.busy + schedule.communication)[lasting]
-    used = np.bincount(schedule.workers[lasting], spent, workers)[:workers]
+    waited = np.bincount(schedule.workers[lasting], schedule.idle[lasting], workers)[:workers]
     whole = schedule.time[-1] - schedule.start[lasting].min(initial=np.inf)
-    idle = np.clip(1 - used / whole, 0.0, 1.0) if whole > 0 else np.zeros(workers)
+    idle = waited / whole if whole > 0 else np.zeros(workers)
     own, batches, busy = (of[real] for of in (schedule.workers, schedule.batches, schedule.busy))
     done, computed = (np.bincount(own, of, workers)[:workers] for of in (batches, busy))
     each = busy / batches

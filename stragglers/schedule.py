@@ -226,7 +226,7 @@ class Schedule:
 
         A worker that is in no update is not counted: it may still be at its first contribution.
         cancels: as of the rule's turnout; then the last update has ended what any worker was at,
-        and time without a row is idle until there.
+        and until there all compute, for nothing, where they have no row.
         """
         cancels = cancels and self.population is not None  # else a row lists all workers
         begin = np.full(max(self.workers.max() + 1, self.population if cancels else 0), np.inf)
@@ -240,6 +240,8 @@ class Schedule:
             end[everyone] = np.maximum(end[everyone], self.finish[-1].min())
         present = np.isfinite(begin)
         total = (end[present] - begin[present]).sum()
+        if cancels:
+            return float(self.idle.sum() / total)
         return float(max(0.0, 1 - (self.busy.sum() + self.communication.sum()) / total))
 
     def samples_used(self, batch_size: int) -> np.ndarray:

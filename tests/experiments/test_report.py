@@ -286,8 +286,7 @@ def test_a_look_counts_what_the_schedule_says_and_events_are_shown(tmp_path):
     look = figures.look(schedule, P)
     ages = np.arange(look.staleness.size)
     np.testing.assert_allclose((ages * look.staleness).sum(), schedule.mean_staleness)
-    used = schedule.busy.sum() + schedule.communication.sum()
-    np.testing.assert_allclose(1 - look.idle.mean(), used / (P * schedule.time[-1]))
+    np.testing.assert_allclose(look.idle.mean(), schedule.idle.sum() / (P * schedule.time[-1]))
     leave(tmp_path / "a", "a")
     path = tmp_path / "a" / records.SCHEDULE
     replace(load(path), events=(Event(0.1, 2, "lost"),)).save(path)

@@ -8,6 +8,7 @@ from stragglers import delays
 from stragglers.processes import as_process, persistent
 from stragglers.rule import whole
 from stragglers.rules.server import PROTOCOLS
+from stragglers.schedule import Schedule
 from tests import planned
 from tests.stragglers.contract_rows import COSTS, SHIFTED, P, assert_equal, in_segments
 from tests.stragglers.contract_rows import DELAYS as SAME
@@ -240,14 +241,20 @@ def test_who_is_back_before_its_update_waits_for_it():
     np.testing.assert_allclose(schedule.busy, [[1, 5]] * 3)
 
 
-def test_a_worker_that_is_always_cut_off_is_idle():
-    law = persistent(delays.deterministic(1.0), [1.0, 3.0])
-    for name, cancels in (("k_sync", True), ("k_async", False)):
-        made = planned.rule(name, law, 2, k=1)
-        rows = whole(made, 2)  # of worker 0, before the other has ended anything
-        assert made.turnout.cancels == cancels and rows.idle_fraction == 0
-        for part in (rows, rows.slice(1, 2)):
-            assert part.idle_share(made.turnout.cancels) == (0.5 if cancels else 0)
+def test_a_worker_that_is_cut_off_has_computed_on_every_clock():
+    """Of 1, 2 and 5 s the update comes after 2 s: only the first worker waits, as on a mesh."""
+    law, updates = persistent(delays.deterministic(1.0), [1.0, 2.0, 5.0]), 3
+    made = planned.rule("k_sync", law, 3, k=2)
+    rows = whole(made, updates)
+    computed, nobody = np.float64([[1, 2, 2]] * updates), np.zeros((updates, 3), int)
+    begin = 2.0 * np.arange(updates)[:, None] + nobody
+    in_rounds = Schedule(
+        rows.time, nobody + np.arange(3), begin, begin + 2, np.int32([[1, 1, 0]] * updates),
+        nobody, nobody, computed, 0.0 * begin,
+    )  # fmt: skip
+    assert made.turnout.cancels and rows.idle_fraction > 0.2
+    for part in (rows, rows.slice(1, 2), in_rounds):
+        assert part.idle_share(made.turnout.cancels) == pytest.approx(1 / 6)
 
 
 @pytest.mark.parametrize(
