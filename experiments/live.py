@@ -49,7 +49,7 @@ class State(NamedTuple):
 def state(root: Path) -> State:
     """Return the progress of the runs below a workdir."""
     every = list(report.places(root))
-    finished = [place for place in every if (place / records.SUMMARY).exists()]
+    finished = {place for place in every if (place / records.SUMMARY).exists()}
     rest = [place for place in every if place not in finished]
     left = [place for place in rest if not (place / records.ERROR).exists()]
     return State(len(finished), len(rest) - len(left), left)
