@@ -221,7 +221,9 @@ def watch(root: str | os.PathLike, port: int) -> str | None:
     now = state(root)
     if now.left:
         return _abandoned(root, now)
-    print(f"{now}; the report of {root} is {root / report.REPORT}")
+    path = root / report.REPORT
+    where = f"the report of {root} is {path}" if path.exists() else f"--report={root} writes one"
+    print(f"{now}; {where}")
     return None
 
 

@@ -32,12 +32,12 @@ class Run:
     def __init__(self, workdir: str | os.PathLike, trust: Collection[str] = ()):
         """See `load`."""
         records.check_path(workdir, "workdir")
-        self.workdir = Path(workdir)
+        self.workdir = Path(workdir).expanduser()
         self._trust = {trust} if isinstance(trust, str) else set(trust)
         path = self.workdir / records.CONFIG
-        if not path.exists():
-            found = itertools.islice(self.workdir.rglob(records.CONFIG), LOOKED_AT)
-            below = sorted(str(one.parent) for one in found)
+        if not _is_run(self.workdir):
+            places = (one.parent for one in self.workdir.rglob(records.CONFIG))
+            below = sorted(map(str, itertools.islice(filter(_is_run, places), LOOKED_AT)))
             runs = f"runs below it; give one, as {below[0]}" if below else "no run; give a run"
             raise ValueError(f"load: {workdir} holds {runs}")
         self.config: ConfigDict = records.read_config(path, RUN)
@@ -101,6 +101,14 @@ class Run:
             )
         shapes = jax.eval_shape(self.task.init, jax.random.key(0))
         return initial.read(str(path), shapes)
+
+
+def _is_run(place: Path) -> bool:
+    """Return whether a folder is of a run, and not of an analysis, which has trained nothing."""
+    config, summary, metrics = (
+        (place / name).exists() for name in (records.CONFIG, records.SUMMARY, records.METRICS)
+    )
+    return config and (metrics or not summary)
 
 
 def load(workdir: str | os.PathLike, trust: Collection[str] = ()) -> Run:

@@ -59,8 +59,12 @@ def test_an_arm_of_a_sweep_is_named_where_the_sweep_is_given(tmp_path):
         config = sweep.override(configured(), {"name": name})
         with records.start(tmp_path / name, config) as recorder:
             recorder.begin()
+    analysis = shutil.copytree(tmp_path / "a" / "b", tmp_path / "a" / "analysis")
+    (analysis / records.METRICS).rename(analysis / records.SUMMARY)
     with pytest.raises(ValueError, match=rf"holds runs below it; give one, as {tmp_path}/a/b"):
         experiments.load(tmp_path)
+    with pytest.raises(ValueError, match="analysis holds no run; give a run"):
+        experiments.load(analysis)
     assert experiments.load(tmp_path / "a" / "b").config.name == "a/b"
     with pytest.raises(ValueError, match="holds no run; give a run"):
         experiments.load(tmp_path / "none")
