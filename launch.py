@@ -412,7 +412,8 @@ def watch() -> NoReturn:
 
 
 def main(_) -> None:
-    if FLAGS.restarts:  # this process only watches over the one that does the work
+    if FLAGS.restarts and not FLAGS.print_commands:
+        # This process only watches over the one that does the work.
         from experiments import restarts
 
         where = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)

@@ -119,6 +119,8 @@ def test_commands_are_made_of_the_flags_of_a_file(call, here):
     assert code == 0 and len(lines) == 2
     assert all("--config.updates=2" in line and "executor" not in line for line in lines)
     assert "flagfile" not in out
+    code, out, _ = call(*OK, "--restarts=2", "--print_commands")
+    assert code == 0 and "--restarts=2" in out
 
 
 @pytest.mark.slow
