@@ -89,7 +89,8 @@ class Prepared(NamedTuple):
     config: ConfigDict  # with an end of every schedule of a rate
     decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
     cuts_off: bool = False  # as of its rule
-    cancels: bool = False  # as of its rule's turnout
+    cancels: bool = False  # as of its rule's turnout, as is the next one
+    wastes: bool = False
     profile: Any = None  # that was measured for the method
 
 
@@ -147,7 +148,8 @@ def prepare(
         PROFILING["check"](config)
         profile = profile if settled and PROFILING["measures"](config) else None
     parts = (task, algorithm, shapes, runtime, exchange, delay, sampler, own)
-    return Prepared(*parts, decided, rule.cuts_off, rule.turnout.cancels, profile)
+    turnout = rule.turnout
+    return Prepared(*parts, decided, rule.cuts_off, turnout.cancels, turnout.wastes, profile)
 
 
 def place_of(config: ConfigDict) -> Place:

@@ -489,7 +489,7 @@ class Arm:
             "test_samples": tasks.tested(self._prepared.task),
             **tasks.worker_accuracy(self._prepared.task, models),
             "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
-            "idle_fraction": schedule and schedule.idle_share(self._prepared.cancels),
+            "idle_fraction": schedule and schedule.idle_share(self._prepared.wastes),
             "staleness_mean": None if schedule is None else schedule.mean_staleness,
             **({} if schedule is None else prepare.kept(config, self._prepared, schedule)),
             "wall_seconds": time.monotonic() - self._began,

@@ -210,6 +210,7 @@ class Turnout(NamedTuple):
     early: a worker may begin a contribution before the update that has its last one.
     twice: both may even be in the same update.
     cancels: an update takes the work of all who are not in it, and they begin anew.
+    wastes: it may do so, or leave out work that is too old; workers never wait without a row.
     """
 
     fewest: int | None = None
@@ -218,6 +219,7 @@ class Turnout(NamedTuple):
     early: bool = False
     twice: bool = False
     cancels: bool = False
+    wastes: bool = False
 
 
 class Unfit(ValueError):

@@ -218,29 +218,29 @@ class Schedule:
 
     @property
     def idle_fraction(self) -> float:
-        """The `idle_share` of a rule whose updates cancel nothing."""
+        """The `idle_share` of a rule whose updates waste nothing."""
         return self.idle_share()
 
-    def idle_share(self, cancels: bool = False) -> float:
+    def idle_share(self, wastes: bool = False) -> float:
         """Return the idle share of worker time, from each worker's first start to its last finish.
 
         A worker that is in no update is not counted: it may still be at its first contribution.
-        cancels: as of the rule's turnout; then the last update has ended what any worker was at,
-        and until there all compute, for nothing, where they have no row.
+        wastes: as of the rule's turnout; then all compute, for nothing, where they have no row,
+        until the last update.
         """
-        cancels = cancels and self.population is not None  # else a row lists all workers
-        begin = np.full(max(self.workers.max() + 1, self.population if cancels else 0), np.inf)
+        wastes = wastes and self.population is not None  # else a row lists all workers
+        begin = np.full(max(self.workers.max() + 1, self.population if wastes else 0), np.inf)
         end = np.zeros_like(begin)
         spans = self.finish > self.start  # not partners that go on
         np.minimum.at(begin, self.workers[spans], self.start[spans])
         np.maximum.at(end, self.workers[spans], self.finish[spans])
-        if cancels:
+        if wastes:
             everyone = slice(self.population)
             begin[everyone] = np.minimum(begin[everyone], self.start[0].min())
             end[everyone] = np.maximum(end[everyone], self.finish[-1].min())
         present = np.isfinite(begin)
         total = (end[present] - begin[present]).sum()
-        if cancels:
+        if wastes:
             return float(self.idle.sum() / total)
         return float(max(0.0, 1 - (self.busy.sum() + self.communication.sum()) / total))
 

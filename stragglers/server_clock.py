@@ -129,8 +129,13 @@ class EventClock:
         waits_on = self.protocol.waits_on
         early = not self.protocol.idle and (most > 1 or waits_on)
         twice = early and not waits_on
-        cancels = self.protocol.cancels
-        return Turnout(1 if twice else fewest, early=early, twice=twice, cancels=cancels)
+        return Turnout(
+            1 if twice else fewest,
+            early=early,
+            twice=twice,
+            cancels=self.protocol.cancels,
+            wastes=self.protocol.limit < ANY_AGE or self.protocol.grows,
+        )
 
     def check_k(self, k: int) -> None:
         """Raise ValueError for a k that the server cannot wait for."""

@@ -252,9 +252,17 @@ def test_a_worker_that_is_cut_off_has_computed_on_every_clock():
         rows.time, nobody + np.arange(3), begin, begin + 2, np.int32([[1, 1, 0]] * updates),
         nobody, nobody, computed, 0.0 * begin,
     )  # fmt: skip
-    assert made.turnout.cancels and rows.idle_fraction > 0.2
+    assert made.turnout.wastes and rows.idle_fraction > 0.2
     for part in (rows, rows.slice(1, 2), in_rounds):
-        assert part.idle_share(made.turnout.cancels) == pytest.approx(1 / 6)
+        assert part.idle_share(made.turnout.wastes) == pytest.approx(1 / 6)
+    assert not planned.rule("k_async", law, 3, k=2).turnout.wastes
+
+
+def test_work_that_is_too_old_was_not_waiting():
+    law = persistent(delays.deterministic(1.0), [1.0, 2.0, 5.0])
+    for name, own in (("rennala", {"k": 2}), ("ringmaster", {"limit": 2})):
+        made = planned.rule(name, law, 3, **own)
+        assert whole(made, 20).idle_share(made.turnout.wastes) == 0
 
 
 @pytest.mark.parametrize(
