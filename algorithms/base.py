@@ -98,8 +98,9 @@ class Bucketed(NamedTuple):
     A runtime may send a bucket as soon as its gradients are known.
     """
 
-    leaves_of: Callable[[Any], list[list[int]]]  # parameters -> leaves of each, as they are sent
+    buffers_of: Callable[[Any], list]  # parameters -> `comms.buckets.buffers`, as they are sent
     all_reduce: AllReduce  # of a flat buffer
+    eager: bool = False  # the next forward pass begins before everything has arrived
 
 
 class Details(NamedTuple):

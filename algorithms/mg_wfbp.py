@@ -3,7 +3,8 @@
 S. Shi, X. Chu, B. Li, *MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
 Algorithms*, arXiv 1811.11141 and 1912.09268. One step is exactly one of `all_reduce`; only the
 messages differ. Plans of buckets: "optimal" (exact), "greedy" (the authors' MG-WFBP), "asc"
-(ASC-WFBP), "wfbp" (a bucket per layer), "single" (all at the end), or "fixed:25MB".
+(ASC-WFBP), "wfbp" (a bucket per layer), "single" (all at the end), "fixed:25MB", or
+"byte_scheduler:4MB" (parts of layers, the first layers first).
 
 A data dependence keeps the buckets apart (`comms.buckets`): no all-reduce combiner, of CPU, GPU
 or TPU alike, can merge an all-reduce with one that it waits for, so no compile option is needed.
@@ -12,7 +13,6 @@ a low `xla_gpu_all_reduce_combine_threshold_bytes`. `runtimes.overlapped` has th
 backward pass; in a plain program the scheduler of the backend decides whether they do.
 """
 
-import functools
 import re
 import warnings
 from collections.abc import Callable
@@ -24,7 +24,7 @@ import optax
 from algorithms.all_reduce import all_reduce
 from algorithms.base import AXIS, Algorithm, Bucketed, choose
 from comms import buckets as planners
-from comms import cost
+from comms import cost, iteration
 from comms.buckets import bucketed_weighted_mean
 from comms.collectives import ALL_REDUCES
 from comms.messages import Payload
@@ -34,11 +34,11 @@ UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**
 
 
 def bucketed_mean(
-    leaves_of: Callable, reduce: Callable = jax.lax.psum
+    buffers_of: Callable, reduce: Callable = jax.lax.psum
 ) -> optax.GradientTransformationExtraArgs:
     """Replace every worker's contribution by the weighted mean over workers, bucket by bucket.
 
-    leaves_of: parameters or a contribution -> buckets, lists of indices of the leaves.
+    buffers_of: parameters or a contribution -> its `comms.buckets.buffers`.
     reduce: (flat vector, axis) -> its sum over the workers; a lossy one gives a lossy mean.
 
     Warns, when it is traced, where buckets cannot overlap with anything.
@@ -46,21 +46,21 @@ def bucketed_mean(
 
     def update_fn(updates, state, params=None, *, weight=None, nominal=1, **extra):
         del params, extra
-        buckets = leaves_of(updates)
+        made = buffers_of(updates)
         # Weights are for workers that may finish less than a round: their mini-batches run in a
         # loop.
-        if len(buckets) > 1 and (weight is not None or nominal > 1):
+        if len({buffer.bucket for buffer in made}) > 1 and (weight is not None or nominal > 1):
             warnings.warn(
                 "mg_wfbp: workers add up mini-batches in a loop, at whose end all buckets are "
                 "ready at once, so that none is sent beside the backward pass; use "
                 "buckets='single', or rounds of one mini-batch that wait for all workers",
                 stacklevel=2,
             )
-        return bucketed_weighted_mean(updates, buckets, weight, AXIS, reduce), state
+        return bucketed_weighted_mean(updates, made, weight, AXIS, reduce), state
 
     def init_fn(params):
         if jax.tree.leaves(params):
-            leaves_of(params)  # an impossible plan is refused before anything is compiled
+            buffers_of(params)  # an impossible plan is refused before anything is compiled
         return optax.init_empty_state(params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -77,37 +77,48 @@ def mg_wfbp(
     """All-reduce the workers' gradients in buckets, then let `optimizer` take one step.
 
     buckets: "optimal", "greedy", "asc", "wfbp", "single", "fixed" (25 MiB) or "fixed:SIZE" with a
-        size in kB, MB, GB, KiB, MiB or GiB.
+        size in kB, MB, GB, KiB, MiB or GiB; or "byte_scheduler:SIZE", layers in parts of at most
+        this size (default: the best of `comms.iteration.SIZES` by the profile). Parts of the
+        layers that are first in the model go first, and where a runtime overlaps, the next forward
+        pass waits for a layer only when it comes to it.
     profile: an object with `layers` (lists of paths, "module/kernel", in backward order), `ready`
         (seconds from the start of the backward pass; None: unknown), `forward` (seconds of the
         forward pass; None: unknown) and `cost` (see `comms.buckets`), as `experiments.profiling`
-        measures. None: layers are modules in reverse order of their names. "optimal", "greedy" and
-        "asc" need the times.
+        measures. None: layers are modules in reverse order of their names. "optimal", "greedy",
+        "asc" and "byte_scheduler" need the times.
     collective: "psum" or "ring", as in `all_reduce`, or "decoupled", a reduce-scatter and an
         all-gather, which waits for the next forward pass where a runtime overlaps (DeAR, arXiv
         2302.12445). weighting: as in `all_reduce`.
 
-    Messages include the tokens, and every bucket has its start-up. A bucket leaves within the last
+    Messages include the tokens, and every message has its start-up. It leaves within the last
     mini-batch of a round, at the share at which the profile has its gradients ready; without both
-    times all buckets leave at the end. Raises ValueError for unknown buckets, for lack of
-    times and, when it sees the parameters, for a profile of another model.
+    times all leave at the end. Raises ValueError for unknown buckets, for lack of times and, when
+    it sees the parameters, for a profile of another model.
     """
     plan_of = plan_with(buckets, profile)
+    by_priority = planners.PLANNERS[str(buckets).partition(":")[0]].eager
     reduce = choose("collective", ALL_REDUCES, collective)
+
+    def buffers_of(params):
+        plan, leaves = plan_of(params)
+        return planners.buffers(params, leaves, plan.order, plan.bytes)
 
     def messages(params, workers, row):
         del workers, row
-        plan, leaves = plan_of(params)
-        return _bucket_messages(params, leaves, _shares(plan, profile))
-
-    def leaves_of(params):
-        return plan_of(params)[1]
+        shares = _shares(plan_of(params)[0], profile)
+        return tuple(
+            Payload(((1 + b.elements) * b.dtype.itemsize,), itemsize=b.dtype.itemsize,
+                    share=shares[b.bucket])
+            for b in buffers_of(params)
+        )  # fmt: skip
 
     method = all_reduce(optimizer, weighting=weighting)
     return method._replace(
-        exchange=bucketed_mean(leaves_of, reduce),
+        exchange=bucketed_mean(buffers_of, reduce),
         messages=messages,
-        details=method.details._replace(buckets=Bucketed(leaves_of, reduce)),
+        details=method.details._replace(
+            buckets=Bucketed(buffers_of, reduce, by_priority or reduce.gather is not None)
+        ),
     )
 
 
@@ -120,22 +131,27 @@ def plan_with(buckets: str, profile=None) -> Callable:
     planner = choose("buckets", planners.PLANNERS, name)
     timed = profile is not None and profile.ready is not None
     if colon and not planner.sized:
-        raise ValueError(f"buckets {buckets!r}: only fixed takes a size; write {name}")
+        sized = " and ".join(other for other, known in planners.PLANNERS.items() if known.sized)
+        raise ValueError(f"buckets {buckets!r}: only {sized} take a size; write {name}")
     if planner.timed and not timed:
         untimed = [other for other, known in planners.PLANNERS.items() if not known.timed]
         raise ValueError(
             f"buckets {buckets!r} need the times of the backward pass and of all-reduce; set "
             f"profile to measure or to a saved one, or buckets to one of {', '.join(untimed)}"
         )
-    if colon:
-        planner = functools.partial(planner, bytes=_bytes(size))
+    own = {"bytes": _bytes(size)} if colon else {}
 
     def plan_of(tree):
         leaves = jax.tree.leaves(tree)
         layers = _modules(tree) if profile is None else _profiled(tree, profile)
         sizes = [cost.payload_bytes([leaves[i] for i in layer]) for layer in layers]
         times = (profile.ready, profile.cost) if timed else (np.zeros(len(sizes)), np.zeros_like)
-        plan = planner(sizes, *times)
+        given = own
+        if planner.eager and not own:
+            trace = iteration.traced(sizes, profile.ready, profile.forward or 0.0)
+            size = iteration.best_size(iteration.byte_scheduler, trace, profile.cost)
+            given = {"bytes": size}
+        plan = planner(sizes, *times, **given)
         return plan, [[i for layer in bucket for i in layers[layer]] for bucket in plan.buckets]
 
     return plan_of
@@ -145,7 +161,7 @@ def _bytes(size: str) -> float:
     match = re.fullmatch(rf"(\d+(?:\.\d*)?) ?({'|'.join(UNITS)})", size)
     if match is None or not float(match[1]) > 0:
         raise ValueError(
-            f"buckets: {size!r} is no size of a fixed bucket; write a positive number of "
+            f"buckets: {size!r} is no size of a bucket; write a positive number of "
             f"{', '.join(UNITS)}, as in fixed:25MB"
         )
     return float(match[1]) * UNITS[match[2]]
@@ -178,15 +194,3 @@ def _shares(plan: planners.Plan, profile) -> list[float]:
         return [1.0] * len(plan.buckets)
     whole = profile.forward + profile.ready[-1]
     return [float((profile.forward + ready) / whole) for ready in plan.ready[:-1]] + [1.0]
-
-
-def _bucket_messages(tree, buckets, shares) -> tuple[Payload, ...]:
-    """Return a payload, with its token, of every flat buffer; the last bucket leaves at the end."""
-    return tuple(
-        Payload(
-            ((1 + buffer.elements) * buffer.dtype.itemsize,),
-            itemsize=buffer.dtype.itemsize,
-            share=shares[buffer.bucket],
-        )
-        for buffer in planners.buffers(tree, buckets)
-    )

@@ -5,14 +5,15 @@
 
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
-turns, whose first steps are not timed: they pay for the schedule before. With `--hosts=4`, more
-than there are cores, layers sleep the seconds that one of the hosts has measured alone, and only
-exchange for real. A point has the median seconds of a step, the seconds of all turns, what the
-profile foresees and the share that is hidden of what the plan of `optimal` would hide, if that is
-at least LITTLE of a step. Some more steps of one model at one rate are a Chrome trace, which
-Perfetto opens, with the plans beside them; of each schedule the step nearest to its median is in a
-picture. A second picture has the gains of all models and rates in the record, over the ratio of
-communication to computing.
+turns, whose first steps are not timed: they pay for the schedule before. `dear` and
+`byte_scheduler` end in the next forward pass, except in the last step of a turn, which weighs less
+with `--steps=8`. With `--hosts=4`, more than there are cores, layers sleep the seconds that one of
+the hosts has measured alone, and only exchange for real. A point has the median seconds of a step,
+the seconds of all turns, what the profile foresees and the share that is hidden of what the plan of
+`optimal` would hide, if that is at least LITTLE of a step. Some more steps of one model at one rate
+are a Chrome trace, which Perfetto opens, with the plans beside them; of each schedule the step
+nearest to its median is in a picture. A second picture has the gains of all models and rates in the
+record, over the ratio of communication to computing.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks import namespaces
@@ -53,6 +55,7 @@ SCHEDULES = {
     "greedy": ("threads", "greedy", "psum"),
     "optimal": ("threads", "optimal", "psum"),
     "dear": ("threads", "fixed:1MB", "decoupled"),
+    "byte_scheduler": ("threads", "byte_scheduler", "psum"),
 }
 
 
@@ -69,40 +72,43 @@ def one_large_layer(classes: int) -> Any:
     return nn.Sequential(layers)
 
 
-def foreseen(profile, sizes: list[int], plan: str, decoupled: bool) -> tuple[float, list]:
-    """Return seconds of a step without its update, and spans of the plan.
+def foreseen(profile, sizes: list[int], made, decoupled: bool) -> tuple[float, list]:
+    """Return seconds of a step without its update, and spans of a plan.
 
-    They begin with the forward pass, or with the first message of a decoupled all-reduce. What is
-    sent after the backward pass does not slow it down.
+    They begin with the forward pass, or with the first message where the next forward pass waits
+    for layers one by one. What is sent after the backward pass does not slow it down.
     """
     import numpy as np
 
     from comms import buckets, iteration
     from runtimes.overlapped import Span
 
-    kind, _, size = plan.partition(":")
-    own = {"bytes": float(size.removesuffix("MB")) * 1e6} if size else {}
     forward, cost, ready = profile.forward, profile.cost, profile.ready
-    if not decoupled:
-        made = buckets.PLANNERS[kind](sizes, ready, cost, **own)
+    if made.order is None and not decoupled:
         if len(made.buckets) == 1:
             ready = np.full(len(sizes), (forward + ready[-1]) / profile.contention - forward)
-            made = buckets.PLANNERS["single"](sizes, ready, cost)
+            made = buckets.single(sizes, ready, cost)
         begins, ends = forward + made.start, forward + made.end
-        spans = [Span("compute", "planned", 0.0, forward + ready[-1])]
+        computed = forward + ready[-1]
         seconds = forward + made.finish
     else:
-        each = np.diff(profile.ready, prepend=0.0)[::-1]
-        forwards = forward * each / each.sum()
-        trace = iteration.LayerTrace("", np.array(sizes[::-1], float), forwards, each)
-        seconds = iteration.dear(trace, cost, **own).seconds
-        half = buckets.PLANNERS[kind](sizes, profile.ready, lambda n: cost.seconds(n) / 2, **own)
-        gathered = half.finish + np.cumsum((half.end - half.start)[::-1])
-        begins = np.concatenate([half.start, [half.finish], gathered[:-1]]) - half.start[0]
-        ends = np.concatenate([half.end, gathered]) - half.start[0]
-        spans = [Span("compute", "planned", 0.0, profile.ready[-1] - half.start[0])]
+        order, begins, ends = made.order, made.start, made.end
+        if decoupled:
+            half = buckets.evaluate(made.buckets, sizes, ready, lambda n: cost.seconds(n) / 2)
+            gathered = half.finish + np.cumsum((half.end - half.start)[::-1])
+            begins = np.concatenate([half.start, [half.finish], gathered[:-1]])
+            ends = np.concatenate([half.end, gathered])
+            order = [*range(len(half.end)), *reversed(range(len(half.end)))]
+        arrived = np.zeros(len(sizes))
+        for bucket, end in zip(order, ends, strict=True):  # with its last message
+            arrived[made.buckets[bucket]] = end
+        trace = iteration.traced(sizes, ready, forward)
+        seconds = iteration.next_forward(trace, arrived, len(ends)).seconds
+        computed = ready[-1] - begins[0]
+        begins, ends = begins - begins[0], ends - begins[0]
     names = map("planned {}".format, range(len(begins)))
-    return seconds, [*spans, *map(Span, ["exchange"] * len(begins), names, begins, ends)]
+    sent = map(Span, ["exchange"] * len(begins), names, begins, ends)
+    return seconds, [Span("compute", "planned", 0.0, computed), *sent]
 
 
 def slept(task: Any, batch: int) -> Any:
@@ -148,11 +154,12 @@ def let_sleep(threads, profile, of_buckets: list[list[int]]) -> None:
 
 
 def measured(
-    model: str, turns: int, steps: int, sleeps: bool = False
+    model: str, turns: int, steps: int, sleeps: bool = False, schedules: Iterable[str] = SCHEDULES
 ) -> tuple[list[dict], dict[str, dict]]:
     """Return (a point per schedule, spans of some steps and of the plan); on all processes.
 
-    sleeps: layers sleep, and only schedules whose computing is layer by layer are there.
+    sleeps: layers sleep, and only schedules whose rounds are apart are there. schedules: of
+    `SCHEDULES`, with "single" among them.
     """
     import jax
     import numpy as np
@@ -160,7 +167,6 @@ def measured(
 
     from algorithms.base import scale_by_samples
     from algorithms.mg_wfbp import mg_wfbp, plan_with
-    from comms import buckets
     from comms.trees import named_leaves
     from experiments import profiling, tasks
     from experiments.tasks import data, sampling
@@ -175,13 +181,18 @@ def measured(
         for layer in profile.layers
     ]
     sampler = sampling.Sampler(data.iid(task.labels, workers, 0), batch, 0)
+
+    def plan_of(plan: str):
+        return plan_with(plan, profile)(params)[0]
+
     arms: dict[str, list] = {}
-    for name, (overlap, plan, all_reduce) in SCHEDULES.items():
+    for name in schedules:
+        overlap, plan, all_reduce = SCHEDULES[name]
         method = mg_wfbp(
             optax.chain(optax.trace(0.9), scale_by_samples(0.01)),
             buckets=plan, profile=profile, collective=all_reduce,
         )  # fmt: skip
-        if sleeps and (overlap != "threads" or method.buckets.all_reduce.gather is not None):
+        if sleeps and (overlap != "threads" or method.buckets.eager):
             continue
         runtime = mesh.Mesh(
             method, task.losses, task.train, sampler, workers=workers, mini_batches=1,
@@ -189,7 +200,7 @@ def measured(
         )  # fmt: skip
         run, _ = runtime.advance(runtime.start(params), np.inf, steps)
         if sleeps:
-            let_sleep(runtime._program, profile, plan_with(plan, profile)(params)[0].buckets)
+            let_sleep(runtime._program, profile, plan_of(plan).buckets)
             run, _ = runtime.advance(run, np.inf, steps)
         arms[name] = [runtime, run, method]
     seconds: dict[str, list[float]] = {name: [] for name in arms}
@@ -212,14 +223,15 @@ def measured(
     planned = {}
     for name, (*_, method) in arms.items():
         decoupled = method.buckets.all_reduce.gather is not None
-        plan = SCHEDULES[name][1]
-        planned[name], spans[name]["planned"] = foreseen(profile, layer_sizes, plan, decoupled)
+        planned[name], spans[name]["planned"] = foreseen(
+            profile, layer_sizes, plan_of(SCHEDULES[name][1]), decoupled
+        )
     serial = float(np.median(seconds["single"]))
-    hideable = serial - planned["optimal"] - update
+    hideable = serial - foreseen(profile, layer_sizes, plan_of("optimal"), False)[0] - update
     points = []
     for name, taken in seconds.items():
         median = float(np.median(taken))
-        flat = buckets.buffers(params, arms[name][2].buckets.leaves_of(params))
+        flat = arms[name][2].buckets.buffers_of(params)
         points.append({
             "model": model, "schedule": name, "seconds": median,
             "deviation": float(np.std(taken, ddof=1)), "turns": [round(one, 5) for one in taken],
@@ -265,9 +277,11 @@ LANES = [(thread, " ".join(names)) for names, thread in THREADS.items()]
 def typical_step(events: list[dict]) -> list[dict]:
     """Return the measured events of the step whose length is the median, from its begin on.
 
-    A step begins with its forward pass, that of a decoupled all-reduce with its first message.
+    A step begins with its forward pass, or with its first message where it ends in the next one's:
+    then only the last step of a dispatch has an update of its own.
     """
-    marker = "reduce 0" if any(e["name"] == "gather 0" for e in events) else "stage 0"
+    names = [event["name"] for event in events]
+    marker = "reduce 0" if names.count("update") < names.count("reduce 0") else "stage 0"
     events = sorted((e for e in events if e["tid"] <= 2), key=lambda e: e["ts"])
     begins = [e["ts"] for e in events if e["name"] == marker]
     begins.append(max(e["ts"] + e["dur"] for e in events))
@@ -357,8 +371,8 @@ def child(rank: int, coordinator: str, folder: str, options: argparse.Namespace)
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
     distributed.connect()
-    given = options.model, options.turns, options.steps
-    points, spans = measured(*given, sleeps=options.hosts > HOSTS)
+    given = options.model, options.turns, options.steps, options.hosts > HOSTS
+    points, spans = measured(*given, options.schedules.split(","))
     if rank == 0:
         found = json.dumps({"points": points, "timelines": trace(spans)})
         pathlib.Path(folder, "found.json").write_text(found)
@@ -371,9 +385,13 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=HOSTS)
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--steps", type=int, default=STEPS, help="of a turn")
+    parser.add_argument("--schedules", default=",".join(SCHEDULES), help="with commas; single too")
     parser.add_argument("--output", type=pathlib.Path, default=RECORD, help="the record")
     parser.add_argument("--child", nargs=3, metavar=("RANK", "ADDRESS", "FOLDER"), help="a host")
     options = parser.parse_args()
+    chosen = options.schedules.split(",")
+    if {"single"}.difference(chosen) or {*chosen}.difference(SCHEDULES):
+        parser.error(f"--schedules={options.schedules}: write single, and others of {[*SCHEDULES]}")
     if options.child is not None:
         rank, address, folder = options.child
         child(int(rank), address, folder, options)
@@ -387,7 +405,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder, namespaces.switch(count, rate) as hosts:
                 address = f"{hosts[0].address}:{free_port()}"
                 own = [f"--model={model}", f"--hosts={count}", f"--turns={options.turns}",
-                       f"--steps={options.steps}"]  # fmt: skip
+                       f"--steps={options.steps}", f"--schedules={options.schedules}"]  # fmt: skip
                 program = [sys.executable, "-m", "benchmarks.overlap", *own, "--child"]
                 commands = [[*program, str(rank), address, folder] for rank in range(count)]
                 with namespaces.started(hosts, commands) as running:
@@ -398,7 +416,8 @@ def main() -> None:
             for point in points:
                 print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
             put(options.output, "python -m benchmarks.overlap", KEY, points)
-            if (model, rate, count) == (*SHOWN, HOSTS) and options.output == RECORD:
+            whole = options.output == RECORD and len(points) == len(SCHEDULES)
+            if whole and (model, rate, count) == (*SHOWN, HOSTS):
                 write(TIMELINES, json.dumps(found["timelines"]))
                 draw(found["timelines"], PICTURE)
     if options.output == RECORD:

@@ -2,7 +2,8 @@
 
 Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141 and 1912.09268. Layers are numbered in backward order:
 layer 0 is the last of the model, whose gradient is ready first. Buckets are runs of neighbours; one
-channel all-reduces them in order, each as soon as all its gradients are ready.
+channel all-reduces them in order, each as soon as all its gradients are ready. `byte_scheduler`
+cuts layers into parts instead, which have an order of their own.
 
 A plan from parameters' sizes, and the seconds from the start of the backward pass at which their
 gradients are ready:
@@ -22,6 +23,8 @@ A cost is an object with `.seconds(payload)`, such as `comms.cost` has, or a fun
 seconds, of a number or an array; it includes the start-up of every message.
 """
 
+import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -38,10 +41,12 @@ class Plan(NamedTuple):
 
     buckets: list[list[int]]  # layers of each, in backward order
     ready: np.ndarray  # [buckets] seconds until the last gradient of a bucket is ready
-    start: np.ndarray  # [buckets] start of its all-reduce
-    end: np.ndarray  # [buckets] end of its all-reduce
+    start: np.ndarray  # [messages] start of its all-reduce
+    end: np.ndarray  # [messages] end of its all-reduce
     finish: float  # end of everything
     exposed: float  # seconds of communication after the end of the backward pass
+    order: list[int] | None = None  # bucket of each message; None: each once, whole
+    bytes: float = 0.0  # of a message, where a bucket has several; its last one has the rest
 
 
 def evaluate(buckets: Sequence[Sequence[int]], sizes, ready, cost) -> Plan:
@@ -157,12 +162,46 @@ def optimal(sizes, ready, cost) -> Plan:
     return _timeline(ends[::-1], sizes, ready, cost)
 
 
+def byte_scheduler(sizes, ready, cost, bytes: float = 4_096_000) -> Plan:
+    """Plan parts of at most `bytes` of every layer, by priority: the model's first layers first.
+
+    A free channel all-reduces a part of the first layer, in forward order, that is ready; a part is
+    never interrupted. BytePS has such parts and this default. Other arguments as in `evaluate`.
+    Peng et al., "ByteScheduler", SOSP 2019, which may also send several parts at once.
+    """
+    sizes, ready = _check(sizes, ready)
+    seconds = seconds_of(cost)
+    if not bytes > 0:
+        raise ValueError(f"byte_scheduler: needs bytes > 0, got {bytes}; set the size of a part")
+    left = np.maximum(np.ceil(sizes / bytes), 1).astype(int)
+    part, last = float(seconds(bytes)), seconds(sizes - (left - 1) * bytes)
+    queue, coming, now = [], 0, 0.0
+    order, start, end = [], [], []
+    while queue or coming < len(sizes):
+        if not queue:
+            now = max(now, float(ready[coming]))
+        while coming < len(sizes) and ready[coming] <= now:
+            heapq.heappush(queue, -coming)  # numbered in backward order: the largest is first
+            coming += 1
+        layer = -queue[0]
+        left[layer] -= 1
+        order.append(layer)
+        start.append(now)
+        now += part if left[layer] else float(last[layer])
+        end.append(now)
+        if not left[layer]:
+            heapq.heappop(queue)
+    layers, exposed = [[layer] for layer in range(len(sizes))], now - float(ready[-1])
+    return Plan(layers, ready, np.array(start), np.array(end), now, exposed, order, bytes)
+
+
 class Planner(NamedTuple):
     """Choice of buckets, called as `planner(sizes, ready, cost) -> Plan`."""
 
     plan: Callable[..., Plan]
     timed: bool = True  # depends on times; otherwise zeros give the same buckets
-    sized: bool = False  # takes `bytes`, the size of a bucket
+    sized: bool = False  # takes `bytes`, the size of a bucket or of its parts
+    eager: bool = False  # the next forward pass begins before everything has arrived
 
     def __call__(self, sizes, ready, cost, **own) -> Plan:
         return self.plan(sizes, ready, cost, **own)
@@ -175,6 +214,7 @@ PLANNERS: dict[str, Planner] = {
     "greedy": Planner(greedy),
     "asc": Planner(asc),
     "optimal": Planner(optimal),
+    "byte_scheduler": Planner(byte_scheduler, sized=True, eager=True),
 }
 
 
@@ -241,43 +281,52 @@ def _check(sizes, ready) -> tuple[np.ndarray, np.ndarray]:
     return sizes, ready
 
 
-def bucketed_weighted_mean(
-    tree: Tree,
-    buckets: Sequence[Sequence[int]],
-    weight=None,
-    axis: str = AXIS,
-    reduce: Callable = jax.lax.psum,
-) -> Tree:
-    """Return the `comms.collectives.weighted_mean`, all-reduced in buckets, in their order.
-
-    buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once. reduce: (flat
-    vector, axis) -> its sum over the workers, exact or not. A bucket is one flat buffer per dtype;
-    integers travel as floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit.
-    Raises ValueError for buckets that are not the tree's leaves.
-    """
-    # The weights are summed apart, in float32: in a buffer's dtype their sum could be rounded.
-    weights = scaled_weights(weight, axis)
-    sums, token = [], jnp.float32(0)
-    for buffer in buffers(tree, buckets):
-        sums.append(reduce(filled(buffer, tree, weights, token), axis))
-        # The token of an inexact sum may be any number; compilers keep a float times 0.
-        token = 0 * sums[-1][buffer.elements]
-    return means(sums, tree, buckets, weights)
-
-
 class Buffer(NamedTuple):
-    """Leaves of a bucket that are of one dtype and go in one all-reduce, a token after them."""
+    """Leaves of a bucket that are of one dtype, or a part of them, in one all-reduce.
+
+    A token follows them.
+    """
 
     bucket: int
     dtype: jnp.dtype
     leaves: list[int]
-    elements: int  # of all leaves, without the token
+    elements: int  # without the token
+    first: int = 0  # the first of these, in a row of all leaves
 
 
-def buffers(tree: Tree, buckets: Sequence[Sequence[int]]) -> list[Buffer]:
-    """Return the buffers of all buckets of a tree of arrays or shapes, in their order.
+def bucketed_weighted_mean(
+    tree: Tree,
+    made: Sequence[Buffer],
+    weight=None,
+    axis: str = AXIS,
+    reduce: Callable = jax.lax.psum,
+) -> Tree:
+    """Return the `comms.collectives.weighted_mean`, all-reduced in the buffers of a tree, in order.
 
-    Raises ValueError for buckets that are not the tree's leaves.
+    reduce: (flat vector, axis) -> its sum over the workers, exact or not. Integers travel as
+    floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit.
+    """
+    # The weights are summed apart, in float32: in a buffer's dtype their sum could be rounded.
+    weights = scaled_weights(weight, axis)
+    sums, token = [], jnp.float32(0)
+    for buffer in made:
+        sums.append(reduce(filled(buffer, tree, weights, token), axis))
+        # The token of an inexact sum may be any number; compilers keep a float times 0.
+        token = 0 * sums[-1][buffer.elements]
+    return means(sums, tree, made, weights)
+
+
+def buffers(
+    tree: Tree,
+    buckets: Sequence[Sequence[int]],
+    order: Sequence[int] | None = None,
+    bytes: float = 0.0,
+) -> list[Buffer]:
+    """Return the buffers of all messages of a tree of arrays or shapes, as they are sent.
+
+    buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once. order, bytes: as a
+    `Plan` has them. A message has a buffer per dtype. Raises ValueError for buckets that are not
+    the tree's leaves.
     """
     leaves = jax.tree.leaves(tree)
     if sorted(i for bucket in buckets for i in bucket) != list(range(len(leaves))):
@@ -285,14 +334,31 @@ def buffers(tree: Tree, buckets: Sequence[Sequence[int]]) -> list[Buffer]:
             f"buckets {[list(bucket) for bucket in buckets]} do not hold each of {len(leaves)} "
             f"leaves once; give every index from 0 to {len(leaves) - 1} to one bucket"
         )
-    found = []
-    for index, bucket in enumerate(buckets):
+    order = range(len(buckets)) if order is None else order
+    found, parts, sent = [], Counter(order), Counter()
+    for index in order:
         by_dtype: dict = {}
-        for i in bucket:
+        for i in buckets[index]:
             by_dtype.setdefault(jnp.result_type(leaves[i].dtype, float), []).append(i)
+        begin = sent[index] * bytes  # and end, from the first byte of the leaves of a dtype
+        sent[index] += 1
+        end = np.inf if sent[index] == parts[index] else begin + bytes
         for dtype, members in by_dtype.items():
-            found.append(Buffer(index, dtype, members, sum(leaves[i].size for i in members)))
+            elements = sum(leaves[i].size for i in members)
+            within = np.clip(np.ceil(np.array([begin, end]) / dtype.itemsize), 0, elements)
+            first, last = within.astype(int).tolist()
+            if first < last or parts[index] == 1:
+                found.append(Buffer(index, dtype, members, last - first, first))
+            begin, end = begin - elements * dtype.itemsize, end - elements * dtype.itemsize
     return found
+
+
+def groups(made: Sequence[Buffer]) -> list[list[int]]:
+    """Return the places of the buffers with the same leaves, in backward order of the buckets."""
+    found: dict[tuple, list[int]] = {}
+    for place, buffer in enumerate(made):
+        found.setdefault((buffer.bucket, *buffer.leaves), []).append(place)
+    return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
 
 def filled(buffer: Buffer, tree: Tree, weights: tuple, token=0.0) -> jax.Array:
@@ -301,21 +367,25 @@ def filled(buffer: Buffer, tree: Tree, weights: tuple, token=0.0) -> jax.Array:
     weights: (its own, the sum of all), `comms.collectives.scaled_weights`.
     """
     leaves = jax.tree.leaves(tree)
-    parts = [term(jnp.asarray(leaves[i], buffer.dtype), *weights) for i in buffer.leaves]
-    token = jnp.asarray(token, parts[0].dtype)
-    return jnp.concatenate([*(x.ravel() for x in parts), token[None]])
+    pieces, start = [], buffer.first
+    for i in buffer.leaves:
+        x = term(jnp.asarray(leaves[i], buffer.dtype), *weights).ravel()
+        pieces.append(x[max(start, 0) : max(start + buffer.elements, 0)])
+        start -= x.size
+    return jnp.concatenate([*pieces, jnp.asarray(token, buffer.dtype)[None]])
 
 
-def means(sums: Sequence, like: Tree, buckets: Sequence[Sequence[int]], weights: tuple) -> Tree:
+def means(sums: Sequence, like: Tree, made: Sequence[Buffer], weights: tuple) -> Tree:
     """Return the means of all leaves from the sums [elements + 1 or more] of all buffers."""
     leaves, structure = jax.tree.flatten(like)
     found = list(leaves)
-    for buffer, flat in zip(buffers(like, buckets), sums, strict=True):
+    for group in groups(made):
+        row = jnp.concatenate([sums[place][: made[place].elements] for place in group])
         start = 0
-        for i in buffer.leaves:
+        for i in made[group[0]].leaves:
             # Divide as if they had been all-reduced alone: else operations fused with their
             # removal from the buffer, such as momentum, would round differently.
-            of_leaf = flat[start : start + leaves[i].size].reshape(leaves[i].shape)
+            of_leaf = row[start : start + leaves[i].size].reshape(leaves[i].shape)
             found[i] = mean_of(jax.lax.optimization_barrier(of_leaf), weights[1])
             start += leaves[i].size
     return jax.tree.unflatten(structure, found)

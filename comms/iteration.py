@@ -7,7 +7,6 @@ of the backward pass to the next. Shi, Chu, Li, arXiv 1811.11141 and 1912.09268.
 """
 
 import csv
-import heapq
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -87,6 +86,13 @@ def read(path: str | os.PathLike, forward_seconds: float | None = None) -> Layer
     return LayerTrace(Path(path).stem, sizes, forward, backward)
 
 
+def traced(sizes, ready, forward_seconds: float) -> LayerTrace:
+    """Return the trace with this `backward_order`, whose forwards are shared out as backwards."""
+    backward = np.diff(ready, prepend=0.0)[::-1]
+    forward = forward_seconds * backward / (backward.sum() or 1.0)
+    return LayerTrace("", np.asarray(sizes, float)[::-1], forward, backward)
+
+
 SIZES = tuple(2**power for power in range(18, 29))  # sizes in bytes that tuned schedules try
 
 
@@ -132,38 +138,14 @@ def scaling(
 
 
 def byte_scheduler(trace: LayerTrace, cost, bytes: float) -> Iteration:
-    """Schedule by partition and priority: tensors in parts of at most `bytes`, first layers first.
+    """Schedule by partition and priority, as `comms.buckets.byte_scheduler` plans.
 
-    A free channel all-reduces a part of the first layer, in forward order, that is ready; a part is
-    never interrupted. The next forward pass runs a layer as soon as its gradient is there and the
-    layer before is done. Bookkeeping is free. Peng et al., "ByteScheduler", SOSP 2019.
+    The next forward pass runs a layer as soon as its gradient is there and the layer before is
+    done.
     """
-    seconds = buckets.seconds_of(cost)
-    if not bytes > 0:
-        raise ValueError(f"byte_scheduler: needs bytes > 0, got {bytes}; set the size of a part")
-    sizes, ready = trace.backward_order()
-    rest = sizes % bytes
-    parts = np.ceil(sizes / bytes).astype(int)
-    part = float(seconds(bytes))
-    last = np.where(rest > 0, seconds(rest), part).tolist()
-
-    left, arrived = parts.tolist(), ready.tolist()
-    queue, coming, now = [], 0, 0.0
-    while queue or coming < len(left):
-        if not queue:
-            now = max(now, arrived[coming])
-        while coming < len(left) and arrived[coming] <= now:
-            if left[coming]:
-                heapq.heappush(queue, -coming)  # numbered in backward order: the largest is first
-            coming += 1
-        if queue:
-            layer = -queue[0]
-            now += part if left[layer] > 1 else last[layer]
-            left[layer] -= 1
-            if not left[layer]:
-                arrived[layer] = now
-                heapq.heappop(queue)
-    return _next_forward(trace, arrived, int(parts.sum()))
+    plan = buckets.byte_scheduler(*trace.backward_order(), cost, bytes)
+    arrived = dict(zip(plan.order, plan.end, strict=True))  # the last part of every layer
+    return next_forward(trace, [arrived[i] for i in range(len(arrived))], len(plan.order))
 
 
 def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
@@ -182,10 +164,10 @@ def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
     ):
         now += ended - begun
         arrived[bucket] = now
-    return _next_forward(trace, arrived, 2 * len(plan.buckets))
+    return next_forward(trace, arrived, 2 * len(plan.buckets))
 
 
-def _next_forward(trace: LayerTrace, arrived: Sequence[float], messages: int) -> Iteration:
+def next_forward(trace: LayerTrace, arrived: Sequence[float], messages: int) -> Iteration:
     """Return the period by the times of arrival of gradients, in backward order."""
     now = float(trace.backward.sum())
     for gradient, layer in zip(arrived[::-1], trace.forward, strict=True):
@@ -199,13 +181,18 @@ def _bucketed(plan: Callable, trace: LayerTrace, cost) -> Iteration:
     return Iteration(seconds, trace.compute, made.exposed, len(made.buckets))
 
 
+def best_size(schedule: Callable, trace: LayerTrace, cost) -> int:
+    """Return the size of `SIZES` with the shortest iteration, of `byte_scheduler` or `dear`."""
+    return min(SIZES, key=lambda size: schedule(trace, cost, size).seconds)
+
+
 def _tuned(schedule: Callable, trace: LayerTrace, cost) -> Iteration:
-    return min((schedule(trace, cost, size) for size in SIZES), key=lambda it: it.seconds)
+    return schedule(trace, cost, best_size(schedule, trace, cost))
 
 
 # The authors of ByteScheduler and DeAR tune the size too, by Bayesian optimisation.
 SCHEDULES: dict[str, Callable[[LayerTrace, object], Iteration]] = {
-    **{name: partial(_bucketed, plan) for name, plan in buckets.PLANNERS.items()},
+    **{name: partial(_bucketed, plan) for name, plan in buckets.PLANNERS.items() if not plan.eager},
     "byte_scheduler": partial(_tuned, byte_scheduler),
     "dear": partial(_tuned, dear),
 }

@@ -37,7 +37,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         updates=200,
         target_loss=0.1,
     )
-    c.buckets = "optimal"  # optimal | greedy | asc | wfbp | single | fixed:SIZE, as in fixed:25MB
+    # optimal | greedy | asc | wfbp | single | fixed:SIZE, as in fixed:25MB | byte_scheduler[:SIZE]
+    c.buckets = "optimal"
     # Times for the plan: measure | measure:PATH, which saves them | PATH, saved ones | none, for
     # buckets without times (wfbp, single, fixed). Save them before --jobs, whose arms would else
     # measure beside each other.

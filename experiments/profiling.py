@@ -24,7 +24,6 @@ import scipy
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from comms.buckets import buffers
 from comms.collectives import AXIS
 from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
 from comms.trees import named_leaves, path_text
@@ -319,7 +318,7 @@ def measure_stages(task: Task, batch_size: int, devices: Sequence, rounds: int =
     )  # fmt: skip
     params = jax.jit(task.init)(jax.random.key(0))
     run, _ = runtime.advance(runtime.start(params), np.inf, 2)
-    made = buffers(params, method.buckets.leaves_of(params))
+    made = method.buckets.buffers_of(params)
     last = {buffer.bucket: i for i, buffer in enumerate(made)}  # the stage that ends a layer
     known = {}
     for runtime.exchanges in (False, True):

@@ -6,10 +6,12 @@ all-reduced, in their order, while the first one goes on. It is for CPU hosts, w
 wait in the thread that starts them. With `program` all stages are one program with asynchronous
 collectives in a fixed order, for accelerators and JAX 0.12 or later.
 
-Where an all-reduce is decoupled (DeAR, arXiv 2302.12445), `threads` gathers a bucket while the
-forward pass of the next round has not yet come to its layers.
+Where an all-reduce is decoupled (DeAR, arXiv 2302.12445), or parts of layers travel by priority
+(ByteScheduler, SOSP 2019), `threads` begins the forward pass of the next round before all has
+arrived: it waits for a layer's values when it comes to them.
 """
 
+import itertools
 import queue
 import threading
 import time
@@ -198,45 +200,70 @@ def _groups(flat: Sequence, groups: Sequence) -> list[list]:
 
 
 class Round:
-    """A plain round as functions: up to the buffers of all buckets, and from their sums on."""
+    """A plain round as functions: up to the buffers of all buckets, and from their sums on.
+
+    Buffers that hold the same leaves are a group, see `comms.buckets.groups`.
+    """
 
     def __init__(self, algorithm: Algorithm, losses: Callable, mini_batches: int, augment, team):
         self.algorithm, self.all_reduce = algorithm, algorithm.buckets.all_reduce
+        self.buffers_of = algorithm.buckets.buffers_of
         self._losses, self._mini_batches = losses, mini_batches
         self._augment, self._team = augment, team
 
-    def begin(self, arriving, model, offset, table, examples) -> tuple[list[jax.Array], tuple]:
-        """Return (the buffers of all buckets, nothing)."""
+    def begin(self, arriving, model, offset, table, examples) -> tuple[list[list], tuple]:
+        """Return (the buffers of all groups, nothing)."""
         del arriving
         contribution, _ = rounds.contributed(
             self.algorithm, self._losses, self._mini_batches, self._augment, self._team,
             model, offset, table, examples, None,
         )  # fmt: skip
-        plan, weights = self.algorithm.buckets.leaves_of(contribution), scaled_weights(None)
-        made = buckets.buffers(contribution, plan)
-        return [buckets.filled(buffer, contribution, weights) for buffer in made], ()
+        made, weights = self.buffers_of(contribution), scaled_weights(None)
+        flat = [buckets.filled(buffer, contribution, weights) for buffer in made]
+        return [[flat[i] for i in group] for group in buckets.groups(made)], ()
 
     def end(self, sums, model, offset, table) -> tuple[rounds.Model, jax.Array]:
-        """Return (model, offset) after the round; sums: of all buffers."""
-        plan = self.algorithm.buckets.leaves_of(model.params)
-        mean = buckets.means(sums, model.params, plan, scaled_weights(None))
+        """Return (model, offset) after the round; sums: of all buffers, as they are sent."""
+        made = self.buffers_of(model.params)
+        mean = buckets.means(sums, model.params, made, scaled_weights(None))
         return rounds.landed(
             self.algorithm, self._mini_batches, self._team, model, offset, table, mean
         )
 
-    def following(self, sums, model, offset, table, examples) -> tuple[list[jax.Array], tuple]:
-        """End a round and begin the next one: (its buffers, (model, offset)).
+    def following(self, sums, model, offset, table, examples) -> tuple[list[list], tuple]:
+        """End a round and begin the next one: (its groups, (model, offset)).
 
-        sums: of all buffers, the last one first.
+        sums: of the buffers of all groups, the last group first.
         """
-        model, offset = self.end(sums[::-1], model, offset, table)
+        groups = buckets.groups(self.buffers_of(model.params))[::-1]
+        by_place = dict(zip(itertools.chain(*groups), itertools.chain(*sums), strict=True))
+        model, offset = self.end([by_place[i] for i in sorted(by_place)], model, offset, table)
         return self.begin((), model, offset, table, examples)[0], (model, offset)
+
+
+def in_order(groups: Sequence[Sequence[int]], send: Callable[[int, Any], None]) -> Callable:
+    """Return a function of a group and its buffers that sends all buffers in their order.
+
+    A buffer is sent as soon as it is known, and all before it are: the order is the same on all
+    processes, whose collectives would else wait for each other for ever.
+    """
+    known: dict[int, Any] = {}
+    awaited = 0
+
+    def leave(group: int, values: Sequence) -> None:
+        nonlocal awaited
+        known.update(zip(groups[group], values, strict=True))
+        while awaited in known:
+            send(awaited, known.pop(awaited))
+            awaited += 1
+
+    return leave
 
 
 def in_program(parts: Round, carry, table, examples, active) -> tuple:
     """Return the carry after a round with asynchronous collectives, as `rounds.plain` does.
 
-    A bucket's reduce-scatter starts with its gradients and ends as the next bucket's starts. The
+    A buffer's reduce-scatter starts with its gradients and ends as the next buffer's starts. The
     compiler schedules: `jax.experimental.overlap.program_order` of JAX 0.12.0.1, which would keep
     this order, ends the process on CPU devices.
     """
@@ -251,12 +278,12 @@ def in_program(parts: Round, carry, table, examples, active) -> tuple:
         sums.extend(jax.lax.all_gather(each.done(), AXIS, tiled=True) for each in under_way)
         under_way.clear()
 
-    def leave(_, values) -> None:
-        (flat,) = values
+    def send(_, flat) -> None:
         end()
         padded = jnp.pad(flat, (0, -flat.size % workers))
         under_way.append(jax.lax.psum_scatter_start(padded, AXIS, tiled=True))
 
+    leave = in_order(buckets.groups(parts.buffers_of(model.params)), send)
     stages.play([stages.traced(stage) for stage in stages.stages], given, leave=leave)
     end()
     return *parts.end(sums, model, offset, table), token
@@ -287,12 +314,16 @@ class Threads:
         )
         whole = len(jax.tree.leaves(examples)) if shared else 0  # inputs that are not stacked
         self._first = _Programs(self, Stages(parts.begin, self._workers, (), *own), whole)
-        flat = self._shapes(lambda *given: parts.begin((), *given)[0], *own)
+        made = parts.buffers_of(own[0].params)
+        self._groups = buckets.groups(made)
+        flat = [jax.ShapeDtypeStruct((buffer.elements + 1,), buffer.dtype) for buffer in made]
         self._reduce, sums = self._collectives(parts.all_reduce.reduce, flat)
         self._gather = self._following = None
         if parts.all_reduce.gather is not None:
             self._gather, sums = self._collectives(parts.all_reduce.gather, sums)
-            stages = Stages(parts.following, self._workers, sums[::-1], *own)
+        if parts.algorithm.buckets.eager:
+            arriving = [[sums[i] for i in group] for group in reversed(self._groups)]
+            stages = Stages(parts.following, self._workers, arriving, *own)
             self._following = _Programs(self, stages, whole)
         structure = jax.tree.structure((sums, *own[:3]))
         self._end = self._compiled(
@@ -305,16 +336,18 @@ class Threads:
 
     def __call__(self, model, table, examples, active, count):
         del active
-        offset, sums = self._offset, []
+        offset = self._offset
+        sums: dict[int, Future] = {}
         for r in range(int(count)):
-            reduced, gathered = [], []
+            reduced: dict[int, Future] = {}
 
-            def leave(b, values, reduced=reduced):
-                reduced.append(self._submit(f"reduce {b}", self._reduce[b], values[0]))
+            def send(i, value, reduced=reduced):
+                reduced[i] = self._submit(f"reduce {i}", self._reduce[i], value)
 
             def arrived(k, sums=sums):
-                return sums[-1 - k].result()
+                return [sums[i].result() for i in self._groups[-1 - k]]
 
+            leave = in_order(self._groups, send)
             if r and self._following is not None:
                 given = (model, offset, table, examples)
                 model, offset = self._following.play(given, arrived, leave)
@@ -324,10 +357,11 @@ class Threads:
                 self._first.play((model, offset, table, examples), leave=leave)
             sums = reduced
             if self._gather is not None:
-                for b in reversed(range(len(reduced))):
-                    job = self._submit(f"gather {b}", self._gather[b], reduced[b])
-                    gathered.insert(0, job)
-                sums = gathered
+                sums = {
+                    i: self._submit(f"gather {i}", self._gather[i], reduced[i])
+                    for group in reversed(self._groups)
+                    for i in group
+                }
         return self._ended(sums, model, offset, table)[0]
 
     def close(self) -> None:
@@ -335,7 +369,8 @@ class Threads:
         self._jobs.put(None)
 
     def _ended(self, sums, model, offset, table):
-        values = jax.tree.leaves(([job.result() for job in sums], model, offset, table))
+        found = [sums[i].result() for i in range(len(sums))]
+        values = jax.tree.leaves((found, model, offset, table))
         end = self._end if self.timeline is None else self._timed("update", self._end)
         return jax.tree.unflatten(self._rest, end(*values))
 
@@ -377,8 +412,8 @@ class Threads:
         def of_axis(x):
             return function(x, AXIS)
 
-        programs = [self._compiled(of_axis, [x]) for x in shapes]
-        return programs, [self._shapes(of_axis, x) for x in shapes]
+        programs = {x: self._compiled(of_axis, [x]) for x in dict.fromkeys(shapes)}
+        return [programs[x] for x in shapes], [self._shapes(of_axis, x) for x in shapes]
 
     def _shapes(self, function: Callable, *given: Any) -> Any:
         axes = [(AXIS, self._workers)]

@@ -12,7 +12,7 @@ import pytest
 from algorithms import all_reduce, mg_wfbp
 from algorithms.base import AXIS, scale_by_samples
 from algorithms.mg_wfbp import plan_with
-from comms import cost
+from comms import cost, iteration
 from comms.messages import Row, exchange_seconds, exchange_transfers, seconds, sent_bytes
 from experiments import profiling, tasks
 from experiments.profiling import Profile
@@ -21,6 +21,7 @@ from runtimes import mesh
 from runtimes.rounds import Table
 from stragglers import delays
 from tests import planned
+from tests.conftest import make_mesh
 
 N, B = 8, 4
 MODEL = {"name": "mlp", "hidden": [32] * 5}  # "layers_10" sorts before "layers_2"
@@ -66,7 +67,7 @@ def trained(task, method, updates=20):
 def test_parameters_are_those_of_plain_pmean_bit_for_bit(task):
     """With momentum, which a compiler fuses with the taking apart of a bucket."""
     expected = trained(task, all_reduce(momentum()))
-    for buckets in ("optimal", "single"):
+    for buckets in ("optimal", "single", "byte_scheduler:2kB"):
         got = trained(task, mg_wfbp(momentum(), buckets=buckets, profile=PROFILE))
         jax.tree.map(np.testing.assert_array_equal, got, expected)
 
@@ -131,6 +132,48 @@ def test_without_a_profile_layers_are_modules_in_reverse_order():
 def test_sizes_have_units():
     sizes = ("839 kB", "840kB", "0.84kB", "0.82KiB", "0.00084MB", "1GiB")
     assert [len(plan_with(f"fixed:{size}")(SHAPES)[1]) for size in sizes] == [1, 1, 2, 2, 2, 1]
+
+
+def test_parts_are_sent_as_the_compiled_exchange_sends_them(task):
+    """In the plan's order, each of at most 2 kB and a token; a part leaves with its layer."""
+    method = mg_wfbp(sgd(), buckets="byte_scheduler:2kB", profile=PROFILE._replace(forward=2e-3))
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    messages, made = method.messages(shapes, N, Row(0)), method.buckets.buffers_of(shapes)
+    sizes = [payload.size // 4 for payload in messages]
+    assert [b.elements + 1 for b in made] == sizes and max(sizes) == 501
+    assert sum(sizes) == sum(leaf.size for leaf in jax.tree.leaves(shapes)) + len(sizes)
+    assert len(sizes) == 1 + 4 * 3 + 5  # of 1320, four times 4224, and 8320 bytes
+    order = [b.bucket for b in made]
+    assert order != sorted(order) and order[0] == 0
+    assert [p.share for p in messages] == pytest.approx([(3 + b) / 8 for b in order])
+
+    def exchange(contribution):
+        return method.exchange.update(contribution, method.exchange.init(contribution))[0]
+
+    mapped = jax.shard_map(
+        exchange, mesh=make_mesh(N), in_specs=jax.P(), out_specs=jax.P(), check_vma=False
+    )
+    text = jax.jit(mapped).lower(shapes).compile().as_text()
+    assert [int(n) for n in re.findall(r"f32\[(\d+)\]\S* all-reduce\(", text)] == sizes
+
+
+def test_parts_without_a_size_have_the_one_of_the_shortest_step():
+    """Of all that are tried, by the seconds of an event loop; neither the least nor the largest."""
+    shapes = {f"module_{i}": jax.ShapeDtypeStruct((10**6,), jnp.float32) for i in range(3)}
+    ready = np.array([0.01, 0.02, 0.03])
+    cost_of = (np.array([0.0, 1e6]), np.array([1e-3, 1.1e-2]))
+    profile = Profile([[f"module_{i}"] for i in (2, 1, 0)], ready, *cost_of, forward=0.06)
+    seconds = {}
+    for size in iteration.SIZES:
+        plan, _ = plan_with(f"byte_scheduler:{size / 2**10}KiB", profile)(shapes)
+        now = ready[-1]
+        for layer in (2, 1, 0):
+            last = max(t for of, t in zip(plan.order, plan.end, strict=True) if of == layer)
+            now = max(now, last) + 0.02
+        seconds[size] = now
+    best = plan_with("byte_scheduler", profile)(shapes)[0].bytes
+    assert seconds[best] == min(seconds.values())
+    assert best not in (min(seconds), max(seconds))
 
 
 def test_bytes_and_seconds_count_every_buckets_token_and_start():

@@ -98,7 +98,7 @@ ROWS = [
     (lambda: use.one_bit_adam(SGD, N, warmup_updates=0), "needs warmup_updates >= 1, got 0"),
     (lambda: refuse(use.one_bit_adam(SGD, N), N + 1, Turnout()), "built for 8 workers, but 9 trai"),
     (lambda: use.mg_wfbp(SGD), r"'optimal' need the times .* one of wfbp, single, fi"),
-    (lambda: plan_with("fixed:25 M B"), "'25 M B' is no size of a fixed bucket; write a posit"),
+    (lambda: plan_with("fixed:25 M B"), "'25 M B' is no size of a bucket; write a positive"),
     (lambda: plan_with("wfbp", OTHER)(MODULE), "the profile does not have 'module_2/bias'; measur"),
     (lambda: plan_with("wfbp", OTHER)({"module_1": MODULE["module_1"]}), "the model does not have"),
     (lambda: use.matcha(SGD, RING, budget=0.0), "budget is a share"),

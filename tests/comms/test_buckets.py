@@ -101,6 +101,41 @@ def test_a_timeline_by_hand():
     assert plan.end.tolist() == [7, 15] and (plan.finish, plan.exposed) == (15, 6)
 
 
+def test_parts_by_hand():
+    # Half of layer 0 from 1 to 3, then layer 1, which has come meanwhile, then the other half.
+    plan = buckets.byte_scheduler([4, 2], [1, 3], cost.AlphaBeta(0.0, 1.0), bytes=2)
+    assert plan.order == [0, 1, 0] and plan.buckets == [[0], [1]] and plan.ready.tolist() == [1, 3]
+    assert plan.start.tolist() == [1, 3, 5] and plan.end.tolist() == [3, 5, 7]
+    assert (plan.finish, plan.exposed, plan.bytes) == (7, 4, 2)
+
+
+def test_parts_travel_as_in_a_loop_over_seconds():
+    """The loop looks in every second for the first layer of all; 200 traces in whole numbers."""
+    rng = np.random.default_rng(2)
+    interrupted = 0
+    for _ in range(200):
+        layers, size = rng.integers(1, 9), int(rng.integers(1, 9))
+        sizes, ready = rng.integers(0, 30, layers), np.cumsum(rng.integers(0, 12, layers))
+        alpha, beta = (int(x) for x in rng.integers(0, 4, 2))
+        left = [[min(size, n - i) for i in range(0, n, size)] or [0] for n in sizes.tolist()]
+        order, start, end, now = [], [], [], 0
+        while any(left):
+            able = [layer for layer in range(layers) if left[layer] and ready[layer] <= now]
+            if not able:
+                now += 1
+                continue
+            order.append(max(able))  # in backward order the model's first layer is the last one
+            start.append(now)
+            now += alpha + beta * left[order[-1]].pop(0)
+            end.append(now)
+        plan = buckets.byte_scheduler(sizes, ready, cost.AlphaBeta(alpha, beta), size)
+        assert plan.order == order
+        assert plan.start.tolist() == start and plan.end.tolist() == end
+        interrupted += sum(order[i] in order[: i - 1] and order[i] != order[i - 1]
+                           for i in range(1, len(order)))  # fmt: skip
+    assert interrupted > 100
+
+
 def test_groups_by_hand():
     sizes, ready, affine = [1, 1, 1, 1, 1], [0, 1, 2, 3, 9], cost.AlphaBeta(2.0, 1.0)
     # The channel is busy until 3, then with layers 1 to 3 until 8; layer 4 comes at 9.
@@ -166,11 +201,17 @@ def same(got, expected):
         np.testing.assert_array_equal(found, wanted, strict=True)
 
 
+def mean_in(tree, plan, parts=(), weight=None, **own):
+    """Return the mean in buckets; parts: order and bytes of messages."""
+    return bucketed_weighted_mean(tree, buckets.buffers(tree, plan, *parts), weight, **own)
+
+
 def test_without_weights_it_is_pmean_bit_for_bit(spmd):
     """NaN stays in its leaf."""
     held = TREE | {"e": np.full(N, np.nan, np.float32)}
-    got = spmd(functools.partial(bucketed_weighted_mean, buckets=PLAN), held)
-    same(got, spmd(lambda tree: jax.lax.pmean(tree, "workers"), held))
+    expected = spmd(lambda tree: jax.lax.pmean(tree, "workers"), held)
+    for parts in ((), ([1, 0, 1, 0, 1], 20)):
+        same(spmd(lambda tree, parts=parts: mean_in(tree, PLAN, parts), held), expected)
 
 
 @pytest.mark.few(1)
@@ -180,7 +221,7 @@ def test_with_weights_it_is_the_weighted_mean(spmd):
     held["a"][0] = np.nan
 
     def means(tree, weight):
-        mean = functools.partial(bucketed_weighted_mean, tree, PLAN)
+        mean = functools.partial(mean_in, tree, PLAN, ())
         ring = mean(weight, reduce=collectives.ring_all_reduce)
         return mean(weight), mean(0 * weight), ring, collectives.weighted_mean(tree, weight)
 
@@ -194,21 +235,34 @@ def test_with_weights_it_is_the_weighted_mean(spmd):
 
 def test_buckets_that_are_not_the_leaves_are_refused():
     for plan in ([[0, 1]], [[0, 1, 2, 3, 4], [4]], [[0, 1, 2, 3, 5]]):
-        mean = functools.partial(bucketed_weighted_mean, buckets=plan)
+        mean = functools.partial(mean_in, plan=plan)
         with pytest.raises(ValueError, match="do not hold each of 5 leaves once; give every index"):
             jax.vmap(mean, axis_name="workers")(TREE)
 
 
-def test_all_reduces_are_chained_in_the_order_of_the_plan(mesh):
-    """One per bucket in the compiled program, whose sizes tell the order; the token is one more."""
+def test_parts_are_bytes_in_a_row_and_the_last_one_has_the_rest():
+    """Of 74 bytes in 20, 20 and the rest, bfloat16 first; of 20 bytes nothing is left."""
+    shapes = jax.tree.map(lambda a: a[0], TREE)
+    made = buckets.buffers(shapes, PLAN, [1, 0, 1, 0, 1], 20)
+    assert [(b.bucket, b.leaves, b.first, b.elements) for b in made] == [
+        (1, [1], 0, 7), (1, [3, 0], 0, 2), (0, [2, 4], 0, 5), (1, [3, 0], 2, 5), (1, [3, 0], 7, 8),
+    ]  # fmt: skip
+    assert buckets.groups(made) == [[2], [0], [1, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [((), [40001, 3201, 11]), (([0, 1, 0, 2, 0], 64e3), [16001, 3201, 16001, 11, 8001])],
+)
+def test_all_reduces_are_chained_in_the_order_of_the_plan(mesh, parts, expected):
+    """One per message in the compiled program; the sizes tell the order, the token is one more."""
     plan = [[3], [2, 1], [0]]
     tree = [np.zeros((N, size), np.float32) for size in (10, 200, 3000, 40000)]
     of = jax.P("workers")
     mean = jax.shard_map(
-        functools.partial(bucketed_weighted_mean, buckets=plan),
+        functools.partial(mean_in, plan=plan, parts=parts),
         mesh=mesh, in_specs=of, out_specs=of, check_vma=False,
     )  # fmt: skip
     text = jax.jit(mean).lower(tree).compile().as_text()
     lines = [line for line in text.splitlines() if " all-reduce(" in line]
-    sizes = [int(line.split("f32[")[1].split("]")[0]) for line in lines]
-    assert sizes == [1 + sum(tree[i].shape[1] for i in bucket) for bucket in plan]
+    assert [int(line.split("f32[")[1].split("]")[0]) for line in lines] == expected

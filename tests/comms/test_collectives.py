@@ -1,6 +1,5 @@
 """Means and sums over the workers: by NumPy and by hand, and the messages of their programs."""
 
-import functools
 from collections import Counter
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from comms import collectives
-from comms.buckets import bucketed_weighted_mean
+from comms.buckets import bucketed_weighted_mean, buffers
 from comms.cost import payload_bytes, ring_all_reduce_bytes
 
 MEANS = [collectives.weighted_mean, collectives.ring_weighted_mean]
@@ -140,7 +139,7 @@ def test_a_mean_of_large_values_is_finite(spmd, weights):
         * jnp.array([1, -1, 0.5], dtype)[None]  # the terms of float16 are rounded
         for dtype in ("float32", "float16", "bfloat16")
     }
-    means = [*MEANS, functools.partial(bucketed_weighted_mean, buckets=[[0], [1, 2]])]
+    means = [*MEANS, lambda x, weight: bucketed_weighted_mean(x, buffers(x, [[0], [1, 2]]), weight)]
     given = () if weights is None else (jnp.array(weights),)
     found = spmd(lambda x, *w: [mean(x, weight=w[0] if w else None) for mean in means], x, *given)
     for of_mean in found:

@@ -51,7 +51,8 @@ def test_split_all_reduces_by_hand():
 
 def test_schedules_are_their_plans_and_take_the_best_size():
     trace, affine = googlenet(), ring(64, 3e-5, 4e-10)
-    for name, planner in buckets.PLANNERS.items():
+    bucketed = {name: plan for name, plan in buckets.PLANNERS.items() if not plan.eager}
+    for name, planner in bucketed.items():
         plan = planner(*trace.backward_order(), affine)
         result = iteration.iteration(trace, affine, name)
         assert result.seconds == pytest.approx(trace.forward.sum() + plan.finish)

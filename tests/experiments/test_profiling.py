@@ -171,7 +171,7 @@ def test_entries_that_cannot_be_used_are_refused(task):
         profiling.for_config(config(profile="measure:missing/p.json"), task)
     with pytest.raises(ValueError, match="profile: 3 is no text; set it to measure"):
         profiling.for_config(config(profile=3), task)
-    with pytest.raises(ValueError, match="'25' is no size of a fixed bucket"):
+    with pytest.raises(ValueError, match="'25' is no size of a bucket"):
         prepare.prepare(config(buckets="fixed:25"))
     with pytest.raises(ValueError, match=r"'layers.csv': layers of a CSV file are for configs/mg_"):
         profiling.for_config(config(profile="layers.csv"), task)

@@ -20,6 +20,7 @@ from algorithms import all_reduce, dpsgd, matcha, mg_wfbp, top_k
 from algorithms.base import scale_by_samples
 from comms import topology
 from experiments import distributed
+from experiments.profiling import Profile
 from experiments.tasks import data, sampling
 from runtimes import mesh, packing
 from runtimes.base import REPLICATED
@@ -135,10 +136,14 @@ def sliced() -> dict[str, np.ndarray]:
     return flat({"fsdp": across("fsdp"), "delayed": across(REPLICATED, delayed)})
 
 
-def with_late_stages(collective, workers) -> np.ndarray:
+# The first vector is known first; the second one goes before all parts of it but one.
+PROFILE = Profile([["first"], ["second"]], np.array([1.0, 1.5]), np.array([0.0, 9]), np.arange(2.0))
+
+
+def with_late_stages(collective, buckets, workers) -> np.ndarray:
     """Return the parameters of many rounds; every stage of a process begins late at random."""
     late = np.random.default_rng(jax.process_index() + 1)
-    method = mg_wfbp(optax.sgd(1e-3), buckets="wfbp", collective=collective)
+    method = mg_wfbp(optax.sgd(1e-3), buckets=buckets, profile=PROFILE, collective=collective)
     runtime = mesh.Mesh(
         method, of_two, DATA, SAMPLES, workers=workers, mini_batches=1, rounds_per_dispatch=500,
         overlap="threads",
@@ -161,7 +166,9 @@ def of_two(params, examples):
 
 
 def overlapped() -> dict[str, np.ndarray]:
-    return {name: with_late_stages(name, jax.process_count()) for name in ("psum", "decoupled")}
+    rows = {name: (name, "wfbp") for name in ("psum", "decoupled")}
+    rows["parts"] = "psum", "byte_scheduler:0.01kB"
+    return {name: with_late_stages(*row, jax.process_count()) for name, row in rows.items()}
 
 
 def not_overlapped(workers) -> np.ndarray:

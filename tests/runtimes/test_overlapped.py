@@ -11,8 +11,9 @@ import pytest
 
 from algorithms import all_reduce, mg_wfbp
 from experiments import tasks
+from experiments.profiling import Profile
 from runtimes import mesh
-from runtimes.overlapped import Stages
+from runtimes.overlapped import Stages, in_order
 from tests.marks import slow
 from tests.runtimes import one_of_several
 from tests.runtimes.toy import bits
@@ -46,8 +47,16 @@ class Drawn:
         return ((start + np.arange(B)) % 64).astype(np.int32)
 
 
+# Parts of 20, 20 and 8 bytes take as long as the backward pass of a layer.
+PARTS = "byte_scheduler:0.02kB"
+LAYERS = [[f"layer_{i}/b", f"layer_{i}/w"] for i in (2, 1, 0)]
+PROFILE = Profile(LAYERS, np.array([1.0, 2.0, 3.0]), np.array([1.0, 20.0]), np.ones(2))
+
+
 def built(buckets="wfbp", collective="psum", overlap="threads"):
-    method = mg_wfbp(optax.sgd(0.05, momentum=0.9), buckets=buckets, collective=collective)
+    method = mg_wfbp(
+        optax.sgd(0.05, momentum=0.9), buckets=buckets, profile=PROFILE, collective=collective
+    )
     return mesh.Mesh(
         method, losses, DATA, Drawn, workers=N, mini_batches=1, rounds_per_dispatch=4,
         overlap=overlap,
@@ -99,10 +108,14 @@ def is_sgd(found):
     [
         ("threads", "ring", "single"),
         ("threads", "decoupled", "wfbp"),
+        ("threads", "psum", PARTS),
+        slow("threads", "decoupled", PARTS),
+        slow("none", "psum", PARTS),
         slow("threads", "decoupled", "single"),
         slow("none", "decoupled", "single"),
         pytest.param("program", "psum", "single", marks=LATE),
         pytest.param("program", "decoupled", "wfbp", marks=LATE),
+        pytest.param("program", "psum", PARTS, marks=LATE),
     ],
 )
 def test_what_is_trained_is_sgd_on_all_samples(overlap, collective, buckets):
@@ -121,10 +134,10 @@ def held(runtime):
     return run, runtime._program
 
 
-def advanced_while_held_up(runtime, run, updates, collectives, programs, place):
-    """Advance while the first collective ends only once the program at `place` has run."""
+def advanced_while_held_up(runtime, run, updates, collectives, programs, place, message=0):
+    """Advance while the collective of a message ends only once the program at `place` has run."""
     computed = threading.Event()
-    collective, program = collectives[0], programs[place]
+    collective, program = collectives[message], programs[place]
 
     def exchanges(x):
         assert computed.wait(60), "computing waits for the exchange"
@@ -135,7 +148,7 @@ def advanced_while_held_up(runtime, run, updates, collectives, programs, place):
         computed.set()
         return found
 
-    collectives[0], programs[place] = exchanges, computes
+    collectives[message], programs[place] = exchanges, computes
     after, _ = runtime.advance(run, np.inf, updates)
     runtime.close()
     return after.update
@@ -160,6 +173,31 @@ def test_a_decoupled_bucket_is_gathered_while_the_next_forward_pass_goes_on():
     assert advanced_while_held_up(
         runtime, run, 2, rounds._gather, rounds._following._programs, begun
     ) == 3
+
+
+def test_a_part_of_the_last_layer_travels_while_the_next_forward_pass_goes_on():
+    """Its last part, which goes last, ends only once the first layer's values have been used."""
+    runtime = built(PARTS)
+    made = runtime._algorithm.buckets.buffers_of(PARAMS)
+    assert [(b.bucket, b.first, b.elements) for b in made] == [
+        (0, 0, 5), (1, 0, 5), (2, 0, 5), (2, 5, 5), (2, 10, 2), (1, 5, 5), (1, 10, 2), (0, 5, 5),
+        (0, 10, 2),
+    ]  # fmt: skip
+    run, rounds = held(runtime)
+    stages = rounds._following._stages.stages
+    begun = next(i for i, stage in enumerate(stages) if stage.awaits == 0)
+    assert stages[begun].program.outvars
+    assert advanced_while_held_up(
+        runtime, run, 2, rounds._reduce, rounds._following._programs, begun, message=8
+    ) == 3
+
+
+def test_messages_are_sent_in_the_order_of_the_plan_however_they_become_known():
+    sent = []
+    leave = in_order([[0, 3], [1], [2, 4]], lambda i, value: sent.append((i, value)))
+    for group, values, expected in ((0, "ad", 1), (2, "ce", 1), (1, "b", 5)):
+        leave(group, values)
+        assert sent == [*enumerate("abcde")][:expected]
 
 
 def test_an_exchange_that_fails_ends_the_run():
@@ -304,7 +342,7 @@ def test_processes_that_differ_in_speed_never_wait_for_ever(tmp_path):
     """Hundreds of rounds of four, in which every stage of a process is late at random."""
     found, _ = one_of_several.results(tmp_path, "overlapped", count=4, devices=1)
     expected = one_of_several.not_overlapped(4)
-    for name in ("psum", "decoupled"):
+    for name in ("psum", "decoupled", "parts"):
         np.testing.assert_allclose(found[name], expected, rtol=1e-4)
 
 
