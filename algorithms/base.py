@@ -93,10 +93,7 @@ class Needs(NamedTuple):
 
 
 class Bucketed(NamedTuple):
-    """An exchange of contributions that is their mean in buckets, and keeps no state.
-
-    A runtime may send a bucket as soon as its gradients are known.
-    """
+    """An exchange that is a mean in buckets, keeps no state, and may begin before all is known."""
 
     buffers_of: Callable[[Any], list]  # parameters -> `comms.buckets.buffers`, as they are sent
     all_reduce: AllReduce  # of a flat buffer
