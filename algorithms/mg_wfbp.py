@@ -78,9 +78,9 @@ def mg_wfbp(
 
     buckets: "optimal", "greedy", "asc", "wfbp", "single", "fixed" (25 MiB) or "fixed:SIZE" with a
         size in kB, MB, GB, KiB, MiB or GiB; or "byte_scheduler:SIZE", layers in parts of at most
-        this size (default: the best of `comms.iteration.SIZES` by the profile). Parts of the
-        layers that are first in the model go first, and where a runtime overlaps, the next forward
-        pass waits for a layer only when it comes to it.
+        this size, to an element (default: the best of `comms.iteration.SIZES` by the profile). The
+        model's first layers go first, and where rounds overlap in `threads`, the next forward pass
+        waits for a layer when it comes to it.
     profile: an object with `layers` (lists of paths, "module/kernel", in backward order), `ready`
         (seconds from the start of the backward pass; None: unknown), `forward` (seconds of the
         forward pass; None: unknown) and `cost` (see `comms.buckets`), as `experiments.profiling`
