@@ -217,16 +217,12 @@ def mixing_over(
 
 
 def check_stable(
-    name: str,
-    over: Mixing,
-    step: stability.Step,
-    arrays: int = 2,
-    momentum: float | None = None,
+    name: str, over: Mixing, step: stability.Step, arrays: int = 2, **chosen: float
 ) -> None:
     """Raise ValueError where workers without gradients do not come together in the long run.
 
     step: (mix, *arrays) -> arrays after an update in which all take part and no gradient is left,
-    see `comms.stability.radius`; it has a keyword `momentum` where this one is given.
+    see `comms.stability.radius`. chosen: keywords of step, as `momentum`, that may be lowered.
     """
     links = over.links
     if links is None:
@@ -236,22 +232,36 @@ def check_stable(
         active = links.active(0, links.period if repeats else stability.UPDATES)
     mixed = stability.matrices(over.partners, over.heard, active)
 
-    def radius(momentum: float | None) -> float:
-        whole = step if momentum is None else functools.partial(step, momentum=momentum)
-        return stability.radius(whole, arrays, mixed, repeats)
+    def radius(**values: float) -> float:
+        return stability.radius(functools.partial(step, **values), arrays, mixed, repeats)
 
-    found = radius(momentum)
-    if found < 1 - 1e-9:
-        return
-    at, lower = "", ""
-    if momentum is not None:
-        at = f" and with momentum={momentum:g}"
-        most = stability.largest(lambda value: radius(value) < 1 - 1e-9, 0, momentum)
-        lower = "" if most is None else f"set momentum to {most:g} or less, or "
     another = "mixing_matrix='metropolis'" if links is None else "a graph that stays, as ring"
+    check_growth(name, radius, chosen, another)
+
+
+def check_growth(
+    name: str, radius: Callable[..., float], chosen: dict[str, float], another: str
+) -> None:
+    """Raise ValueError where differences of models do not die away, with ways out.
+
+    radius: of the values of `chosen`, by keyword -> factor of an update without gradients.
+    another: way out besides lower values, in words.
+    """
+
+    def dies(**values: float) -> bool:
+        return radius(**(chosen | values)) < 1 - 1e-9
+
+    if dies():
+        return
+    at = " and with " * bool(chosen) + " and ".join(f"{key}={v:g}" for key, v in chosen.items())
+    lower = ""
+    for key, value in chosen.items():
+        most = stability.largest(lambda v, key=key: dies(**{key: v}), 1, value)
+        lower += "" if most is None else f"set {key} to {most:g} or less, or "
     raise ValueError(
         f"{name}: on this graph{at} models do not come together, as an update without gradients "
-        f"multiplies their differences by {found:.4g} (spectral radius); {lower}use {another}"
+        f"multiplies their differences by {radius(**chosen):.4g} (spectral radius); {lower}use "
+        f"{another}"
     )
 
 
