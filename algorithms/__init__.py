@@ -24,6 +24,7 @@ ALGORITHMS = Registry({
     "ef21_sgdm": "algorithms.ef21:ef21_sgdm",
     "ef_sign": "algorithms.compressed_sgd:ef_sign",
     "exact_diffusion": "algorithms.exact_diffusion:exact_diffusion",
+    "gasloc": "algorithms.gasloc:gasloc",
     "gradient_tracking": "algorithms.gradient_tracking:gradient_tracking",
     "hinge_staleness": "algorithms.stale:hinge_staleness",
     "int8_all_reduce": "algorithms.compressed_sgd:int8_all_reduce",

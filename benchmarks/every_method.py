@@ -42,6 +42,8 @@ METHODS = {
     "choco_sgd/star": ("choco_sgd(exchange=chain(top_k(ratio=0.6), quantise(bits=8)), gamma=0.3)",
         on("star")),
     "noloco": ("noloco", on("hypercube")),
+    "gasloc": ("gasloc", {}),
+    "gasloc/pairs": ("gasloc(gamma=0.5, pairs=true)", on("hypercube")),
     "dpsgd/rounds": ("dpsgd", on("one_peer_exponential")),
     "gradient_tracking": ("gradient_tracking", SGD),
     "gradient_tracking/rounds": ("gradient_tracking", on("one_peer_exponential")),

@@ -45,6 +45,7 @@ SENDERS = (
     *("sketched_sgd", "streaming_diloco", "sparse_loco", "demo", "local_sgd/lists", "mg_wfbp/ring"),
     *("s2_reducer/too small", "sparcml/too small", "omnireduce/too small", "parallax/too small"),
     *("all_reduce/straggl_ar", "all_reduce/halving", "gradient_tracking", "async_diloco"),
+    *("gasloc", "gasloc/pairs"),
 )
 
 

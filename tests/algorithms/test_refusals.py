@@ -80,6 +80,15 @@ ROWS = [
     (lambda: use.noloco(SGD, RING, gamma=0), "noloco: needs gamma > 0, got 0"),
     (lambda: use.noloco(SGD, ALL, alpha=0.9), r"by 1\.072 .*; set gamma to 0\.43 or less, or alph"),
     (lambda: use.noloco(SGD, ONE), "a single worker has nobody to meet"),
+    (lambda: use.gasloc(SGD, RING, alpha=0), "gasloc: needs eta > 0 and alpha > 0, got 0.7 and 0"),
+    (lambda: use.gasloc(SGD, RING, gamma=1), "gasloc: needs 0 <= momentum < 1, got 1"),
+    (lambda: use.gasloc(SGD, RING, alpha=3),
+     r"with alpha=3 and gamma=0\.9 .* by 1\.5 .*; set alpha to 2\.84 or less, or use mixing_mat"),
+    (lambda: use.gasloc(SGD, topology.base_k(N)),
+     r"alpha to 0\.96 or less, or set gamma to 0\.7 or less, or use a graph that stays"),
+    (lambda: use.gasloc(SGD, ALL, pairs=True),
+     r"set alpha to 0\.43 or less, or set gamma to 0\.74 or less, or use pairs=false"),
+    (lambda: use.gasloc(SGD, ONE, pairs=True), "gasloc: a single worker has nobody to meet; leave"),
     (lambda: use.swarm(SGD, ONE, lockstep=True), "swarm: a single worker has nobody to meet"),
     (lambda: use.swarm(SGD, RING, bits=2), "bits=2, but with rounding 'nearest' two models"),
     (lambda: use.swarm(SGD, RING, rounding="unbiased"), "without bits rounds nothing; set bits"),
@@ -150,7 +159,7 @@ def test_parts_of_a_config_that_do_not_fit_are_explained():
 
 
 WEIGHED = [use.dpsgd, use.gradient_tracking, use.exact_diffusion, use.qg_dsgdm, use.decentlam,
-           use.choco_sgd]  # fmt: skip
+           use.gasloc, use.choco_sgd]  # fmt: skip
 LOCKSTEP = functools.partial(use.swarm, lockstep=True)
 APART = nx.Graph([(0, 1), (2, 3)])
 
