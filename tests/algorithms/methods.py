@@ -48,9 +48,9 @@ METHODS = BATTERY | {
         momentum(0.01), topology.ring(N), exchange=by.top_k(0.4), gamma=0.3
     ),
     "noloco": lambda: use.noloco(momentum(0.01), topology.hypercube(N)),
-    "gasloc": lambda: use.gasloc(momentum(0.01), topology.ring(N)),
+    "gasloc": lambda: use.gasloc(momentum(0.004), topology.ring(N)),
     "gasloc/pairs": lambda: use.gasloc(
-        momentum(0.01), topology.hypercube(N), gamma=0.5, pairs=True
+        momentum(0.004), topology.hypercube(N), gamma=0.5, pairs=True
     ),
     "gradient_tracking": lambda: use.gradient_tracking(scale_by_samples(0.02), topology.ring(N)),
     "exact_diffusion": lambda: use.exact_diffusion(scale_by_samples(0.02), topology.ring(N)),
