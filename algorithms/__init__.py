@@ -61,6 +61,7 @@ REDUCERS = Registry({
     "bf16": "algorithms.reducers:bf16",
     "chain": "algorithms.reducers:chain",
     "chunked_top_k": "algorithms.reducers:chunked_top_k",
+    "dma_ring": "algorithms.reducers:dma_ring",
     "error_feedback": "algorithms.reducers:error_feedback",
     "fp16": "algorithms.reducers:fp16",
     "fp8": "algorithms.reducers:fp8",
@@ -70,6 +71,7 @@ REDUCERS = Registry({
     "natural": "algorithms.reducers:natural",
     "quantise": "algorithms.reducers:quantise",
     "random_k": "algorithms.reducers:random_k",
+    "ring": "algorithms.reducers:ring",
     "sign": "algorithms.reducers:sign",
     "top_k": "algorithms.reducers:top_k",
 })

@@ -124,6 +124,17 @@ def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Red
     return Reducer(lambda leaf: (), reduce, payload, encoder=encoder)
 
 
+def sent_twice(coder: Codec | Encoder) -> Callable:
+    """Return the payload of sums whose chunks travel in codes, before and after they are added."""
+
+    def payload(leaf, workers, update):
+        size = math.prod(leaf.shape)  # of one alone nothing is rounded
+        coded = quantise.two_phase_bytes(size, workers, coder)
+        return Payload((4 * size if workers == 1 else coded,))
+
+    return payload
+
+
 def two_phase(codec: Codec) -> Reducer:
     """Sum arrays that travel as codes twice, see `comms.quantise`.
 
@@ -136,11 +147,6 @@ def two_phase(codec: Codec) -> Reducer:
         rounding = quantise.at_own_chunk(reduced.left, x.size).reshape(x.shape)
         return reduced.total, reduced.sent - rounding, state
 
-    def payload(leaf, workers, update):
-        size = math.prod(leaf.shape)  # of one alone nothing is rounded
-        coded = quantise.two_phase_bytes(size, workers, codec)
-        return Payload((4 * size if workers == 1 else coded,))
-
     def encode(x, key):
         return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))
 
@@ -148,7 +154,7 @@ def two_phase(codec: Codec) -> Reducer:
         return codec.decode(jax.tree.map(lambda a: a[None], message), entries)[0]
 
     encoder = Encoder(encode, decode, codec.payload_bytes)
-    return Reducer(lambda leaf: (), reduce, payload, encoder=encoder)
+    return Reducer(lambda leaf: (), reduce, sent_twice(codec), encoder=encoder)
 
 
 def with_seed(inner: Reducer, seed: int | None) -> Reducer:

@@ -4,6 +4,7 @@
     all_reduce(exchange=chain(random_k(ratio=0.1), quantise(bits=4)))
     local_sgd(exchange=error_feedback(top_k(ratio=0.01), sign))
     all_reduce(exchange=bf16)
+    all_reduce(exchange=ring(int8))
 
 In a chain each reducer works on the values that the one before has picked: CocktailSGD (J. Wang et
 al., ICML 2023) is `chain(random_k, top_k, quantise)`, Qsparse-local-SGD (D. Basu et al., arXiv
@@ -206,6 +207,38 @@ def chain(*reducers: Reducer) -> Reducer:
     return functools.reduce(
         lambda rest, outer: outer.within(rest)._replace(name=outer.name), reversed(reducers)
     )
+
+
+def ring(*reducers: Reducer) -> Reducer:
+    """All-reduce by a ring, every hop of which adds in float32 and writes new codes of a reducer.
+
+    As many bytes as in two phases, to a neighbour alone; values are rounded once in every hop.
+    """
+    inner = chain(*reducers)
+    if inner.encoder is None or inner.within is not None:
+        raise ValueError(
+            f"ring: {inner.name} has no codes for whole sums; put bf16, fp16, fp8, int8, int4, "
+            "mxfp4, quantise, natural or sign in it, and write chain(random_k, ring(int8)) for both"
+        )
+
+    def reduce(x, state, draw):
+        keys, (encode, decode, _) = codecs.hop_keys(draw.own), inner.encoder
+        return *codecs.ring_all_reduce(x, encode, decode, AXIS, keys), state
+
+    return Reducer(lambda leaf: (), reduce, compression.sent_twice(inner.encoder), "ring")
+
+
+def dma_ring(bucket: int = 1024, seed: int = 0) -> Reducer:
+    """Sum as `ring(int8)` does, in one kernel of remote DMA, where every worker has a TPU."""
+    from comms import dma_ring as kernel  # imports Pallas
+
+    encoder = int8(bucket).encoder._replace(payload_bytes=kernel.sized(bucket))
+
+    def reduce(x, state, draw):
+        keys = jax.vmap(lambda key: jax.random.fold_in(key, seed))(codecs.hop_keys(draw.own))
+        return *kernel.all_reduce(x, bucket, AXIS, keys), state
+
+    return Reducer(lambda leaf: (), reduce, compression.sent_twice(encoder), "dma_ring")
 
 
 def refuse_amplified(name: str, reducer: Reducer) -> None:

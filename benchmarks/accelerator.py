@@ -27,14 +27,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from jax.experimental.pallas import tpu as pltpu
 
+from algorithms import reducers
+from algorithms.base import AXIS
 from algorithms.mg_wfbp import mg_wfbp, plan_with
 from benchmarks import every_method, floors, harness
 from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
 from benchmarks.harness import FOLDER, Line, Row, Skip, compared, head, run
 from benchmarks.suite import callback_row, codec_rows, ratio_rows, round_row
+from comms import dma_ring, quantise
 from experiments import profiling, program_costs, stopwatch, tasks
 from runtimes.base import NO_OVERLAP
 from runtimes.overlapped import PROGRAM
@@ -204,6 +209,8 @@ def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     yield round_row(section, devices, ROUND, least)
     for name, lines in {"buckets": bucket_lines, "overlap": overlap_lines}.items():
         yield Row(section, name, functools.partial(lines, devices, sizes.hidden), least)
+    ring = functools.partial(ring_lines, devices, sizes.coordinates[0])
+    yield Row(section, "ring of int8", ring, least)
 
 
 def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
@@ -226,6 +233,33 @@ def overlap_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Itera
         taken = stopwatch.seconds(sides, budget=budget / len(PLANS))
         value, facts = taken[PROGRAM] / taken[NO_OVERLAP], {"options": _options()}
         yield Line(f"buckets {plan}, overlap={PROGRAM}", value, "x", None, taken, facts)
+
+
+def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
+    """Yield rings of int8, by `ppermute` and in a kernel, over an all-reduce of bfloat16."""
+    where, backend = floors.stacked(devices), jax.default_backend()
+    x = np.random.default_rng(0).standard_normal((devices, coordinates), np.float32)
+    encode, decode, _ = reducers.int8(seed=None).encoder
+    interpret = backend == "cpu" and pltpu.InterpretParams()
+    sums = {
+        "bf16": lambda x: jax.lax.psum(x.astype(jnp.bfloat16), AXIS),
+        "ppermute": lambda x: quantise.ring_all_reduce(x, encode, decode)[0],
+        "kernel": lambda x: dma_ring.all_reduce(x, interpret=interpret)[0],
+    }
+    if backend == "gpu":
+        del sums["kernel"]
+
+    def program(total):
+        run = jax.shard_map(
+            lambda x: total(x[0])[None], mesh=where.mesh, in_specs=where.spec,
+            out_specs=where.spec, check_vma=False,
+        )  # fmt: skip
+        return functools.partial(jax.jit(run), jax.device_put(x, where))
+
+    taken = stopwatch.seconds({n: program(s) for n, s in sums.items()}, budget=budget)
+    for name in list(sums)[1:]:
+        pair = {name: taken[name], "bf16": taken["bf16"]}
+        yield Line(f"ring of int8, {name}", taken[name] / taken["bf16"], "x", None, pair)
 
 
 def _plans(

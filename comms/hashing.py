@@ -44,7 +44,12 @@ def uniform(key, shape: tuple[int, ...], first=0) -> jax.Array:
     Many times faster on a CPU than `jax.random.uniform`, which hashes with 20 rounds of Threefry.
     """
     index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape) + jnp.uint32(first)
-    return (mix(index, jax.random.bits(key)) >> 8).astype(jnp.float32) * 2.0**-24
+    return fraction(index, jax.random.bits(key))
+
+
+def fraction(index, seed) -> jax.Array:
+    """Return the draw in [0, 1) of every index; `uniform` has the bits of its key as seed."""
+    return (mix(index, seed) >> 8).astype(jnp.int32).astype(jnp.float32) * 2.0**-24
 
 
 def lowbias32(x) -> jax.Array:

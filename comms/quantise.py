@@ -17,6 +17,7 @@ not finite stays as it is, and a finite one stays finite. Numbers of 8 and 4 bit
 have a scale per block, which is NaN where an entry is not finite.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -73,6 +74,62 @@ def two_phase_all_reduce(x, codec: Codec, axis: str = AXIS, key=None, owed=None)
         rows.ravel()[: x.size].reshape(x.shape) for rows in (total, codec.decode(message, chunk))
     )
     return Reduced(total, sent, left)
+
+
+def ring_all_reduce(
+    x, encode: Callable, decode: Callable, axis: str = AXIS, keys=None
+) -> tuple[jax.Array, jax.Array]:
+    """Return the sum of an array of any shape over the workers, and this worker's part of it.
+
+    Every hop of a ring reads a message, adds the own chunk in float32 and writes the next one, so
+    that a value is rounded n times, and nobody holds what all others send. encode: (float32 [m],
+    key or None) -> message; decode: (message, m) -> float32 [m]. keys: as of `hop_keys`. A part is
+    x less the errors of its worker, so that the parts add up to the sum.
+    """
+    workers, me = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
+    flat = jnp.ravel(x).astype(jnp.float32)
+    if workers == 1 or x.size == 0:
+        return (flat.reshape(x.shape),) * 2
+    to_next = [(i, (i + 1) % workers) for i in range(workers)]
+    chunk = chunk_entries(x.size, workers)
+    chunks = jnp.pad(flat, (0, workers * chunk - x.size)).reshape(workers, chunk)
+
+    def read(message):
+        return apart(decode(message, chunk))
+
+    def write(held, hop):
+        place = (me - hop) % workers * chunk + jnp.arange(chunk)
+        held = jnp.where(place < x.size, held, 0)  # some codes have no zero for the padding
+        message = encode(held, None if keys is None else keys[hop])
+        return message, held - read(message)
+
+    def add(message, hop):
+        heard = jax.lax.ppermute(message, axis, to_next)
+        return write(read(heard) + chunks[(me - hop) % workers], hop)
+
+    def pass_on(message, _):
+        heard = jax.lax.ppermute(message, axis, to_next)
+        return heard, read(heard)
+
+    message, first = write(chunks[me], 0)
+    message, others = jax.lax.scan(add, message, jnp.arange(1, workers))
+    _, values = jax.lax.scan(pass_on, message, None, workers - 1)
+    # Errors are of the chunks me, me - 1, ..., and sums of the chunks me + 1, me, ...
+    order = me - jnp.arange(workers)
+    errors = jnp.concatenate([first[None], others])[order % workers]
+    total = jnp.concatenate([read(message)[None], values])[(order + 1) % workers]
+    total, errors = (rows.ravel()[: x.size].reshape(x.shape) for rows in (total, errors))
+    return total, flat.reshape(x.shape) - errors
+
+
+def hop_keys(key, axis: str = AXIS) -> jax.Array:
+    """Return the keys [n] with which a worker rounds in the hops of a ring."""
+    return jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(jax.lax.axis_size(axis)))
+
+
+def apart(value) -> jax.Array:
+    """Return a decoded value; the choice keeps compilers from fusing its product with a sum."""
+    return jnp.where(jnp.isfinite(value), value, jnp.nan)
 
 
 def at_own_chunk(left, size: int, axis: str = AXIS) -> jax.Array:
@@ -255,7 +312,7 @@ def natural(x, key) -> Quantised:
     smaller become 0 or this power. Horvath et al., arXiv 1905.10988, section 2.
     """
     x = jnp.ravel(x).astype(jnp.float32)
-    largest = jnp.abs(x).max(initial=0)
+    largest = peak(x, initial=0)
     top, _ = _exponent(largest)
     exponent, above = _exponent(x)
     chance = hashing.uniform(key, x.shape)
@@ -382,7 +439,7 @@ def int8_codec(bucket: int = 1024) -> Codec:
     """
 
     def code(x, scale, draws):
-        return _steps(x, scale, 127, draws).astype(jnp.int8)
+        return steps(x, scale[..., None], 127, draws).astype(jnp.int8)
 
     def read(message, width):
         # Infinity times a code of 0 is NaN too: the values of such a stretch are unknown.
@@ -398,8 +455,8 @@ def int4_codec(bucket: int = 128) -> Codec:
     """
 
     def code(x, scale, draws):
-        steps = _steps(x, scale, 7, draws).astype(jnp.int8)
-        return _paired(steps.astype(jnp.uint8) & np.uint8(15))
+        codes = steps(x, scale[..., None], 7, draws).astype(jnp.int8)
+        return _paired(codes.astype(jnp.uint8) & np.uint8(15))
 
     def read(message, width):
         nibbles = _unpaired(message.codes, width).astype(jnp.int8)
@@ -431,7 +488,7 @@ def fp8_codec(form: Minifloat = E4M3, bucket: int = 1024) -> Codec:
     """
 
     def code(x, scale, draws):
-        return minifloat_encode(x / _divisor(scale), form, draws)
+        return minifloat_encode(x / _divisor(scale[..., None]), form, draws)
 
     def read(message, width):
         return minifloat_decode(message.codes, form) * message.scale[..., None]
@@ -448,7 +505,7 @@ def mxfp4_codec() -> Codec:
     """
 
     def scale_of(x, random):
-        bits = _bits(jnp.abs(x).max(axis=-1))
+        bits = _bits(peak(x, axis=-1))
         power = (bits >> 23).astype(jnp.int32) - 127 - 2  # 6 is 1.5 times 2^2
         if random:
             power += (bits & 0x7FFFFF) > 0x400000
@@ -503,7 +560,7 @@ def sign_codec() -> Codec:
 
 def _qsgd_codes(stretches, levels: int, draws) -> Quantised:
     """Return codes, not packed, and scales of stretches [count, bucket]; draws: in [0, 1)."""
-    largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN stays NaN
+    largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN comes back by the norm
     unit = stretches / jnp.where(largest > 0, largest, 1)[:, None]
     norm = jnp.sqrt((unit**2).sum(axis=1))  # squares of values up to 1 cannot overflow
     level = jnp.abs(unit) / jnp.where(norm > 0, norm, 1)[:, None] * levels + draws
@@ -544,21 +601,29 @@ def _part_by_part(coded, x, bucket: int) -> Quantised:
     return jax.lax.fori_loop(0, parts, code_part, replace(message, parts, last))
 
 
+def peak(x, **reduction) -> jax.Array:
+    """Return the largest magnitude, infinite where an entry is NaN; arguments as of `jnp.max`.
+
+    XLA on CPU leaves NaN out of the maxima of arrays that are not small.
+    """
+    return jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf).max(**reduction)
+
+
 def _largest_over(most: float) -> Callable:
-    return lambda x, random: jnp.abs(x).max(axis=-1) / most
+    return lambda x, random: peak(x, axis=-1) / most
 
 
 def _divisor(scale) -> jax.Array:
-    return jnp.where(scale > 0, scale, 1)[..., None]
+    return jnp.where(scale > 0, scale, 1)
 
 
-def _steps(x, scale, most: int, draws) -> jax.Array:
-    """Return whole steps -most ... most of x [..., bucket], as floats."""
-    steps = x / _divisor(scale)
+def steps(x, scale, most: int, draws) -> jax.Array:
+    """Return whole steps -most ... most of x, as floats; draws: in [0, 1), None for the nearest."""
+    found = x / _divisor(scale)
     # The choice keeps compilers from fusing the product with the sum that follows.
-    steps = jnp.where(jnp.isfinite(steps), steps, 0)
-    steps = jnp.round(steps) if draws is None else jnp.floor(steps + draws)
-    return jnp.clip(steps, -most, most)
+    found = jnp.where(jnp.isfinite(found), found, 0)
+    found = jnp.round(found) if draws is None else jnp.floor(found + draws)
+    return jnp.clip(found, -most, most)
 
 
 def _paired(nibbles) -> jax.Array:

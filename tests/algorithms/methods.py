@@ -90,6 +90,7 @@ METHODS = BATTERY | {
     "ef21_sgdm": lambda: use.ef21_sgdm(scale_by_samples(0.02), N, exchange=by.top_k(0.4)),
     "ef_sign": lambda: use.ef_sign(scale_by_samples(0.05)),
     "int8_all_reduce": lambda: use.int8_all_reduce(momentum()),
+    "all_reduce/ring of int8": lambda: use.all_reduce(momentum(), exchange=by.ring(by.int8())),
     "coordinate_median": lambda: use.coordinate_median(momentum(0.02)),
     "trimmed_mean": lambda: use.trimmed_mean(momentum(0.02)),
     "krum": lambda: use.krum(scale_by_samples(0.02), keep=2),

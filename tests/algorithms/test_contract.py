@@ -46,6 +46,7 @@ SENDERS = (
     *("s2_reducer/too small", "sparcml/too small", "omnireduce/too small", "parallax/too small"),
     *("all_reduce/straggl_ar", "all_reduce/halving", "gradient_tracking", "async_diloco"),
     *("gasloc", "gasloc/pairs"),
+    "all_reduce/ring of int8",
 )
 
 

@@ -69,6 +69,17 @@ def int8(x, key=None, codec=None):
     return quantise.two_phase_all_reduce(x, codec, key=key).total
 
 
+def ring(x, bucket=16, keys=None):
+    """Return (the sum, this worker's part of it) by int8."""
+    codec = quantise.int8_codec(bucket)
+    return quantise.ring_all_reduce(
+        x,
+        lambda held, key: codec.encode(held[None], key),
+        lambda message, entries: codec.decode(message, entries)[0],
+        keys=keys,
+    )
+
+
 def low_rank(x):
     q = first_factor(x.shape, 1, jax.random.key(0))
     return factored_all_reduce(x, q)[0]
@@ -89,6 +100,7 @@ CODECS = LOSSLESS | {
     "sign": sign,
     "int8": int8,
     "int8, random": lambda x: int8(x, key_of_worker()),
+    "int8, ring": lambda x: ring(x, keys=quantise.hop_keys(key_of_worker()))[0],
     "int4": functools.partial(int8, codec=quantise.int4_codec(16)),
     "fp8": functools.partial(int8, codec=quantise.fp8_codec(bucket=16)),
     "mxfp4, random": lambda x: int8(x, key_of_worker(), quantise.mxfp4_codec()),
@@ -96,7 +108,10 @@ CODECS = LOSSLESS | {
 }
 QUICK = ("compact", "qsgd", "int8")
 # One of every way through the collectives.
-KINDS = ("s2", "compact", "top_k of all", "random_k", "qsgd", "int8, random", "powersgd")
+KINDS = (
+    *("s2", "compact", "top_k of all", "random_k", "qsgd", "int8, random", "int8, ring"),
+    "powersgd",
+)
 
 
 def all_codecs(x, names=CODECS):
