@@ -307,7 +307,7 @@ def codec_rows(names, coordinates: tuple[int, ...], least: float) -> Iterator[Ro
             yield compared(
                 "codecs over copy", f"{name}, {size:.0e}".replace("e+0", "e"), goals.get(name),
                 functools.partial(_codec_and_copy, name, size), least * size / floors.SMALL,
-                functools.partial(_bytes, name, size), scale=1 / floors.CODEC_WORKERS.get(name, 1),
+                functools.partial(_bytes, name, size),
             )  # fmt: skip
         _calls.cache_clear()  # the gradients
 

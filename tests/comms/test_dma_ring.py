@@ -80,10 +80,10 @@ def test_the_interpreted_kernel_is_the_ring_of_ppermute_bit_for_bit():
 def main():
     from jax.experimental.pallas import tpu as pltpu
 
-    dma_ring.ROWS = 32
+    dma_ring.ROWS = dma_ring.SUBLANES = 8  # large arrays of callbacks take long
     mesh = jax.make_mesh((WORKERS,), ("workers",), (AxisType.Auto,))
     stacked = PartitionSpec("workers")
-    x = np.random.default_rng(0).standard_normal((WORKERS, 4 * 8300)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((WORKERS, 4 * 2100)).astype(np.float32)
     x[0, 700] = np.nan
 
     interpret = pltpu.InterpretParams(detect_races=True)
