@@ -6,14 +6,14 @@
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
 turns, whose first steps are not timed: they pay for the schedule before. `dear` and
-`byte_scheduler` end in the next forward pass, except in the last step of a turn, which weighs less
-with `--steps=8`. With `--hosts=4`, more than there are cores, layers sleep the seconds that one of
-the hosts has measured alone, and only exchange for real. A point has the median seconds of a step,
-the seconds of all turns, what the profile foresees and the share that is hidden of what the plan of
-`optimal` would hide, if that is at least LITTLE of a step. Some more steps of one model at one rate
-are a Chrome trace, which Perfetto opens, with the plans beside them; of each schedule the step
-nearest to its median is in a picture. A second picture has the gains of all models and rates in the
-record, over the ratio of communication to computing.
+`byte_scheduler` end in the next forward pass, except in the last step of a turn. With `--hosts=4`,
+more than there are cores, layers sleep the seconds that one of the hosts has measured alone, and
+only exchange for real. A point has the median seconds of a step, the seconds of all turns, what the
+profile foresees and the share that is hidden of what the plan of `optimal` would hide, if that is
+at least LITTLE of a step. Some more steps of one model at one rate are a Chrome trace, which
+Perfetto opens, with the plans beside them; of each schedule the step nearest to its median is in a
+picture. A second picture has the gains of all models and rates in the record, over the ratio of
+communication to computing.
 """
 
 import argparse
@@ -33,7 +33,8 @@ from benchmarks.harness import FOLDER, ROOT, free_port, put, write
 RECORD, TIMELINES = FOLDER / "overlap.json", FOLDER / "overlap_timelines.json"
 PICTURE, SHOWN = ROOT / "docs" / "overlap.png", ("gpt", "200mbit")
 GAINS = ROOT / "docs" / "overlap_gains.png"
-HOSTS, TURNS, STEPS, TRACED = 2, 5, 2, 6
+HOSTS, TURNS, STEPS, TRACED = 2, 5, 8, 6
+UNTIMED = 2  # first steps of a turn
 LITTLE = 0.05
 RATES = {"100mbit": "o", "200mbit": "s", "1gbit": "^"}  # of all links, and their markers
 KEY = ("model", "rate", "hosts", "schedule")  # of a point
@@ -207,7 +208,7 @@ def measured(
     for turn in range(turns):
         for name in list(arms)[:: 1 if turn % 2 else -1]:
             runtime, run, _ = arms[name]
-            run, _ = runtime.advance(run, np.inf, steps)
+            run, _ = runtime.advance(run, np.inf, UNTIMED)
             arms[name][1], _ = runtime.advance(run, np.inf, steps)
             seconds[name].append((arms[name][1].seconds - run.seconds) / steps)
     spans = {}
@@ -235,6 +236,7 @@ def measured(
         points.append({
             "model": model, "schedule": name, "seconds": median,
             "deviation": float(np.std(taken, ddof=1)), "turns": [round(one, 5) for one in taken],
+            "steps": steps,
             "predicted": planned[name] + update, "error": (planned[name] + update) / median - 1,
             "buckets": len(flat),
             "gain": serial / median,
