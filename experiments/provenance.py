@@ -15,7 +15,7 @@ from gossax import __version__
 
 NOTE = "report.json"
 ROOT = Path(__file__).parents[1]
-_CODE = (".", ":(exclude)docs", ":(exclude)*.md")  # of all below the root
+_CODE = (".", ":(exclude)docs", ":(exclude)tests", ":(exclude)*.md")  # of all below the root
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "flax")
 
 
@@ -65,17 +65,17 @@ def known(root: str | os.PathLike) -> dict:
 
 
 def commit() -> str | None:
-    """Return the commit of this code, "-dirty" if code differs from it; None outside of a checkout.
+    """Return the last commit of this code, "-dirty" if code differs; None outside of a checkout.
 
     A repository around an installed package is its user's.
 
-    Pages and records may differ, of which no run depends: they change from one published sweep
-    to the next.
+    Pages, records and tests may differ, of which no run depends: they change from one published
+    sweep to the next.
     """
     if not (ROOT / ".git").exists():
         return None
     try:
-        ours = _git("rev-parse", "--short=12", "HEAD")
+        ours = _git("log", "-1", "--format=%h", "--abbrev=12", "--", *_CODE)
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *_CODE)
     except (OSError, subprocess.SubprocessError):
         return None

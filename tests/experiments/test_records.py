@@ -301,6 +301,9 @@ def test_changed_code_is_dirty_and_changed_pages_are_not(tmp_path, monkeypatch):
     page.write_text("b")
     (tmp_path / "new.py").write_text("not known to git")
     assert provenance.commit() == clean
+    git(tmp_path, "add", "docs")
+    git(tmp_path, "commit", "-m", "a record")
+    assert provenance.commit() == clean  # the code is that of the first one
     code.write_text("b")
     assert provenance.commit() == f"{clean}-dirty"
     monkeypatch.setattr(provenance, "ROOT", tmp_path / "docs")
