@@ -31,17 +31,21 @@ LEVEL = 0.05  # of a test, and of the false discoveries among all of them
 NOISE = "in the noise"
 ROUNDING = 1e-12  # relative, of sums of a few numbers
 SAME = 0.02  # relative difference that counts as none: schedules end a little apart
+FEW, STEP = 5, 1.5  # of a headline: the fewest seeds, and the largest factor between two rates
+RATES = ("rate", "outer")  # settings that are learning rates
 SECONDS, END, ACCURACY = "seconds_to_target", "final_train_loss", "test_accuracy"
-BYTES = "bytes_per_worker"
-GOODPUT, SPENT = "goodput", "mean"  # of analyses: share of the time that counts, s of an exchange
+BYTES, BYTES_THERE = "bytes_per_worker", "bytes_to_target"
+# Of analyses: share of the time that counts, s of an exchange, mini-batches over a barrier's.
+GOODPUT, SPENT, GAIN = "goodput", "mean", "gain"
 COUNTED = (BYTES, GOODPUT, SPENT)  # from shapes, or from one long simulation, without noise
-HIGHER = (ACCURACY, GOODPUT)  # quantities of which more is better
+HIGHER = (ACCURACY, GOODPUT, GAIN)  # quantities of which more is better
 # Factor and unit of a quantity as it is shown.
 UNITS = {
     "ms": (1.0, " ms"), "meeting": (1.0, " s"), "seconds": (1.0, " s"), SECONDS: (1.0, " s"),
     "updates_to_target": (1.0, " updates"), ACCURACY: (100.0, " %"),
-    BYTES: (1e-6, " MB"), "share": (100.0, " %"), "there": (100.0, " %"), GOODPUT: (100.0, " %"),
-    SPENT: (1.0, " s"), "turns": (1.0, " s"),
+    BYTES: (1e-6, " MB"), BYTES_THERE: (1e-6, " MB"), "share": (100.0, " %"),
+    "there": (100.0, " %"), GOODPUT: (100.0, " %"),
+    SPENT: (1.0, " s"), "turns": (1.0, " s"), GAIN: (1.0, "x"),
 }  # fmt: skip
 Arm = Mapping[str, Any]
 Names = str | Sequence[str] | Mapping[str, Any]  # of an arm, of several, or the fields of a point
@@ -86,6 +90,7 @@ class Claim(NamedTuple):
     edges: Mapping[str, float] = {}  # of a setting, the value beyond which there is none
     condition: str = ""  # under which a claim that is met holds
     judge: Judge | None = None  # another comparison
+    headline: bool = False  # a reader may quote it: `lacking` ought to find nothing
 
 
 def judge(
@@ -126,6 +131,50 @@ def side(claim: Claim, arms: Sequence[Arm], names: Names, apart: bool = False) -
     return best(found, quantity, apart) if len(found) != 1 else found[0]
 
 
+def lacking(claim: Claim, record: Mapping[str, Any]) -> list[str]:
+    """Return what the evidence of a claim lacks of that of a headline, in a few words each.
+
+    A headline has five seeds; rates that lie inside of a grid by factors of 1.5 at most, unless
+    they do not matter; and a verdict that any seeds that choose the settings lead to.
+    """
+    found = arms(record)
+    usual, apart = (judge(claim, found, record, other) for other in (False, True))
+    differ = usual.verdict != apart.verdict
+    words = [f"{apart.verdict} if other seeds choose"] if differ else []
+    counted = claim.quantity in COUNTED
+    if claim.judge is not None:
+        seeds = FEW if usual.p is None else record.get("seeds", FEW)
+    else:
+        try:
+            pair = [side(claim, found, names) for names in (claim.ours, claim.theirs)]
+        except Inconclusive:
+            return words  # which is its verdict
+        seeds = FEW if counted else min(len(arm.get("seeds", ())) for arm in pair)
+        factor = max(spacing(arm, found) for arm in pair) if claim.tuned else 1.0
+        if factor > STEP:
+            words.insert(0, f"rates {factor:.3g}x apart")
+        if "arms" in record and not (counted or claim.tuned or claim.condition):
+            words.insert(0, "one rate")
+    return [f"{seeds} seeds", *words] if seeds < FEW else words
+
+
+def spacing(arm: Arm, members: Iterable[Arm]) -> float:
+    """Return the largest factor between a learning rate of an arm and its neighbours in the grid.
+
+        >>> spacing({"name": "sgp/rate=0.2"}, [{"name": f"sgp/rate={r}"} for r in (0.1, 0.2, 0.3)])
+        2.0
+    """
+    own, group_of, factors = settings(arm["name"]), _without_rates(arm["name"]), [1.0]
+    grid = [settings(one["name"]) for one in members if _without_rates(one["name"]) == group_of]
+    for key in own.keys() & set(RATES):
+        rest = own.items() - {(key, own[key])}
+        tried = sorted({one[key] for one in grid if key in one and rest <= one.items()})
+        place = tried.index(own[key])
+        near = tried[max(0, place - 1) : place + 2]
+        factors += [high / low for low, high in itertools.pairwise(near)]
+    return max(factors)
+
+
 def printed(
     claims: Sequence[Claim], name: str, record: Mapping[str, Any] | None = None
 ) -> Callable[..., Iterator[tuple[str, str]]]:
@@ -135,7 +184,7 @@ def printed(
         for claim in claims:
             if claim.record == name:
                 source = f" ({claim.source})" if claim.source else ""
-                yield f"{claim.claim}{source}", str(judge(claim, arms, record))
+                yield f"{claim.claim}{source}", str(judge(claim, map(_with_bytes, arms), record))
 
     return judged
 
@@ -147,7 +196,17 @@ def arms(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         lists = (points for points in summary.values() if isinstance(points, list))
         return summary.get("methods") or [*itertools.chain(*lists)]
     columns, rows = record["arms"]["columns"], record["arms"]["rows"]
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    return [_with_bytes(dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _with_bytes(arm: Arm) -> Arm:
+    """Return an arm with the bytes that a worker sends until the target, if updates send alike."""
+    sent, updates, needed = arm.get(BYTES), arm.get("updates"), arm.get("updates_to_target")
+    if not sent or not updates or needed is None:
+        return arm
+    each = sent / updates
+    of_seeds = [None if n is None else each * n for n in arm.get("updates_to_target_by_seed") or ()]
+    return {**arm, BYTES_THERE: each * needed, f"{BYTES_THERE}_by_seed": of_seeds}
 
 
 # --- conditions ---
@@ -249,7 +308,7 @@ def groups(arms: Iterable[Arm]) -> list[str]:
 
 
 def _without_rates(name: str) -> str:
-    return "/".join(p for p in name.split("/") if not p.startswith(("rate=", "outer=")))
+    return "/".join(p for p in name.split("/") if p.partition("=")[0] not in RATES)
 
 
 def best(members: Sequence[Arm], quantity: str, apart: bool = False) -> Arm:
