@@ -34,6 +34,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
     yield "dpsgd/nonblocking", gossip | {"wait": part("first_finisher")}
 
 
+RATES = (*nonblocking.LEARNING_RATES[1:], 1.13)
 CASES = ((16, 4), (4, 4), (4, 16))  # samples of a mini-batch, mini-batches that an exchange lasts
 
 
@@ -55,7 +56,7 @@ def _rounds_sweep() -> Iterator[tuple[str, dict]]:
             for length in (1, 2, 4, 8, 16):
                 name = f"{side}/samples={samples}/exchange={exchange}/M={length}"
                 changes = case | {"wait": part(wait), "mini_batches": length}
-                yield from base.at_rates(name, changes, nonblocking.LEARNING_RATES)
+                yield from base.at_rates(name, changes, RATES)
 
 
 VARIANTS = {

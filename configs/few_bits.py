@@ -17,7 +17,7 @@ from experiments import papers, stats
 from experiments.registry import part
 
 UPDATES, WORKERS, BATCH = 400, 8, 16
-RATES = (0.1, 0.2, 0.4, 0.8)
+RATES = (0.2, 0.28, 0.4, 0.57, 0.8)  # factors of sqrt(2) around the best
 CODECS = {
     "float32": None,
     "bf16": part("bf16"),
@@ -28,6 +28,7 @@ CODECS = {
     "mxfp4": part("mxfp4"),
     "int4_feedback": part("error_feedback", part("int4")),
     "mxfp4_feedback": part("error_feedback", part("mxfp4")),
+    "sign": part("sign"),  # a control: one bit, and what is lost is not added again
 }
 
 

@@ -2,8 +2,7 @@
 
 All arms take the same number of steps per worker, in time without communication: the claims work
 out the seconds over links of several rates. The sweep goes over the rate of the local optimizer and
-that of the outer one; SparseLoCo, NoLoCo and DiLoCo with H = 500 have the outer numbers of their
-papers.
+that of the outer one; SparseLoCo and NoLoCo have the outer numbers of their papers.
 
     --config=configs/local_training.py:size=10M,steps=3000 --sweep --seeds=3
 
@@ -47,10 +46,6 @@ def _diloco(count: int, outer: float) -> dict:
     return _local(count, "local_sgd", server=_nesterov(outer))
 
 
-def _fedadam(count: int, outer: float) -> dict:
-    return _local(count, "local_sgd", server=part("adam", learning_rate=outer))
-
-
 def _streaming(count: int, outer: float, **algorithm) -> dict:
     own = {"fragments": FRAGMENTS, "overlap": 1, "server": _nesterov(outer), **algorithm}
     return _local(count // FRAGMENTS, "streaming_diloco", **own)
@@ -64,8 +59,11 @@ GROUPS = {  # by method/H
     "local_sgd/H=30": Group(partial(_local, 30, "local_sgd"), ADAM_RATES),
     "diloco/H=30": Group(partial(_diloco, 30), (*HIGH, 0.064), OUTER),
     "diloco/H=100": Group(partial(_diloco, 100), ADAM_RATES[:3], OUTER),
-    "diloco/H=500": Group(partial(_diloco, 500), ADAM_RATES, (0.7,)),
-    "fedadam/H=30": Group(partial(_fedadam, 30), ADAM_RATES[1:4], (0.003, 0.01, 0.03)),
+    "diloco_16_bits/H=30": Group(
+        lambda outer: _local(30, "local_sgd", server=_nesterov(outer), exchange=part("bf16")),
+        HIGH[1:],
+        (0.7, 1.0),
+    ),
     "streaming/H=30": Group(partial(_streaming, 30), HIGH, (0.7, 1.0, 1.4)),
     "streaming_4_bits/H=30": Group(partial(_streaming, 30, exchange=FOUR_BITS), HIGH, OUTER),
     "sparse_loco/H=30": Group(partial(_local, 30, "sparse_loco"), ADAM_RATES),

@@ -4,6 +4,7 @@ Workers train on the text of Python's standard library, in lock-step. The second
 network are computed from the bytes sent and the measured time to encode and decode.
 
     --config=configs/s2_reducer.py:task=ncf,workers=8
+    --config=configs/s2_reducer.py:rates,task=ncf --sweep --seeds=5
 """
 
 from collections.abc import Iterator
@@ -91,6 +92,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     # All entries one by one, so that the same mean is summed in another order: the distance of its
     # loss from dense is the noise level. Its bytes are of no interest.
     yield "dense/reordered", {"algorithm": part("top_k", ratio=1.0)}
+    yield "bf16", {"algorithm": part("all_reduce", exchange=part("bf16"))}
     yield "s2/sketch", {}
     yield "s2/median", {"algorithm.peel": False}
     yield "s2/element", {"algorithm.granularity": "element"}
@@ -113,3 +115,29 @@ def _of_workers(of_4: float, workers: int) -> float:
 
 claims = papers.claims("s2_reducer", "s2_ncf")
 numbers = papers.analyse("s2_reducer", "numbers")
+
+
+# --- each at its best learning rate ---
+
+RATES = (0.005, 0.007, 0.01, 0.014, 0.02)  # of Adam
+RATED = ("dense", "dense/reordered", "bf16", "s2/median")
+
+
+def _rates_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+    """Yield dense training, in another order and in 16 bits, and the published sketch, by rates."""
+    arms = dict(sweep(config))
+    for name in RATED:
+        yield from base.at_rates(name, arms[name] | {"baseline": None}, RATES)
+
+
+VARIANTS = {
+    "rates": base.Variant(
+        "S2 Reducer beside dense training in 32 and in 16 bits, each at its best learning rate.\n\n"
+        "It takes the tasks and arguments of the file. Dense training that sums in another order "
+        "has the noise level of a loss.",
+        get_config,
+        sweep=_rates_sweep,
+        claims=papers.claims("s2_reducer", "s2_ncf_rates"),
+        numbers=papers.at_best("train_loss", "bytes_per_worker"),
+    ),
+}

@@ -46,12 +46,15 @@ MODELS = {
     "logistic": part("digits", model="logistic", l2=0.01),
     "cnn": part("digits", model=part("cnn", channels=[16, 32])),
 }
-_GRID = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0, 2.5, 6.3)
-RATES = {1: _GRID[:-2], 2: _GRID[1:-1], 4: _GRID[2:], 8: _GRID[2:]}  # larger rates with less noise
-# Of the staleness-compensating rate min(C / distance^2, eta): eta, at the highest of which
-# Async-SGD diverges, and C, the squared distances up to which eta applies.
-ETA_MAX = (0.01, 0.025, 0.063, 0.16, 0.4, 1.0)
-THRESHOLDS = (0.001, 0.01, 0.1, 1.0, 10.0)
+# Factors of 1.4 to 1.5. The best rates for the time to the target and for the end lie inside.
+_GRID = (
+    0.018, 0.026, 0.038, 0.055, 0.08, 0.115, 0.16, 0.235, 0.34, 0.49, 0.7, 1.0, 1.45, 2.1, 3.0,
+)  # fmt: skip
+RATES = {1: _GRID[:11], 2: _GRID[2:13], 4: _GRID[4:14], 8: _GRID[6:]}  # more with less noise
+# Of the staleness-compensating rate min(C / distance^2, eta): eta, and C, the squared distances up
+# to which eta applies.
+ETA_MAX = _GRID[:10]
+THRESHOLDS = (0.01, 0.1, 1.0, 10.0)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

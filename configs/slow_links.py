@@ -29,7 +29,7 @@ CONDITIONS = {  # spells of links, delay
     "spells": (SPELLS, JITTER),
     "both": (SLOW_LINK, SLOW_WORKER),
 }
-RATES = (3.2, 6.4, 12.8, 25.6)
+RATES = (3.2, 4.5, 6.4, 9.0, 12.8)  # factors of sqrt(2) around the best
 HYPERCUBE, COMPLETE = part("hypercube"), part("complete")
 OUTER = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7)  # as in arXiv 2311.08105
 # Method -> (its changes, its learning rates).
@@ -43,18 +43,19 @@ METHODS = {
     ),
     "swarm/nonblocking": (
         {"algorithm": part("swarm"), "wait": part("random_pairs"), "mini_batches": 2,
-         "graph": COMPLETE}, (1.6, *RATES[:3]),
+         "graph": COMPLETE}, (2.26, *RATES[:4]),
     ),
     "swarm/blocking": (
         {"algorithm": part("swarm", blocking=True), "graph": COMPLETE, "mini_batches": 2,
-         "wait": part("random_pairs", blocking=True)}, (1.6, *RATES[:3]),
+         "wait": part("random_pairs", blocking=True)}, (2.26, *RATES[:4]),
     ),
     "diloco": (
         {"algorithm": part("local_sgd", server=OUTER), "wait": part("barrier"),
-         "mini_batches": 8}, (0.8, 1.6, 3.2, 6.4),
+         "mini_batches": 8}, (0.8, 1.13, 1.6, 2.26, 3.2),
     ),
     "k_async": (
-        {"algorithm": part("all_reduce"), "wait": part("k_async", k=2)}, (0.4, 0.8, 1.6, 3.2, 6.4),
+        {"algorithm": part("all_reduce"), "wait": part("k_async", k=2)},
+        (0.8, 1.13, 1.6, 2.26, 3.2, 4.5),
     ),
 }  # fmt: skip
 

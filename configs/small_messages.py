@@ -15,9 +15,11 @@ from configs import local_training
 from experiments import papers, stats
 from experiments.registry import part
 
-DENSE, LEAST, SWARM, NOLOCO = "all_reduce", "demo/1 of 256", "swarm/H=30", "noloco/H=30"
+DENSE, SIXTEEN, LEAST = "all_reduce", "bf16", "demo/1 of 256"
+SWARM, NOLOCO = "swarm/H=30", "noloco/H=30"
 METHODS = {
     DENSE: {},
+    SIXTEEN: {"algorithm": part("all_reduce", exchange=part("bf16"))},
     "demo/8 of 64": {"algorithm": part("demo", chunk=64, k=8)},  # its defaults here
     LEAST: {"algorithm": part("demo", chunk=256, k=1)},  # the fewest bytes
     NOLOCO: {"algorithm": part("noloco"), "mini_batches": 30},
@@ -25,6 +27,7 @@ METHODS = {
 }
 RATES = {
     DENSE: (0.001, 0.002, 0.004, 0.008),
+    SIXTEEN: (0.001, 0.002, 0.004, 0.008),
     "demo/8 of 64": (0.002, 0.004, 0.008, 0.016),
     LEAST: (0.001, 0.002, 0.004, 0.008, 0.016),
     NOLOCO: (0.008, 0.016, 0.032),

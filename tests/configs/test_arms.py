@@ -24,7 +24,7 @@ QUESTIONS = FILES | {
 }
 SWEPT = [name for name, asked in QUESTIONS.items() if hasattr(asked, "sweep")]
 matcha, nonblocking, swarm = (FILES[name] for name in ("matcha", "nonblocking", "swarm"))
-DEAR = {"mg_wfbp", "s2_reducer"}  # measured buckets, and tables of real size
+DEAR = {"mg_wfbp", "s2_reducer", "s2_reducer:rates"}  # measured buckets, tables of real size
 TINY = {"cifar10", "imagenet", "language_model", "local_training", "small_messages", "diloco"}
 
 

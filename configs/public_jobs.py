@@ -1,0 +1,59 @@
+"""Gains of waiting rules with delays as in seven public jobs: mini-batches a second.
+
+Nothing is trained. Fifteen rules are played with the same durations, and the mini-batches that they
+finish in a second are divided by what a barrier finishes, whatever an update has of them.
+
+    --config=configs/public_jobs.py:mini_batches=8
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import arguments
+from experiments import registry
+
+JOBS = (
+    *(f"alibaba_job_{number}" for number in (1, 2, 3, 4)),
+    *(f"bytedance_{job}" for job in ("ar", "se", "st")),
+)
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """Return all jobs. Argument: mini_batches of a worker in a barrier's round."""
+    a = arguments.parse(arg, mini_batches=8)
+    c = ConfigDict()
+    c.name = "public_jobs"
+    c.jobs = JOBS  # delays, as configs write them
+    c.mini_batches = a["mini_batches"]
+    return c
+
+
+def analyse(config: ConfigDict) -> Any:
+    """Return the gain of every rule in every job; ValueError for a job that cannot be used."""
+    from experiments import analysis
+    from experiments.advice import observatory
+    from experiments.papers import nonblocking
+
+    registry.check(config, [("a positive whole number", registry.is_count, ("mini_batches",))])
+    seen = [
+        observatory.observed(observatory.read(job, config.mini_batches), config.mini_batches)
+        for job in config.jobs
+    ]
+    points = [point for record in seen for point in _points(record)]
+    table = observatory.as_numbers(seen)._replace(title="mini-batches a second, over a barrier's")
+    return analysis.Analysis({"points": points}, [table], claims=nonblocking.CLAIMS)
+
+
+def _points(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a rule's gain and staleness; its parameters follow from the durations."""
+    from experiments.advice import observatory
+
+    for call, gain in record["gains"].items():
+        name, _, own = call.partition("(")
+        yield {
+            "job": record["source"], "rule": f"{name}, cut" if "cut" in own else name,
+            "gain": gain["mean"], "gain_deviation": gain["spread"],
+            "runs": observatory.REPEATS, "staleness": gain["staleness"],
+        }  # fmt: skip
