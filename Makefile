@@ -14,9 +14,11 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/build/compiled
 demo: $(VENV)/installed
 	$(RUN) launch.py --config=configs/demo.py --sweep --overwrite --workdir=runs/demo
 
-# All published sweeps again, hours of them: make evidence ONLY="matcha adasync" for some.
+# What headlines lack, hours of it. TIER=secondary or all: other sweeps. ONLY="matcha adasync": these.
+# FRESH=1: also what another commit than this one has made, so that all records name one.
+TIER ?= headline
 evidence: $(VENV)/installed
-	$(RUN) -m experiments.publish evidence $(ONLY)
+	$(RUN) -m experiments.publish evidence --tier=$(TIER) $(if $(FRESH),--fresh) $(ONLY)
 
 test: $(VENV)/installed
 	$(RUN) -m pytest -n 2 --dist worksteal

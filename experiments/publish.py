@@ -2,8 +2,9 @@
 
     python -m experiments.publish                     # tables and figures into the pages
     python -m experiments.publish take runs/swarm     # a finished sweep becomes a record first
-    python -m experiments.publish evidence --list     # sweeps without a record, or with an old one
-    python -m experiments.publish evidence            # make evidence: run these, publish each
+    python -m experiments.publish evidence --list     # hours, tiers, commits and states of sweeps
+    python -m experiments.publish evidence            # make evidence: run what headlines lack
+    python -m experiments.publish evidence --tier=secondary --fresh   # all others, at this commit
     python -m experiments.publish evidence matcha     # make evidence ONLY=matcha
 
 A page has a table between two comments, `<!-- table: nonblocking -->` and `<!-- end -->`, which
@@ -14,6 +15,7 @@ a row per arm with means over seeds; that of an analysis holds its summary.
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import importlib
 import itertools
@@ -29,18 +31,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 from scipy.stats import false_discovery_control
 
 from experiments import config_files, figures, files, formats, provenance, records, registry, stats
 from experiments.papers import PAPERS
-from experiments.papers.base import Sweep
+from experiments.papers.base import HEADLINE, SECONDARY, Sweep
 from experiments.stats import arms
 from experiments.sweep import expand
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, FIGURES = ROOT / "docs" / "results", ROOT / "docs" / "figures"
 WORKDIRS = ROOT / "runs" / "evidence"
+ALL = "all"  # tiers
 FIELDS = (
     "name", "baseline", "clock", "target_loss", "seeds", "reached", "updates", "samples", "seconds",
     "seconds_to_target", "seconds_to_target_std", "updates_to_target", "samples_to_target",
@@ -203,31 +207,70 @@ def configs(sweep: Sweep) -> dict[str, ConfigDict]:
     return {arm.path: arm.config for arm in expand(file.config, file.module, file.values, seeds=1)}
 
 
+def commit_of(name: str, folder: Path = FOLDER) -> str:
+    """Return the commit in a record, "" where it has none."""
+    with contextlib.suppress(formats.Damaged, OSError):
+        found = formats.read(folder / f"{name}.json", formats.QUOTED)
+        return found.get("versions", {}).get("gossax", "")
+    return ""
+
+
 def launched(sweep: Sweep, workdir: Path) -> int:
-    """Return the exit code of the launcher, in a process of its own, which prints its progress."""
+    """Return the exit code of the launcher, in a process of its own, which prints its progress.
+
+    Arms that another commit has trained are removed first: a record names one commit.
+    """
+    before, today = provenance.known(workdir).get("versions", {}).get("gossax"), provenance.commit()
+    if before not in (None, today):
+        print(f"evidence: {workdir} is of commit {before}, this is {today}: it begins anew")
+        files.remove_tree(workdir)
     place = workdir.relative_to(ROOT)  # the command is published
     words = [sys.executable, "launch.py", *shlex.split(sweep.arguments), f"--workdir={place}"]
     return subprocess.run(words, cwd=ROOT, check=False).returncode
 
 
-def evidence(names: Sequence[str], only_list: bool = False) -> list[str]:
-    """Run the named sweeps, or those that are not published; return what went wrong, in lines.
+def evidence(
+    names: Sequence[str] = (),
+    only_list: bool = False,
+    tier: str = HEADLINE,
+    fresh: bool = False,
+) -> list[str]:
+    """Run the named sweeps, or what is due of a tier; return what went wrong, in lines.
 
+    Due is what is not published, and with `fresh` also what another commit than today's has made.
     A sweep that was cut off goes on where it was. Each is published before the next begins.
     """
     by_name = {sweep.name: sweep for paper in papers() for sweep in paper.SWEEPS}
     for name in names:
         if name not in by_name:
             raise ValueError(f"evidence: unknown sweep {name!r}; choose of {', '.join(by_name)}")
+    today = provenance.commit()
+    if fresh and not only_list and (today is None or today.endswith("-dirty")):
+        raise ValueError(
+            f"evidence: the commit of this code is {today}, and a record with --fresh names one "
+            "that others can check out; commit your changes, or leave --fresh out"
+        )
+    commits = {name: commit_of(name) for name in by_name}
+    usual, _ = Counter(filter(None, commits.values())).most_common(1)[0]
     left = []
-    for sweep in [by_name[name] for name in names] or by_name.values():
-        now = state(sweep)
-        if names or now != "published":
+    in_order = sorted(by_name.values(), key=lambda sweep: sweep.tier)
+    for sweep in [by_name[name] for name in names] or in_order:
+        now, commit = state(sweep), commits[sweep.name]
+        if fresh and now == "published" and commit != today:
+            now = f"of another commit than {today}"
+        if names or (now != "published" and tier in (sweep.tier, ALL)):
             left.append(sweep)
-        print(f"{sweep.hours:6.2f} h  {sweep.name}: {now}")
+        mark = " " if commit in ("", usual) else "*"
+        print(f"{sweep.hours:6.2f} h  {sweep.tier:9}  {commit:12}{mark}  {sweep.name}: {now}")
+    print(f"* of another commit than most records, {usual}")
+    if only_list:
+        others = sorted({path.stem for path in FOLDER.glob("*.json")} - by_name.keys())
+        print(f"made by no sweep: {', '.join(others)}")
     print(f"{sum(sweep.hours for sweep in left):6.2f} h  to run", flush=True)
     wrong = []
     for sweep in () if only_list else left:
+        if fresh and provenance.commit() != today:
+            return [*wrong, f"{sweep.name} and all after it: the code has left {today}; go back"]
         print(f"evidence: {sweep.name}, {sweep.hours:g} h expected", flush=True)
         code = launched(sweep, WORKDIRS / sweep.name)
         if code:
@@ -246,62 +289,83 @@ def evidence(names: Sequence[str], only_list: bool = False) -> list[str]:
 
 def of_paper(paper: ModuleType) -> Iterator[str]:
     """Give the claims of a paper with their verdicts, as a table; then its records and remarks."""
+    limit, judged = threshold(), answers(paper)
     rows = [
         (
             claim.claim,
             f"[{answer.measured or 'record'}](results/{claim.record}.json)",
             "–" if answer.p is None else f"{answer.p:.2g}",
-            _verdict(answer, apart),
+            _verdict(answer, apart, limit),
             ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "–"),
         )
-        for claim, answer, apart in answers(paper)
+        for claim, answer, apart in judged
     ]
     yield from table(("claim", "measured", "p", "verdict", "source"), rows)
     path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
-    links, remarks = [], {}
+    links, remarks, missing = [], {}, []
     every = (sweep.name for sweep in paper.SWEEPS), (claim.record for claim in paper.CLAIMS)
     for name in dict.fromkeys(itertools.chain(*every)):
+        if not is_published(name):
+            missing.append(name)
+            continue
         remark = record(name).get("remark")
         links.append(f"[{name}](results/{name}.json)" + "*" * bool(remark))
         if remark:
             remarks.setdefault(remark, []).append(name)
     yield ""
-    yield f"Claims: [{path}](../{path}). Records: {', '.join(links)}."
+    unrun = f" Not run yet: {', '.join(missing)}." if missing else ""
+    yield f"Claims: [{path}](../{path}). Records: {', '.join(links)}.{unrun}"
     for remark, names in remarks.items():
         yield ""
         yield f"\\* {', '.join(names)}: {remark}"
 
 
-def _verdict(answer: stats.Answer, apart: stats.Answer) -> str:
-    """Return a verdict in bold, why, and that by other seeds' choice of settings if it differs."""
+def is_published(name: str) -> bool:
+    """Return whether there is a record of this name."""
+    return (FOLDER / f"{name}.json").exists()
+
+
+def _verdict(answer: stats.Answer, apart: stats.Answer, limit: float) -> str:
+    """Return a verdict in bold, why, and what makes it doubtful.
+
+    limit: the largest p-value that stands beside all others.
+    """
     words = f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else "")
-    return words + f"; {apart.verdict} if other seeds choose" * (apart.verdict != answer.verdict)
+    words += f"; {apart.verdict} if other seeds choose" * (apart.verdict != answer.verdict)
+    alone = answer.p is not None and limit < answer.p < stats.LEVEL
+    return words + "; not beside all other tests" * alone
 
 
+@functools.cache
 def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer, stats.Answer]]:
-    """Return the claims of a paper with two answers, the second where other seeds choose."""
+    """Return the claims of a paper that have a record, with two answers.
 
-    def answer(claim: stats.Claim, apart: bool) -> stats.Answer:
-        try:
-            found = record(claim.record)
-        except ValueError:
-            return stats.Answer(stats.INCONCLUSIVE, "", "there is no record")
-        return stats.judge(claim, arms(found), found, apart)
+    In the second one other seeds choose.
+    """
+    found = [(claim, record(claim.record)) for claim in paper.CLAIMS if is_published(claim.record)]
+    return [
+        (claim, *(stats.judge(claim, arms(of), of, apart) for apart in (False, True)))
+        for claim, of in found
+    ]
 
-    return [(claim, answer(claim, False), answer(claim, True)) for claim in paper.CLAIMS]
+
+def threshold() -> float:
+    """Return the largest p-value of all claims that stands by the false discovery control."""
+    judged = itertools.chain(*map(answers, papers()))
+    tests = np.sort([answer.p for _, answer, _ in judged if answer.p is not None])
+    return float(tests[false_discovery_control(tests) <= stats.LEVEL].max(initial=0.0))
 
 
 def of_headlines(*names: str) -> Iterator[str]:
     """Give the first claim of these papers, by default of all, with its verdict.
 
-    The verdict does not depend on the seeds that choose the settings.
+    It is a headline if there is one, and does not depend on the seeds that choose the settings.
     """
     rows = []
     for paper in papers(names or PAPERS):
+        judged = sorted(answers(paper), key=lambda row: not row[0].headline)
         claim, answer = next(
-            (claim, answer)
-            for claim, answer, apart in answers(paper)
-            if answer.verdict == apart.verdict
+            (claim, answer) for claim, answer, apart in judged if answer.verdict == apart.verdict
         )
         anchor = re.sub(r"[^\w -]", "", paper.TITLE.lower()).replace(" ", "-")
         title = f"[{paper.TITLE}](docs/findings.md#{anchor})"
@@ -312,14 +376,27 @@ def of_headlines(*names: str) -> Iterator[str]:
     yield "Records and commands: [results](docs/results.md)."
 
 
+def of_quotes() -> Iterator[str]:
+    """Give all claims that a reader may quote, and what their evidence lacks of a headline's."""
+    rows, limit = [], threshold()
+    for paper in papers():
+        for claim, answer, _ in answers(paper):
+            if claim.headline:
+                lacks = stats.lacking(claim, record(claim.record))
+                measured = f"[{answer.measured or 'record'}](results/{claim.record}.json)"
+                verdict = _verdict(answer, answer, limit)
+                rows.append((paper.TITLE, claim.claim, measured, verdict, "; ".join(lacks) or "–"))
+    yield from table(("paper", "sentence", "measured", "verdict", "lacks"), rows)
+
+
 def of_verdicts() -> Iterator[str]:
     """Give the number of verdicts of each kind, and how many tests stand beside all others."""
     found = [judged for paper in papers() for judged in answers(paper)]
     usual, apart = [answer for _, answer, _ in found], [answer for *_, answer in found]
     counts = Counter(answer.verdict for answer in usual)
     yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])
-    tests = sorted(answer.p for answer in usual if answer.p is not None)
-    stand = (false_discovery_control(tests) <= stats.LEVEL).sum()
+    tests, limit = [answer.p for answer in usual if answer.p is not None], threshold()
+    stand = sum(p <= limit for p in tests)
     few = sum(p < stats.LEVEL for p in tests)
     changed = sum(a.verdict != b.verdict for a, b in zip(usual, apart, strict=True))
     yield ""
@@ -412,6 +489,7 @@ def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
     "headlines": of_headlines,
+    "quotes": of_quotes,
     "verdicts": of_verdicts,
     "points": of_points,
     "best": of_arms,
@@ -456,6 +534,7 @@ def pages() -> list[Path]:
 
 def write_pages() -> None:
     """Write the tables of all pages, then the figure of every paper."""
+    answers.cache_clear()  # records may have come
     for path in pages():
         files.write(path, filled(files.read_text(path)))
     files.make(FIGURES)
@@ -472,11 +551,13 @@ def main(words: Sequence[str] | None = None) -> None:
     commands.add_parser("take").add_argument("workdirs", nargs="+")
     running = commands.add_parser("evidence")
     running.add_argument("--list", action="store_true")
+    running.add_argument("--tier", choices=(HEADLINE, SECONDARY, ALL), default=HEADLINE)
+    running.add_argument("--fresh", action="store_true")
     running.add_argument("names", nargs="*")
     given = parser.parse_args(words)
     try:
         if given.do == "evidence":
-            wrong = evidence(given.names, given.list)
+            wrong = evidence(given.names, given.list, given.tier, given.fresh)
             sys.exit("\n".join(f"error: {line}" for line in wrong) or None)
         for workdir in getattr(given, "workdirs", ()):
             print(take(workdir))

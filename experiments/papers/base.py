@@ -20,17 +20,29 @@ LABELS = {
 }  # fmt: skip
 
 
+HEADLINE, SECONDARY = "headline", "secondary"
+
+
 class Sweep(NamedTuple):
     """A record of docs/results and the command that makes it."""
 
     name: str  # of the record and of its workdir
     arguments: str  # of launch.py, all but the workdir
     hours: float  # expected, on two slow cores of a CPU
+    tier: str = SECONDARY  # HEADLINE: what a reader may quote rests on it
 
 
-def swept(name: str, config: str, hours: float, seeds: int = 3, last: str = " --together") -> Sweep:
+def swept(
+    name: str,
+    config: str,
+    hours: float,
+    seeds: int = 3,
+    last: str = " --together",
+    tier: str = SECONDARY,
+) -> Sweep:
     """Return the sweep of a file of configs with its argument and what follows it."""
-    return Sweep(name, f"--config=configs/{config} --sweep --seeds={seeds}{last}", hours)
+    arguments = f"--config=configs/{config} --sweep --seeds={seeds}{last}"
+    return Sweep(name, arguments, hours, tier)
 
 
 class Panel(NamedTuple):

@@ -8,7 +8,7 @@ NAME = "frontier_2026"
 BITS, SUM = "few_bits", "bf16"
 SWEEPS = (
     swept(NAME, "frontier_2026.py", 0.4, seeds=5),
-    swept(BITS, "few_bits.py", 0.2, seeds=5),
+    swept(BITS, "few_bits.py", 0.3, seeds=5),
 )
 CODECS = {  # group of arms -> its label; the first two are compared with
     "float32": "float32", SUM: "bf16", "int8": "int8", "fp8_e4m3": "fp8, E4M3",

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 from algorithms.gossip import graph_matchings
 from comms import cost, lattice, topology
 from experiments import analysis, prepare, registry, tables
-from experiments.papers.base import Panel, Sweep, drawn, swept
-from experiments.stats import ACCURACY, BYTES, SPENT, Claim
+from experiments.papers.base import HEADLINE, Panel, Sweep, drawn, swept
+from experiments.stats import ACCURACY, BYTES, BYTES_THERE, SPENT, Claim
 from stragglers import serial_links
 from stragglers.rule import Setting, whole
 from stragglers.rules import RULES
@@ -24,13 +24,15 @@ SWEEPS = (
     swept("swarm_slow4", "swarm.py:delay=slow4", 0.3),
     swept("swarm_dirichlet", "swarm.py:split=dirichlet", 0.3),
     swept("swarm_gaussians", "swarm.py:task=gaussians", 0.15),
-    swept("swarm_epochs", "swarm.py:epochs", 0.2, seeds=5),
-    swept("swarm_tuned", "swarm.py:tuned", 0.4, seeds=10),
+    swept("swarm_epochs", "swarm.py:epochs", 0.4, seeds=10, tier=HEADLINE),
+    swept("swarm_accuracy", "swarm.py:accuracy", 0.6, seeds=5, tier=HEADLINE),
+    swept("swarm_tuned", "swarm.py:tuned", 0.5, seeds=10, tier=HEADLINE),
+    swept("swarm_tuned_slow4", "swarm.py:tuned,delay=slow4", 0.3, seeds=5, tier=HEADLINE),
     swept("swarm_ring", "swarm.py:graph=ring", 0.3),
     swept("swarm_hypercube", "swarm.py:graph=hypercube", 0.3),
     *(swept(f"swarm_nodes_{n}", f"swarm.py:nodes={n}", hours)
       for n, hours in ((8, 0.2), (64, 0.2), (256, 0.8))),
-    Sweep("swarm_scale", "--config=configs/swarm.py:scale", 0.05),
+    Sweep("swarm_scale", "--config=configs/swarm.py:scale", 0.05, HEADLINE),
     swept("swarm_real", "swarm.py:real", 0.4, seeds=5, last=""),
 )  # fmt: skip
 ABSTRACT = "arXiv 1910.12308, abstract"
@@ -38,28 +40,52 @@ EXACT, COARSE, LARGE = "swarm/H=2", "swarm/H=2/8 bits", "all_reduce"
 SAMPLES = ("samples",)
 
 
+ONE_RATE = "all have one learning rate"
 CLAIMS = (
+    Claim("one node 4x slower, tuned: 8 bits take at most 0.6x the time of D-PSGD",
+          ABSTRACT, "swarm_tuned_slow4", COARSE, "dpsgd/ring", bound=0.6, tuned=True,
+          headline=True),
+    Claim("one node 4x slower, tuned: AD-PSGD takes at most 1.1x the time of Swarm",
+          "", "swarm_tuned_slow4", "ad_psgd", EXACT, bound=1.1, tuned=True, headline=True),
     Claim("SwarmSGD in 8 bits, one node 4x slower: at most 0.6x the time of D-PSGD", ABSTRACT,
-          "swarm_slow4", COARSE, "dpsgd/ring", bound=0.6, condition="all have one learning rate"),
+          "swarm_slow4", COARSE, "dpsgd/ring", bound=0.6, condition=ONE_RATE),
+    Claim("each at its best rate: 8 bits keep the accuracy to 0.3 points, 10,000 test samples",
+          ABSTRACT, "swarm_accuracy", COARSE, EXACT, ACCURACY, margin=0.003, equal=SAMPLES,
+          tuned=True, headline=True),
+    Claim("each at its best rate: 8 bits keep the accuracy of 16 to 0.3 points", "",
+          "swarm_accuracy", COARSE, "swarm/H=2/16 bits", ACCURACY, margin=0.003, equal=SAMPLES,
+          tuned=True),
+    Claim("each at its best rate: 8 bits are within 1 point of large batches",
+          ABSTRACT, "swarm_accuracy", COARSE, LARGE, ACCURACY, margin=0.01, equal=SAMPLES,
+          tuned=True, headline=True),
     Claim("SwarmSGD, 8 bits keep the accuracy to 0.3 points, 10,000 test samples", ABSTRACT,
           "swarm_gaussians", COARSE, EXACT, ACCURACY, margin=0.003, equal=SAMPLES),
     Claim("SwarmSGD, 8 bits are within 1 point of large batches, 10,000 test samples",
           ABSTRACT, "swarm_gaussians", COARSE, LARGE, ACCURACY, margin=0.01, equal=SAMPLES),
     Claim("SwarmSGD, 8 bits send half the bytes of D-PSGD", ABSTRACT, "swarm", COARSE, "dpsgd/ring",
           BYTES, 0.5, equal=SAMPLES),
+    *(
+        Claim(f"each at its best rate, to the same loss: {words} half the bytes of {rival}",
+              ABSTRACT, "swarm_tuned", ours, theirs, BYTES_THERE, 0.5, tuned=True,
+              headline=True)
+        for words, ours in (("8 bits send", COARSE), ("32 bits send", EXACT))
+        for rival, theirs in (("D-PSGD", "dpsgd/ring"), ("SGP", "sgp"))
+    ),
+    Claim("8 bits send at most 0.6x the bytes of 16", "", "swarm_accuracy", COARSE,
+          "swarm/H=2/16 bits", BYTES, 0.6, tuned=True, chosen_by=ACCURACY),
     Claim("each at its best rate: 8 bits take 10 % less time than 32", ABSTRACT, "swarm_tuned",
-          COARSE, EXACT, bound=0.9, tuned=True),
+          COARSE, EXACT, bound=0.9, tuned=True, headline=True),
     Claim("local steps matter little: H = 4 takes at most 1.1x the time of H = 2",
           "arXiv 1910.12308, experiments", "swarm_tuned", "swarm/H=4", EXACT, bound=1.1,
-          tuned=True),
+          tuned=True, headline=True),
     Claim("epochs matter: more accurate after 300 mini-batches of a node than after 75",
           "arXiv 1910.12308, experiments", "swarm_epochs", f"{EXACT}/batches=300",
-          f"{EXACT}/batches=75", ACCURACY),
+          f"{EXACT}/batches=75", ACCURACY, condition=ONE_RATE),
     Claim("a control that has to fail: within 0.3 points of 600 mini-batches after 75", "",
           "swarm_epochs", f"{EXACT}/batches=75", f"{EXACT}/batches=600", ACCURACY, margin=0.003),
     Claim("an exchange among 256 nodes takes at most 1.1x that among 8", ABSTRACT, "swarm_scale",
           {"method": "swarm/H=1", "workers": 256}, {"method": "swarm/H=1", "workers": 8}, SPENT,
-          1.1),
+          1.1, headline=True),
     Claim("processes, one of them slow: sooner than D-PSGD", ABSTRACT, "swarm_real",
           "real/8 bits", "real/dpsgd"),
     *(

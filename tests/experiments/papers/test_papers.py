@@ -1,23 +1,41 @@
 """Rows of every paper against their records, and the comparisons that rows alone cannot say."""
 
 import functools
+import re
 
 import numpy as np
 
-from experiments import publish
+from experiments import publish, stats
 from experiments.papers import s2_reducer
+from experiments.papers.base import HEADLINE
 from experiments.stats import FAILS, HOLDS, INCONCLUSIVE, arms, judge
 
 PAPERS = publish.papers()
-ROWS = [(claim, claim.record) for paper in PAPERS for claim in paper.CLAIMS]
+EVERY = [claim for paper in PAPERS for claim in paper.CLAIMS]
+ROWS = [(claim, claim.record) for claim in EVERY if publish.is_published(claim.record)]
+SWEEPS = {sweep.name: sweep for paper in PAPERS for sweep in paper.SWEEPS}
 record = functools.cache(publish.record)
 
 
 def test_names_are_used_once():
     for names in ([sweep.name for paper in PAPERS for sweep in paper.SWEEPS],
                   [paper.TITLE for paper in PAPERS],
-                  [(claim.claim, name) for claim, name in ROWS]):  # fmt: skip
+                  [(claim.claim, claim.record) for claim in EVERY]):  # fmt: skip
         assert len(names) == len(set(names))
+
+
+def test_headlines_rest_on_sweeps_of_their_tier_with_five_seeds_and_ten_hours_in_all():
+    headlines = [claim for claim in EVERY if claim.headline]
+    assert sum(s.hours for s in SWEEPS.values() if s.tier == HEADLINE) <= 10
+    for claim in headlines:
+        if (sweep := SWEEPS.get(claim.record)) is None:
+            assert claim.record.startswith("benchmarks/"), claim.claim
+            continue
+        assert sweep.tier == HEADLINE, claim.claim
+        seeds = re.search(r"--seeds=(\d+)", sweep.arguments)
+        assert seeds is None or int(seeds[1]) >= stats.FEW, claim.claim
+        searched = claim.tuned or claim.condition or claim.judge or claim.quantity in stats.COUNTED
+        assert searched or not isinstance(claim.ours, str), f"{claim.claim}: at one rate"
 
 
 def broken(found):
