@@ -5,8 +5,9 @@ import pathlib
 
 import pytest
 
-from configs import goodput, mg_wfbp
+from configs import goodput, mg_wfbp, public_jobs
 from experiments import train
+from experiments.advice import observatory
 from experiments.papers import failures
 from tests import launcher
 
@@ -84,3 +85,14 @@ def test_bad_input_is_answered_in_one_sentence(call, tmp_path, brief, flag, word
     assert code == 2 and out == ""
     assert err.startswith("error: ") and err.count("\n") == 1 and words in err, err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_gains_on_a_job_are_points_and_a_barrier_is_one():
+    config = public_jobs.get_config("mini_batches=4")
+    config.jobs = ("bytedance_st",)
+    found = public_jobs.analyse(config)
+    gains = {point["rule"]: point["gain"] for point in found.summary["points"]}
+    assert gains["barrier"] == 1.0 and 0.9 < gains["first_finisher"] < 1.1  # all are as fast
+    assert {point["runs"] for point in found.summary["points"]} == {observatory.REPEATS}
+    assert found.tables[0].columns == ["rule", "bytedance_st"]
