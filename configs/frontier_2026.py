@@ -50,6 +50,7 @@ LINKS = {  # method -> its changes
     "diloco": _local(part("local_sgd", server=OUTER)),
     "edit": _local(part("edit", server=OUTER, warmup=10)),
     "noloco": _local(part("noloco"), part("neighbour_barrier")),
+    "gasloc": _local(part("gasloc", gamma=0.7, pairs=True), part("neighbour_barrier")),
     "swarm": _local(part("swarm"), part("random_pairs"), 2),
     "streaming_diloco": _local(part("streaming_diloco", fragments=2), count=4),
     "decoupled_diloco": _local(part("decoupled_diloco", fragments=2), part("quorum_async", k=4), 4),

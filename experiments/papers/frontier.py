@@ -28,6 +28,8 @@ CLAIMS = (
           "unequal/ata", "unequal/k_batch_sync", BYTES, 0.5, tuned=True, chosen_by=SECONDS),
     Claim("one slow link: Decoupled DiLoCo takes at most .75 of the time of DiLoCo",
           "arXiv 2604.21428", NAME, "link/decoupled_diloco", "link/diloco", bound=0.75, tuned=True),
+    Claim("one slow link: GASLoC takes less time than DiLoCo", "arXiv 2606.11081", NAME,
+          "link/gasloc", "link/diloco", tuned=True),
     Claim("EDiT's penalty takes at most the time of DiLoCo", "arXiv 2412.07210", NAME,
           "usual/edit", "usual/diloco", tuned=True),
     Claim("DSGD-AC is more accurate than D-PSGD", "arXiv 2602.02899", NAME, "apart/dsgd_ac",
@@ -41,8 +43,9 @@ CLAIMS = (
     ),
 )  # fmt: skip
 LINKS = {
-    "diloco": "DiLoCo", "edit": "EDiT's penalty", "noloco": "NoLoCo", "swarm": "SwarmSGD",
-    "streaming_diloco": "Streaming DiLoCo", "decoupled_diloco": "Decoupled DiLoCo",
+    "diloco": "DiLoCo", "edit": "EDiT's penalty", "noloco": "NoLoCo", "gasloc": "GASLoC",
+    "swarm": "SwarmSGD", "streaming_diloco": "Streaming DiLoCo",
+    "decoupled_diloco": "Decoupled DiLoCo",
 }  # fmt: skip
 RULES = {
     "late/ring": "late worker: ring", "late/straggl_ar": "StragglAR", "late/k_sync": "K-sync",
