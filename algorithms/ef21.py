@@ -18,8 +18,23 @@ change, however large they are and however much they differ between workers. So 
 coarse as top-1 reaches the optimum at a constant rate. Where only K of P workers deliver, the
 others' h_i stay in G. So does the old h_i of a worker that begins anew from h_i = 0 after the death
 of its process: from then on G is off by h_i / P, a lasting bias.
+
+With `broadcast` the way back is compressed as well: the server steps on a model X of its own, and
+the workers hold W, at which they take gradients. EF21-Muon is `ef21_sgdm` with a server that moves
+along -U V^T of G = U S V^T, which is Muon without momentum (K. Gruntkowska, A. Gaponov, Z.
+Tovmasyan, P. Richtarik, *Error Feedback for Muon and Friends*, arXiv 2510.00643; formulas read in
+the transcription https://junaidaliop.github.io/zij/math/ef21muon/, whose beta is eta here):
+
+    X <- X - lr U V^T                       of the server, or any optimizer's step along G
+    S <- C'(X - W)
+    W <- W + S                              of the server and of all workers
+
+An update begins with the workers' part, from h_i = 0, and there with the server's. W is what is
+evaluated. Only a server to whom workers push sends S, in place of its whole model: workers that
+receive all c_i find X and S by themselves.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -80,15 +95,54 @@ def add_up() -> optax.GradientTransformation:
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+class Behind(NamedTuple):
+    """State of a server whose workers hold a model W that follows its own."""
+
+    update: jax.Array  # [] int32, steps so far
+    model: Any  # X, shapes of the parameters
+    optimizer: Any
+
+
+def step_ahead(
+    optimizer: optax.GradientTransformation, broadcast: Reducer
+) -> optax.GradientTransformationExtraArgs:
+    """Step on X with `optimizer`, and let the parameters, W, follow by what the codec writes."""
+    optimizer, codec = optax.with_extra_args_support(optimizer), broadcast.encoder
+
+    def init_fn(params):
+        model = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
+        return Behind(jnp.int32(0), model, optimizer.init(model))
+
+    def update_fn(updates, state, params, **extra):
+        step, inner = optimizer.update(updates, state.optimizer, state.model, **extra)
+        model = optax.apply_updates(state.model, step)
+        leaves, structure = jax.tree.flatten(params)
+        drawn = jax.random.fold_in(jax.random.key(0), state.update)
+        shifts = []
+        for index, (w, x) in enumerate(zip(leaves, jax.tree.leaves(model), strict=True)):
+            ahead = jnp.float32(x).ravel() - jnp.float32(w).ravel()
+            message = codec.encode(ahead, jax.random.fold_in(drawn, index))
+            shift = codec.decode(message, ahead.size).reshape(w.shape)
+            shifts.append(shift.astype(w.dtype))
+        return jax.tree.unflatten(structure, shifts), Behind(state.update + 1, model, inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
 def ef21(
-    optimizer: optax.GradientTransformation, workers: int, *, exchange: Reducer | None = None
+    optimizer: optax.GradientTransformation,
+    workers: int,
+    *,
+    exchange: Reducer | None = None,
+    broadcast: Reducer | None = None,
 ) -> Algorithm:
     """Let `optimizer` take a step along the mean of all workers' estimates.
 
     exchange: reducer of the changes of every parameter, see `algorithms.reducers`; None:
-    top_k(ratio=0.01). It keeps nothing of omitted entries: no error_feedback(...).
+    top_k(ratio=0.01). It keeps nothing of omitted entries: no error_feedback(...). broadcast:
+    codec of the server's way back, as top_k(ratio=0.1); None: its model, as it is.
     """
-    return _estimated("ef21", optimizer, workers, 1.0, exchange)
+    return _estimated("ef21", optimizer, workers, 1.0, exchange, broadcast)
 
 
 def ef21_sgdm(
@@ -97,14 +151,18 @@ def ef21_sgdm(
     *,
     eta: float = 0.1,
     exchange: Reducer | None = None,
+    broadcast: Reducer | None = None,
 ) -> Algorithm:
-    """Apply EF21 to every worker's momentum, which small batches need."""
+    """Apply EF21 to every worker's momentum, which small batches need.
+
+    With muon(beta=0, nesterov=false) as optimizer and a `broadcast` it is EF21-Muon.
+    """
     if not 0 < eta <= 1:
         raise ValueError(f"ef21_sgdm: needs 0 < eta <= 1, got {eta}; 1 is EF21, 0.1 is usual")
-    return _estimated("ef21_sgdm", optimizer, workers, eta, exchange)
+    return _estimated("ef21_sgdm", optimizer, workers, eta, exchange, broadcast)
 
 
-def _estimated(name, optimizer, workers, eta, exchange) -> Algorithm:
+def _estimated(name, optimizer, workers, eta, exchange, broadcast) -> Algorithm:
     inner = reducers.top_k() if exchange is None else exchange
     if reducers.remembers(inner):
         raise ValueError(
@@ -113,6 +171,30 @@ def _estimated(name, optimizer, workers, eta, exchange) -> Algorithm:
         )
     reducers.refuse_amplified(name, inner)
     reducer = with_estimates(inner, eta, workers)
+    if broadcast is not None:
+        optimizer = step_ahead(optimizer, _writes_alone(name, broadcast))
     summing = optax.chain(add_up(), optimizer)
     method = compressed(name, summing, lambda path, leaf: reducer, weighting="equal")
-    return method._replace(needs=method.needs._replace(workers=workers))
+    method = method._replace(needs=method.needs._replace(workers=workers))
+    return method if broadcast is None else method._replace(messages=_answered(method, broadcast))
+
+
+def _writes_alone(name, broadcast: Reducer) -> Reducer:
+    if broadcast.encoder is None:
+        raise ValueError(
+            f"{name}: broadcast={broadcast.name} writes no message of one sender; take top_k, "
+            "chunked_top_k, quantise, natural, sign or a codec of few bits, without a memory"
+        )
+    return broadcast
+
+
+def _answered(method: Algorithm, broadcast: Reducer):
+    """Return the method's messages, with S as the answer to a push."""
+
+    def messages(params, workers, row):
+        sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
+        answer = sum(broadcast.encoder.payload_bytes(size) for size in sizes if size)
+        first, *others = method.messages(params, workers, row)
+        return (first._replace(answer=answer), *others)
+
+    return messages

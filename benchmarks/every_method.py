@@ -123,6 +123,7 @@ METHODS = {
     "ef21": ("ef21(exchange=top_k(ratio=0.4))", {}),
     "ef21/int8": ("ef21(exchange=int8(bucket=2))", {}),
     "ef21_sgdm": ("ef21_sgdm(exchange=top_k(ratio=0.4))", SGD),
+    "ef21/broadcast": ("ef21(exchange=top_k(ratio=0.4), broadcast=top_k(ratio=0.6))", {}),
     "ef_sign": ("ef_sign", SGD),
     "int8_all_reduce": ("int8_all_reduce", {}),
     "all_reduce/fp8": ("all_reduce(exchange=fp8(format=e5m2))", {}),

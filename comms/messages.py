@@ -41,6 +41,7 @@ class Payload(NamedTuple):
     late: int = 0  # updates that are made before workers wait for it
     others: bool = False  # without the last worker, for whom it does not wait
     encoded: bool = False  # needs time for encoding and decoding
+    answer: int | None = None  # of a server to whom it is pushed; None: the whole model
 
     @property
     def size(self) -> int:
@@ -266,15 +267,18 @@ def push_seconds(
 
     Every worker has a link of its own to the server, which serves any number of them at once. An
     update is made at the k-th end of computing and does not wait for the bytes of pushes; every
-    worker waits for its own before it begins another contribution.
+    worker waits for its own before it begins another contribution. Answers that replace the model
+    go to all workers after every update: a worker waits for one, and earlier ones have arrived.
     """
     everyone = np.arange(workers)
-    back = network.seconds(cost.payload_bytes(params), everyone, everyone)
+    model = cost.payload_bytes(params)
 
     @functools.cache
     def of_stage(stage: int) -> np.ndarray:
         payloads = method.messages(params, workers, Row(stage, pushed=True))
         pushed = sum(payload.size for payload in payloads)
+        answers = [payload.answer for payload in payloads if payload.answer is not None]
+        back = network.seconds(sum(answers) if answers else model, everyone, everyone)
         return back + network.seconds(pushed, everyone, everyone)
 
     return lambda update: of_stage(min(update, method.settled))

@@ -338,6 +338,7 @@ def _built_parts(names: Collection[str], written: dict, seed: int, graph: nx.Gra
 
     built = {
         "exchange": lambda part: REDUCER.build(part, seed=seed),
+        "broadcast": lambda part: REDUCER._replace(name="broadcast").build(part, seed=seed),
         "server": lambda part: optimizers.build(part, "algorithm.server"),
         "mixing_matrix": mixing_matrix,
     }
@@ -388,7 +389,7 @@ def alike(config: ConfigDict) -> str | None:
         del shared[name]
     if not config.algorithm.get("by_seconds"):
         del shared["communication"]  # else weights follow from it, which are constants
-    drawing = "exchange" in config.algorithm  # a reducer that may draw by itself
+    drawing = {"exchange", "broadcast"} & {*config.algorithm}  # codecs that may draw alone
     if not (drawing or METHOD.wants(config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as of which hashes sketch
     if optimizers.rate_is_data(config.optimizer):

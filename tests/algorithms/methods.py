@@ -88,6 +88,9 @@ METHODS = BATTERY | {
     "natural_compression": lambda: use.natural_compression(momentum()),
     "ef21": lambda: use.ef21(momentum(0.01), N, exchange=by.top_k(0.4)),
     "ef21_sgdm": lambda: use.ef21_sgdm(scale_by_samples(0.02), N, exchange=by.top_k(0.4)),
+    "ef21/broadcast": lambda: use.ef21(
+        momentum(0.01), N, exchange=by.top_k(0.4), broadcast=by.top_k(0.6)
+    ),
     "ef_sign": lambda: use.ef_sign(scale_by_samples(0.05)),
     "int8_all_reduce": lambda: use.int8_all_reduce(momentum()),
     "all_reduce/ring of int8": lambda: use.all_reduce(momentum(), exchange=by.ring(by.int8())),

@@ -75,6 +75,7 @@ ROWS = [
     (lambda: use.easgd(SGD, N, beta=1.5), r"easgd: needs 0 < beta <= 1, got 1\.5"),
     (lambda: use.ef21(SGD, N, exchange=by.error_feedback(by.top_k())),
      "ef21: error_feedback keeps a memory of what was not"),
+    (lambda: use.ef21(SGD, N, broadcast=by.random_k(0.1)), "broadcast=random_k writes no message"),
     (lambda: use.ef21_sgdm(SGD, N, eta=0), "ef21_sgdm: needs 0 < eta <= 1, got 0"),
     (lambda: refuse(use.ef21(SGD, N), N + 1, Turnout()), "built for 8 workers, but 9 trai"),
     (lambda: use.noloco(SGD, RING, gamma=0), "noloco: needs gamma > 0, got 0"),
