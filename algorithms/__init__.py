@@ -31,6 +31,7 @@ ALGORITHMS = Registry({
     "inverse_staleness": "algorithms.stale:inverse_staleness",
     "krum": "algorithms.robust:krum",
     "local_sgd": "algorithms.local_sgd:local_sgd",
+    "loscar_sgd": "algorithms.loscar_sgd:loscar_sgd",
     "matcha": "algorithms.matcha:matcha",
     "mg_wfbp": "algorithms.mg_wfbp:mg_wfbp",
     "natural_compression": "algorithms.compressed_sgd:natural_compression",

@@ -34,7 +34,6 @@ evaluated. Only a server to whom workers push sends S, in place of its whole mod
 receive all c_i find X and S by themselves.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -110,21 +109,20 @@ def step_ahead(
     optimizer, codec = optax.with_extra_args_support(optimizer), broadcast.encoder
 
     def init_fn(params):
-        model = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
-        return Behind(jnp.int32(0), model, optimizer.init(model))
+        return Behind(jnp.int32(0), jax.tree.map(jnp.array, params), optimizer.init(params))
 
     def update_fn(updates, state, params, **extra):
         step, inner = optimizer.update(updates, state.optimizer, state.model, **extra)
         model = optax.apply_updates(state.model, step)
-        leaves, structure = jax.tree.flatten(params)
-        drawn = jax.random.fold_in(jax.random.key(0), state.update)
-        shifts = []
-        for index, (w, x) in enumerate(zip(leaves, jax.tree.leaves(model), strict=True)):
-            ahead = jnp.float32(x).ravel() - jnp.float32(w).ravel()
-            message = codec.encode(ahead, jax.random.fold_in(drawn, index))
-            shift = codec.decode(message, ahead.size).reshape(w.shape)
-            shifts.append(shift.astype(w.dtype))
-        return jax.tree.unflatten(structure, shifts), Behind(state.update + 1, model, inner)
+
+        def shift(x, w, key):
+            message = codec.encode((x - w).astype(jnp.float32).ravel(), key)
+            return codec.decode(message, w.size).reshape(w.shape).astype(w.dtype)
+
+        key = jax.random.fold_in(jax.random.key(0), state.update)
+        keys = optax.tree.split_key_like(key, params)
+        shifts = jax.tree.map(shift, model, params, keys)
+        return shifts, Behind(state.update + 1, model, inner)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -172,29 +170,21 @@ def _estimated(name, optimizer, workers, eta, exchange, broadcast) -> Algorithm:
     reducers.refuse_amplified(name, inner)
     reducer = with_estimates(inner, eta, workers)
     if broadcast is not None:
-        optimizer = step_ahead(optimizer, _writes_alone(name, broadcast))
+        if broadcast.encoder is None:
+            raise ValueError(
+                f"{name}: broadcast={broadcast.name} writes no message of one sender; take top_k, "
+                "sign or another codec without a memory"
+            )
+        optimizer = step_ahead(optimizer, broadcast)
     summing = optax.chain(add_up(), optimizer)
     method = compressed(name, summing, lambda path, leaf: reducer, weighting="equal")
-    method = method._replace(needs=method.needs._replace(workers=workers))
-    return method if broadcast is None else method._replace(messages=_answered(method, broadcast))
-
-
-def _writes_alone(name, broadcast: Reducer) -> Reducer:
-    if broadcast.encoder is None:
-        raise ValueError(
-            f"{name}: broadcast={broadcast.name} writes no message of one sender; take top_k, "
-            "chunked_top_k, quantise, natural, sign or a codec of few bits, without a memory"
-        )
-    return broadcast
-
-
-def _answered(method: Algorithm, broadcast: Reducer):
-    """Return the method's messages, with S as the answer to a push."""
 
     def messages(params, workers, row):
-        sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
-        answer = sum(broadcast.encoder.payload_bytes(size) for size in sizes if size)
         first, *others = method.messages(params, workers, row)
-        return (first._replace(answer=answer), *others)
+        sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+        if broadcast is not None:
+            first = first._replace(answer=sum(map(broadcast.encoder.payload_bytes, sizes)))
+        return (first, *others)
 
-    return messages
+    needs = method.needs._replace(workers=workers)
+    return method._replace(needs=needs, messages=messages)

@@ -80,6 +80,7 @@ METHODS = {
     "streaming_diloco/4 bits": (
         "streaming_diloco(fragments=2, overlap=0, alpha=0.0, exchange=quantise(bits=4))",
         {}),
+    "loscar_sgd": ("loscar_sgd(ratio=0.4, every=3)", {}),
     "decoupled_diloco": ("decoupled_diloco(fragments=3)", {}),
     "decoupled_diloco/mean": ("decoupled_diloco(fragments=2, alpha=0.5, average=mean)", {}),
     "decoupled_diloco/4 bits": ("decoupled_diloco(fragments=2, exchange=quantise(bits=4))", {}),

@@ -68,6 +68,7 @@ METHODS = BATTERY | {
     "edit": lambda: use.edit(momentum(0.01), warmup=3, clip=0.5),
     "dsgd_ac": lambda: use.dsgd_ac(momentum(), topology.ring(N), samples=600),
     "streaming_diloco": lambda: use.streaming_diloco(momentum(0.01), fragments=3, overlap=2),
+    "loscar_sgd": lambda: use.loscar_sgd(momentum(0.01), N, ratio=0.4, every=3),
     "decoupled_diloco": lambda: use.decoupled_diloco(momentum(0.01), fragments=3),
     "sparse_loco": lambda: use.sparse_loco(momentum(0.01), chunk=4, k=2, bits=4),
     "demo": lambda: use.demo(scale_by_samples(0.001), chunk=4, k=2, decay=0.9),

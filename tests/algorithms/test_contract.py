@@ -44,6 +44,7 @@ SENDERS = (
     *("powersgd", "sparse_all_gather", "dpsgd", "choco_sgd", "qsgd", "int8_all_reduce"),
     *("sketched_sgd", "streaming_diloco", "sparse_loco", "demo", "local_sgd/lists", "mg_wfbp/ring"),
     *("s2_reducer/too small", "sparcml/too small", "omnireduce/too small", "parallax/too small"),
+    "loscar_sgd",
     *("all_reduce/straggl_ar", "all_reduce/halving", "gradient_tracking", "async_diloco"),
     *("gasloc", "gasloc/pairs"),
     "all_reduce/ring of int8",

@@ -72,6 +72,8 @@ ROWS = [
     (lambda: use.streaming_diloco(SGD, fragments=2, overlap=2), "overlap < fragments, got 2 and 2"),
     (lambda: use.streaming_diloco(SGD, alpha=1), "needs 0 <= alpha < 1, got 1"),
     (lambda: run(use.streaming_diloco(SGD), "k_async", k=2), "all workers send the same fragment"),
+    (lambda: use.loscar_sgd(SGD, N, every=2, overlap=3), "0 <= overlap <= every, got 2 and 3"),
+    (lambda: refuse(use.loscar_sgd(SGD, N), N, SOME), "all workers send the same coordinates"),
     (lambda: use.easgd(SGD, N, beta=1.5), r"easgd: needs 0 < beta <= 1, got 1\.5"),
     (lambda: use.ef21(SGD, N, exchange=by.error_feedback(by.top_k())),
      "ef21: error_feedback keeps a memory of what was not"),

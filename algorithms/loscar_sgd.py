@@ -1,0 +1,114 @@
+"""LOSCAR-SGD: random coordinates are averaged behind local steps, which stay in.
+
+Y. Maziane, A. Mahran, A. Maranjyan, P. Richtarik, *LOSCAR-SGD: Local SGD with Communication-
+Computation Overlap and Delay-Corrected Sparse Model Averaging*, arXiv 2605.20866; formulas read in
+the transcription https://junaidaliop.github.io/zij/math/loscarsgd/. Worker i makes N_i local steps
+from x_i to y_i, and Q_i more to z_i while K coordinates of y_i travel, S of the d at random and the
+same for all:
+
+    m   <- mean_i y_i               on S
+    x_i <- m + (z_i - y_i)          on S
+    x_i <- z_i                      elsewhere
+
+Taking m alone on S would undo the Q_i steps there. With K = d and Q_i = 0 this is local SGD.
+Streaming DiLoCo draws the workers' models to a server's; here is no server, and no outer step.
+
+N_i and Q_i are the mini-batches that a worker finishes in `every - overlap` and in `overlap` rounds
+of a waiting rule. All workers count, idle ones with earlier steps. S, one coordinate out of each of
+K equal stretches behind a random start, follows from the seed: only values are sent.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms.base import AXIS, Algorithm, Needs
+from algorithms.links import Links, given
+from algorithms.reducers import check_ratio
+from comms import sparse
+from comms.collectives import weighted_mean
+from comms.lattice import ravel_floats
+from comms.messages import Payload
+
+
+def entries(params, ratio: float) -> int:
+    """Return K, a share of all float entries."""
+    floating = (x.size for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
+    return max(1, round(ratio * sum(floating)))
+
+
+def average_behind_steps(
+    ratio: float, every: int, overlap: int, seed: int
+) -> optax.GradientTransformationExtraArgs:
+    """Average random coordinates of active rounds, and correct by it `overlap` rounds later."""
+
+    def init_fn(params):
+        return jnp.zeros(entries(jax.tree.map(jnp.asarray, params), ratio))  # m - y_i on S
+
+    def update_fn(updates, state, params, *, version, active=None, weight=None, **extra):
+        del extra
+        model, restore = ravel_floats(jax.tree.map(jnp.subtract, params, updates))
+
+        def coordinates(sent):
+            key = jax.random.fold_in(jax.random.key(seed), jnp.asarray(sent, jnp.int32))
+            return sparse.random_indices(model.size, state.size, key)
+
+        def corrected(model, correction):
+            arrives = (version + 1) % every == 0
+            return model.at[coordinates(version - overlap)].add(jnp.where(arrives, correction, 0))
+
+        def send(model):
+            own = model[coordinates(version)]
+            return weighted_mean(own, weight, AXIS) - own
+
+        if overlap:
+            model = corrected(model, state)
+        state = jax.lax.cond(given(active).any(), send, lambda model: state, model)
+        if not overlap:
+            model = corrected(model, state)
+        return jax.tree.map(jnp.subtract, restore(model), params), state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def loscar_sgd(
+    optimizer: optax.GradientTransformation,
+    workers: int,
+    *,
+    ratio: float = 0.1,
+    every: int = 2,
+    overlap: int = 1,
+    seed: int = 0,
+) -> Algorithm:
+    """Step locally with `optimizer`, and average random coordinates behind the steps.
+
+    ratio: K / d. every: rounds from one average to the next. overlap: rounds that a message has
+    time for, at most every; 0 waits for it. seed: of the coordinates. Every update needs all
+    workers: a rule in rounds, of which `neighbour_barrier` waits only where something is sent.
+    """
+    check_ratio("loscar_sgd", ratio)
+    if not 0 <= overlap <= every or every < 1:
+        raise ValueError(
+            f"loscar_sgd: needs every >= 1 and 0 <= overlap <= every, got {every} and {overlap}; "
+            "a message arrives before the next one leaves"
+        )
+    # Everybody hears all others, in the same rounds.
+    partners = (np.arange(workers) + np.arange(1, max(workers, 2))[:, None]) % workers
+
+    def active(first: int, count: int) -> np.ndarray:
+        sends = (np.arange(first, first + count) + 1 + overlap) % every == 0
+        return np.repeat(sends[:, None], len(partners), axis=1)
+
+    def messages(params, workers, row):
+        sends = row.active is None or row.active.any()
+        return (Payload((4 * entries(params, ratio) if sends else 0,), late=overlap),)  # float32
+
+    return Algorithm(
+        work=optimizer,
+        exchange=average_behind_steps(ratio, every, overlap, seed),
+        messages=messages,
+        links=Links(partners, active, directed=True, period=every),
+        weight=lambda batches: jnp.ones_like(batches, jnp.float32),  # who is idle brings its past
+        needs=Needs("all workers send the same coordinates", workers=workers),
+    )

@@ -1,0 +1,101 @@
+"""LOSCAR-SGD by hand, with workers that make unequal numbers of local steps, or none."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import algorithms as use
+from comms import cost, sparse
+from comms.messages import exchange_transfers, sent_bytes
+from stragglers import delays
+from tests import planned
+from tests.algorithms import quadratics
+from tests.algorithms.quadratics import CENTRE, CURVATURE, D, N
+from tests.marks import slow
+
+RATE, H, K, SEED = 0.05, 2, 2, 7
+LAW = delays.exponential(1.0)
+PARAMS = {"w": np.zeros((100, 60), np.float32), "b": np.zeros(40, np.float32)}
+
+
+def by_hand(batches, every, overlap, corrected=True):
+    """Return the workers' models; S of a round as the seed draws it, all else in NumPy."""
+    x, drawn = np.zeros((N, D)), np.asarray(_drawn(np.arange(len(batches))))
+    for t in range(0, len(batches), every):
+        cut = t + every - overlap
+        y = _stepped(x, batches[t:cut])
+        x = _stepped(y, batches[cut : t + every])
+        if cut == 0 or len(batches) < t + every:
+            continue  # nothing is sent before the first round, or has arrived yet
+        S = drawn[cut - 1]
+        assert len(set(S.tolist())) == K
+        x[:, S] = y.mean(0)[S] + (x[:, S] - y[:, S] if corrected else 0)
+    return x
+
+
+@jax.jit
+@jax.vmap
+def _drawn(t):
+    return sparse.random_indices(D, K, jax.random.fold_in(jax.random.key(SEED), t))
+
+
+def _stepped(x, batches):
+    kept = (1 - RATE * CURVATURE.astype(float)) ** batches.sum(0)[:, None]
+    return CENTRE + kept * (x - CENTRE)
+
+
+@pytest.mark.parametrize(("every", "overlap"), [(3, 1), slow(2, 2), slow(1, 0), slow(4, 3)])
+def test_rounds_by_hand(every, overlap):
+    method = use.loscar_sgd(
+        optax.sgd(RATE), N, ratio=K / D, every=every, overlap=overlap, seed=SEED
+    )
+    options = {"mini_batches": H, "leftovers": "drop", "in_flight": "cut"}
+    found, schedule = quadratics.simulated(method, "first_finisher", LAW, 23, **options)
+    assert schedule.batches.min() == 0 < schedule.batches.max() == H
+    expected = by_hand(schedule.batches, every, overlap)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    overwritten = by_hand(schedule.batches, every, overlap, corrected=False)
+    assert (np.abs(overwritten - expected).max() > 0.01) == (overlap > 0)
+
+
+def test_of_all_coordinates_without_overlap_it_is_local_sgd():
+    whole = use.loscar_sgd(optax.sgd(RATE), N, ratio=1.0, every=1, overlap=0)
+    found, _ = quadratics.simulated(whole, "barrier", LAW, 9, mini_batches=H)
+    expected, _ = quadratics.simulated(
+        use.local_sgd(optax.sgd(RATE)), "barrier", LAW, 9, mini_batches=H
+    )
+    np.testing.assert_allclose(found, np.tile(expected, (N, 1)), rtol=1e-5, atol=1e-6)
+
+
+def test_only_values_travel_once_in_every_rounds():
+    method = use.loscar_sgd(optax.sgd(RATE), N, ratio=0.1, every=3, overlap=1)
+    schedule = planned.plan("barrier", delays.deterministic(1.0), N, 6, links=method.links)
+    once = cost.ring_all_reduce_bytes(4 * 604, N, 4)
+    np.testing.assert_allclose(sent_bytes(method, PARAMS, schedule), [0, once, 0] * 2)
+
+
+@pytest.mark.parametrize(("overlap", "seconds"), [(0, 30 + 15), (1, 30 + 1)])
+def test_a_message_hides_behind_the_steps_that_go_on(overlap, seconds):
+    """30 rounds of a second; 15 messages, each of which takes a second."""
+    method = use.loscar_sgd(optax.sgd(RATE), N, every=2, overlap=overlap)
+    row = next(t for t in range(2) if method.links.active(t, 1).any())
+    network = cost.uniform_network(0.0, 1.0, workers=N)
+    (whole,) = exchange_transfers(method, PARAMS, N, network)(row)
+    network = cost.uniform_network(0.0, whole.seconds, workers=N)
+    transfers = exchange_transfers(method, PARAMS, N, network)
+    assert transfers(row)[0].seconds == pytest.approx(1) and transfers(row)[0].late == overlap
+    assert transfers(row + 1)[0].seconds == 0
+    own = {"communication": transfers, "links": method.links}
+    schedule = planned.plan("barrier", delays.deterministic(1.0), N, 30, **own)
+    assert schedule.time[-1] == pytest.approx(seconds, abs=1 + 1e-6)
+    assert (schedule.time[-1] > 44) == (overlap == 0)
+
+
+def test_workers_wait_for_each_other_only_where_something_is_sent():
+    method = use.loscar_sgd(optax.sgd(RATE), N, every=5, overlap=0)
+    own, all_of_them = (
+        planned.plan(wait, LAW, N, 20, links=method.links).time[-1]
+        for wait in ("neighbour_barrier", "barrier")
+    )
+    assert own < 0.8 * all_of_them
