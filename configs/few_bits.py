@@ -3,7 +3,8 @@
 Eight workers train an MLP on points of ten overlapping classes, which it cannot learn by heart. A
 sum of codes is sent in two phases: each value is rounded once by its worker and once as part of the
 sum. Fewer bits are compared with 16 (S. Agarwal et al., arXiv 2407.01378); `feedback` adds what was
-lost to the next gradient.
+lost to the next gradient. Muon in bfloat16 is the floor of EF21-Muon, which sends a tenth of all
+entries to a server and back.
 
     --config=configs/few_bits.py --sweep --seeds=5 --together
 """
@@ -29,6 +30,23 @@ CODECS = {
     "int4_feedback": part("error_feedback", part("int4")),
     "mxfp4_feedback": part("error_feedback", part("mxfp4")),
     "sign": part("sign"),  # a control: one bit, and what is lost is not added again
+}
+TENTH = part("top_k", ratio=0.1)
+EF21 = {  # by a server, both ways
+    "algorithm": part("ef21_sgdm", eta=0.1, exchange=TENTH, broadcast=TENTH),
+    "wait": part("k_sync", k=WORKERS),
+}
+
+
+def _muon(beta: float) -> dict:
+    schedule = part("cosine", samples=UPDATES * WORKERS * BATCH)
+    return {"optimizer": part("muon", beta=beta, nesterov=False, schedule=schedule)}
+
+
+OTHERS = {  # group -> its changes, its rates
+    "muon": (_muon(0.9), (0.01, 0.02, 0.04, 0.08, 0.16)),  # sums in bf16
+    "ef21_muon": (EF21 | _muon(0.0), (0.01, 0.02, 0.04, 0.08, 0.16)),
+    "ef21_sgdm": (EF21 | {"optimizer.decay": 0.0}, (0.4, 0.8, 1.6, 3.2)),
 }
 
 
@@ -60,6 +78,8 @@ def sweep() -> Iterator[tuple[str, dict]]:
     for name, codec in CODECS.items():
         exchange = {} if codec is None else {"exchange": codec}
         yield from base.at_rates(name, {"algorithm": part("all_reduce", **exchange)}, RATES)
+    for name, (changes, rates) in OTHERS.items():
+        yield from base.at_rates(name, changes, rates)
 
 
 claims = papers.claims("frontier", "few_bits")

@@ -30,6 +30,10 @@ CLAIMS = (
           "arXiv 2604.21428", NAME, "link/decoupled_diloco", "link/diloco", bound=0.75, tuned=True),
     Claim("one slow link: GASLoC takes less time than DiLoCo", "arXiv 2606.11081", NAME,
           "link/gasloc", "link/diloco", tuned=True),
+    Claim("one slow link: LOSCAR-SGD takes less time than DiLoCo", "arXiv 2605.20866", NAME,
+          "link/loscar", "link/diloco", tuned=True),
+    Claim("one slow link: LOSCAR-SGD takes at most the time of Streaming DiLoCo", "", NAME,
+          "link/loscar", "link/streaming_diloco", tuned=True),
     Claim("EDiT's penalty takes at most the time of DiLoCo", "arXiv 2412.07210", NAME,
           "usual/edit", "usual/diloco", tuned=True),
     Claim("DSGD-AC is more accurate than D-PSGD", "arXiv 2602.02899", NAME, "apart/dsgd_ac",
@@ -41,10 +45,14 @@ CLAIMS = (
               tuned=True, equal=("updates",))
         for codec, label in [*CODECS.items()][2:]
     ),
+    Claim("EF21-Muon, a tenth of all entries both ways: at most 1 % more loss than Muon in bf16",
+          "arXiv 2510.00643", BITS, "ef21_muon", "muon", END, 1.01, tuned=True, equal=("updates",)),
+    Claim("EF21-Muon ends lower in loss than EF21-SGDM with the same messages", "arXiv 2510.00643",
+          BITS, "ef21_muon", "ef21_sgdm", END, tuned=True, equal=("updates",)),
 )  # fmt: skip
 LINKS = {
     "diloco": "DiLoCo", "edit": "EDiT's penalty", "noloco": "NoLoCo", "gasloc": "GASLoC",
-    "swarm": "SwarmSGD", "streaming_diloco": "Streaming DiLoCo",
+    "swarm": "SwarmSGD", "streaming_diloco": "Streaming DiLoCo", "loscar": "LOSCAR-SGD",
     "decoupled_diloco": "Decoupled DiLoCo",
 }  # fmt: skip
 RULES = {
