@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from tests.refusals import refused
+
 import algorithms as use
 from algorithms import reducers as by
 from algorithms.links import Links, in_turn
@@ -37,7 +39,7 @@ def run(method, wait, **options):
     return quadratics.simulated(method, wait, LAW, 4, **options)
 
 
-ROWS = [
+test_what_makes_no_sense_is_refused = refused(
     (lambda: use.s2_reducer(SGD, sparse=()), "no parameter is said to be row-sparse"),
     (lambda: use.s2_reducer(SGD, ratio=0.5, budget=3), "both size it"),
     (lambda: use.s2_reducer(SGD, rows=0), "needs 1 row of a sketch or more, got 0"),
@@ -134,31 +136,26 @@ ROWS = [
      "all_reduce: collective='ring' is for a plain mean"),
     (lambda: use.local_sgd(SGD, server=SGD, server_momentum=0.9),
      "server_momentum=0.9 are for the server that averages"),
-]  # fmt: skip
+)  # fmt: skip
 
 
-def test_what_makes_no_sense_is_refused():
-    for build, words in ROWS:
-        with pytest.raises(ValueError, match=words):
-            build()
+def test_a_method_without_memory_lets_workers_be_left_out():
     refuse(use.s2_reducer(SGD), N, SOME)
 
 
-CONFIGS = {
-    "local_sgd(exchange=top)": "exchange: unknown name 'top'; did you mean 'top_k'",
-    "local_sgd(exchange=chain(top_k(share=0.1)))": "unknown parameter 'share'",
-    "local_sgd(exchange=chain(0.1))": "cannot read the part",
-    "local_sgd(exchange=top_k(sign))": "exchange 'top_k': is not made of other parts",
-    "local_sgd(server=adam)": "algorithm.server: learning_rate must be a number",
-    "dpsgd(exchange=top_k)": "algorithm 'dpsgd': unknown parameter 'exchange'",
-}
+test_parts_of_a_config_that_do_not_fit_are_explained = refused(
+    ("local_sgd(exchange=top)", "exchange: unknown name 'top'; did you mean 'top_k'"),
+    ("local_sgd(exchange=chain(top_k(share=0.1)))", "unknown parameter 'share'"),
+    ("local_sgd(exchange=chain(0.1))", "cannot read the part"),
+    ("local_sgd(exchange=top_k(sign))", "exchange 'top_k': is not made of other parts"),
+    ("local_sgd(server=adam)", "algorithm.server: learning_rate must be a number"),
+    ("dpsgd(exchange=top_k)", "algorithm 'dpsgd': unknown parameter 'exchange'"),
+    by=lambda algorithm: prepare.prepare(
+        sweep.override(nonblocking.get_config("workers=4"), {"algorithm": algorithm})
+    ),
+)
 
 
-def test_parts_of_a_config_that_do_not_fit_are_explained():
-    config = nonblocking.get_config("workers=4")
-    for algorithm, words in CONFIGS.items():
-        with pytest.raises(ValueError, match=words):
-            prepare.prepare(sweep.override(config, {"algorithm": algorithm}))
 
 
 WEIGHED = [use.dpsgd, use.gradient_tracking, use.exact_diffusion, use.qg_dsgdm, use.decentlam,

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.refusals import refused
+
 from comms import buckets, collectives, cost
 from comms.buckets import bucketed_weighted_mean
 from comms.iteration import googlenet
@@ -164,20 +166,18 @@ def test_traces_that_make_no_sense_are_refused(sizes, ready, words):
             planner(sizes, ready, cost.AlphaBeta(1.0, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("cost", "words"),
-    [
-        (lambda payload: -1.0, "gave -1.0 s; it must be finite and 0 or more"),
-        (lambda payload: np.where(np.asarray(payload) > 3, np.inf, 1.0), "gave inf s"),
-        (lambda payload: 1.0 if payload > 3 else 2.0, "write it with NumPy"),
-    ],
+test_costs_and_buckets_that_make_no_sense_are_refused = refused(
+    (lambda payload: -1.0, "gave -1.0 s; it must be finite and 0 or more"),
+    (lambda payload: np.where(np.asarray(payload) > 3, np.inf, 1.0), "gave inf s"),
+    (lambda payload: 1.0 if payload > 3 else 2.0, "write it with NumPy"),
+    by=lambda cost: buckets.optimal([1, 2, 3], [1, 2, 3], cost),
 )
-def test_costs_and_buckets_that_make_no_sense_are_refused(cost, words):
-    with pytest.raises(ValueError, match=words):
-        buckets.optimal([1, 2, 3], [1, 2, 3], cost)
-    for groups in ([[0], [2]], [[1], [0], [2]], [[0, 1, 2], []], [[0, 1, 1, 2]], []):
-        with pytest.raises(ValueError, match="are not the 3 layers in order"):
-            buckets.evaluate(groups, [1, 1, 1], [1, 2, 3], lambda payload: 1.0)
+test_groups_of_other_layers_are_refused = refused(
+    *((groups, "are not the 3 layers in order") for groups in (
+        [[0], [2]], [[1], [0], [2]], [[0, 1, 2], []], [[0, 1, 1, 2]], [],
+    )),
+    by=lambda groups: buckets.evaluate(groups, [1, 1, 1], [1, 2, 3], lambda payload: 1.0),
+)  # fmt: skip
 
 
 # --- means in buckets ---

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.refusals import refused
+
 from comms import lattice
 from tests.comms import host_lattice
 
@@ -220,21 +222,15 @@ def test_floats_of_a_tree_travel_as_one_vector():
     assert lattice.ravel_floats({"count": jnp.int32(1)})[0].shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: encode(np.ones(3), 0.1, 17), "17 bits a coordinate; set an integer"),
-        (lambda: lattice.side_for(0.1, 1), "1 bits a coordinate"),
-        (lambda: lattice.payload_bytes(10, 2.5), "2.5 bits a coordinate"),
-        (lambda: encode(np.ones((2, 3)), 0.1, 8), r"shape \(2, 3\); flatten it"),
-        (lambda: encode(np.ones(3), np.ones(2), 8), r"\(2,\) for 1 buckets"),
-        (lambda: lattice.buckets(3, 0), "holds no coordinate"),
-        (
-            lambda: decode(encode(np.ones(3), 0.1, 8)[0], np.ones(33), 8),
-            r"a message \(1, 15\) meets a reference of 1 buckets of 33 in 8 bits",
-        ),
-    ],
+test_refusals = refused(
+    (lambda: encode(np.ones(3), 0.1, 17), "17 bits a coordinate; set an integer"),
+    (lambda: lattice.side_for(0.1, 1), "1 bits a coordinate"),
+    (lambda: lattice.payload_bytes(10, 2.5), "2.5 bits a coordinate"),
+    (lambda: encode(np.ones((2, 3)), 0.1, 8), r"shape \(2, 3\); flatten it"),
+    (lambda: encode(np.ones(3), np.ones(2), 8), r"\(2,\) for 1 buckets"),
+    (lambda: lattice.buckets(3, 0), "holds no coordinate"),
+    (
+        lambda: decode(encode(np.ones(3), 0.1, 8)[0], np.ones(33), 8),
+        r"a message \(1, 15\) meets a reference of 1 buckets of 33 in 8 bits",
+    ),
 )
-def test_refusals(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

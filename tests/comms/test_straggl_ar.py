@@ -7,6 +7,8 @@ import numpy as np
 import optax
 import pytest
 
+from tests.refusals import refused
+
 from algorithms import all_reduce
 from comms import cost, halving, straggl_ar
 from comms.messages import collective_bytes, exchange_transfers, seconds
@@ -50,11 +52,10 @@ def test_the_sum_is_that_of_numpy_with_the_same_bits_everywhere(spmd, workers, s
     np.testing.assert_allclose(found[0], x.astype(np.float64).sum(0), rtol=1e-5, atol=1e-5)
 
 
-def test_other_numbers_of_workers_are_refused():
-    with pytest.raises(ValueError, match="6 workers are no power of two; use 2, 4, 8"):
-        straggl_ar.rounds(6)
-    with pytest.raises(ValueError, match="halving_doubling: 6 workers are no power of two"):
-        halving.payloads(4000, 6)
+test_other_numbers_of_workers_are_refused = refused(
+    (lambda: straggl_ar.rounds(6), "6 workers are no power of two; use 2, 4, 8"),
+    (lambda: halving.payloads(4000, 6), "halving_doubling: 6 workers are no power of two"),
+)
 
 
 @pytest.mark.parametrize("workers", SIZES)

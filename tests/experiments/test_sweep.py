@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.refusals import sentence
+
 from experiments import executors, prepare, records, registry, restarts, sweep, tasks
 
 # --- overrides ---
@@ -96,9 +98,8 @@ def test_a_sweep_that_makes_no_sense_is_refused(config, sweep_file):
         ("yield '/a', {}", "arm '/a/seed_0' would leave the workdir"),
         ("yield 'a/../../b', {}", "arm 'a/../../b/seed_0' would leave the workdir"),
     ):
-        with pytest.raises(ValueError) as caught:
+        with sentence(words):
             sweep.expand(config, sweep_file(body), {}, seeds=2)
-        assert words in str(caught.value)
 
 
 # --- checks before the first arm ---

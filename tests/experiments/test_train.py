@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+
+from tests.refusals import sentence
 from rich.console import Console
 
 from algorithms import ALGORITHMS
@@ -95,9 +97,8 @@ BAD = [
 def test_impossible_arms_are_refused_before_anything_is_compiled_or_written(tmp_path):
     compilations.clear()
     for changes, words in BAD:
-        with pytest.raises(ValueError) as caught:
+        with sentence(words):
             train.run(configured(**changes), tmp_path / "run")
-        assert words in str(caught.value), caught.value
         assert not compilations and not (tmp_path / "run").exists(), words
 
 
@@ -362,9 +363,8 @@ def test_entries_that_few_configs_have_are_checked(monkeypatch):
         (configured(), {"overlap": "threads"},
          "config.overlap='threads' are for devices of a mesh; use runtime='mesh'"),
     ):  # fmt: skip
-        with pytest.raises(ValueError) as caught:
+        with sentence(words):
             prepare.prepare(sweep.override(config, changes))
-        assert words in str(caught.value)
 
 
 def test_a_worker_in_another_process_reads_numbers_as_keys():

@@ -7,6 +7,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from tests.refusals import refused
+
 from algorithms.links import Links
 from comms import cost, messages
 from comms.messages import Payload
@@ -205,23 +207,18 @@ def test_a_config_has_spells_of_its_seed():
     assert (first != times(1)).any() and len(np.unique(np.diff(first).round(6))) == 2
 
 
-@pytest.mark.parametrize(
-    ("spells", "changes", "words"),
-    [
-        (often(mean_slow=0.0), {}, "needs mean_slow > 0"),
-        (often(of="cable"), {}, "unknown of='cable'; choose one of link, node"),
-        (often(switch=0), {}, "switch=0 needs a number of nodes >= 1"),
-        (often(switch=[[0, 1], [1, 2]]), {}, "each of the 4 workers once"),
-        (part("listed", changes=[[0.0, "0-4", 2.0]]), {}, "a link among 4 workers"),
-        (part("listed", changes=[[0.0, 3, 0.0]], of="node"), {}, "and a factor > 0"),
-        (part("listed", changes=[["soon", "0-1", 2.0]]), {}, "needs a time >= 0 s"),
-        (part("listed", changes=[[0.0, "0-1"]]), {}, "and a factor > 0"),
-        (part("recorded", path="nowhere.csv"), {}, "cannot read nowhere.csv"),
-        (part("markof"), {}, "unknown name 'markof'; did you mean 'markov'"),
-        (often(), {"runtime": "actors", "delay": part("none"), "wait": part("k_async", k=1)},
-         "models a network, and the links between processes are real"),
-    ],
+test_spells_that_make_no_sense_are_refused = refused(
+    (often(mean_slow=0.0), {}, "needs mean_slow > 0"),
+    (often(of="cable"), {}, "unknown of='cable'; choose one of link, node"),
+    (often(switch=0), {}, "switch=0 needs a number of nodes >= 1"),
+    (often(switch=[[0, 1], [1, 2]]), {}, "each of the 4 workers once"),
+    (part("listed", changes=[[0.0, "0-4", 2.0]]), {}, "a link among 4 workers"),
+    (part("listed", changes=[[0.0, 3, 0.0]], of="node"), {}, "and a factor > 0"),
+    (part("listed", changes=[["soon", "0-1", 2.0]]), {}, "needs a time >= 0 s"),
+    (part("listed", changes=[[0.0, "0-1"]]), {}, "and a factor > 0"),
+    (part("recorded", path="nowhere.csv"), {}, "cannot read nowhere.csv"),
+    (part("markof"), {}, "unknown name 'markof'; did you mean 'markov'"),
+    (often(), {"runtime": "actors", "delay": part("none"), "wait": part("k_async", k=1)},
+     "models a network, and the links between processes are real"),
+    by=lambda spells, changes: prepare.prepare(arm(spells, **changes)),
 )  # fmt: skip
-def test_spells_that_make_no_sense_are_refused(spells, changes, words):
-    with pytest.raises(ValueError, match=words):
-        prepare.prepare(arm(spells, **changes))

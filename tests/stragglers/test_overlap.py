@@ -6,6 +6,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from tests.refusals import refused
+
 from algorithms.base import scale_by_samples
 from algorithms.dpsgd import dpsgd
 from algorithms.links import Links
@@ -166,16 +168,11 @@ def rule(name, links, **options):
     return planned.rule(name, LAW, N, 4, 3, links=links, **own, **options)
 
 
-@pytest.mark.parametrize(
-    "links, graph, message",
-    [
-        (ring(6), None, "shape \\(2, 6\\), the rule 8 workers"),
-        (Links(np.full((1, 8), 8), always), None, "partners 0..7"),
-        (Links(np.roll(np.arange(8), 1)[None], always), None, "row 0 is no matching"),
-        (ring(N), nx.path_graph(8), "row 1 pairs the workers \\(0, 7\\), who share no edge"),
-        (ring(N, lambda *_: np.ones((5, 2), bool)), None, "expected bool \\(20, 2\\)"),
-    ],
+test_bad_links = refused(
+    (ring(6), None, "shape \\(2, 6\\), the rule 8 workers"),
+    (Links(np.full((1, 8), 8), always), None, "partners 0..7"),
+    (Links(np.roll(np.arange(8), 1)[None], always), None, "row 0 is no matching"),
+    (ring(N), nx.path_graph(8), "row 1 pairs the workers \\(0, 7\\), who share no edge"),
+    (ring(N, lambda *_: np.ones((5, 2), bool)), None, "expected bool \\(20, 2\\)"),
+    by=lambda links, graph: whole(rule("first_finisher", links, graph=graph), 20),
 )
-def test_bad_links(links, graph, message):
-    with pytest.raises(ValueError, match=message):
-        whole(rule("first_finisher", links, graph=graph), 20)

@@ -6,6 +6,8 @@ from collections import deque
 import networkx as nx
 import numpy as np
 import pytest
+
+from tests.refusals import refused
 from scipy import stats
 
 from comms import topology
@@ -241,25 +243,23 @@ def weighted(weight):
     return graph
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("bipartite", {"graph": topology.ring(5)}, "bipartite_pairs: the graph has a cycle of odd"),
-        ("non-blocking", {"graph": topology.ring(1)}, "the nodes \\[0\\] have none"),
-        ("non-blocking", {"graph": weighted(0.0)}, "needs positive weights of edges, got 0"),
-        ("non-blocking", {"links": object()}, "but got links"),
-        ("non-blocking", {"draw": "round"}, "spells of the delay"),
-        ("non-blocking", {"local_steps": 2}, "1 <= local_steps <= mini_batches=1, got 2"),
-        ("non-blocking", {"steps": "poisson"}, "choose one of fixed, geometric"),
-        ("non-blocking", {"steps": "geometric", "mini_batches": 2}, "more mini_batches"),
-        ("blocking", {"width": 0}, "needs width >= 1 meetings a row, got 0"),
-    ],
+test_bad_values_are_refused = refused(
+    ("bipartite", {"graph": topology.ring(5)}, "bipartite_pairs: the graph has a cycle of odd"),
+    ("non-blocking", {"graph": topology.ring(1)}, "the nodes \\[0\\] have none"),
+    ("non-blocking", {"graph": weighted(0.0)}, "needs positive weights of edges, got 0"),
+    ("non-blocking", {"links": object()}, "but got links"),
+    ("non-blocking", {"draw": "round"}, "spells of the delay"),
+    ("non-blocking", {"local_steps": 2}, "1 <= local_steps <= mini_batches=1, got 2"),
+    ("non-blocking", {"steps": "poisson"}, "choose one of fixed, geometric"),
+    ("non-blocking", {"steps": "geometric", "mini_batches": 2}, "more mini_batches"),
+    ("blocking", {"width": 0}, "needs width >= 1 meetings a row, got 0"),
+    by=lambda kind, options: whole(rule(kind, **options), 1),
 )
-def test_bad_values_are_refused(kind, options, message):
-    with pytest.raises(ValueError, match=message):
-        whole(rule(kind, **options), 1)
-    with pytest.raises(ValueError, match="got no graph"):
-        planned.rule(RULES[kind][0], SHIFTED, 8)
+test_pairs_without_a_graph_are_refused = refused(
+    ("random_pairs", "got no graph"),
+    ("bipartite_pairs", "got no graph"),
+    by=lambda name: planned.rule(name, SHIFTED, 8),
+)
 
 
 # --- draws ---

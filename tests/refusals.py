@@ -1,0 +1,28 @@
+"""What is refused: one sentence, which a row of a battery has words of."""
+
+import contextlib
+import re
+
+import pytest
+
+
+@contextlib.contextmanager
+def sentence(words):
+    """Check that the block ends with a ValueError of one line, in which the words or pattern are."""
+    with pytest.raises(ValueError) as caught:
+        yield
+    said = str(caught.value)
+    assert words in said or re.search(words, said), said
+    assert "\n" not in said
+
+
+def refused(*rows, by=lambda call: call()):
+    """Return a test of rows that end with words: the sentence in which `by` refuses the rest."""
+
+    @pytest.mark.parametrize("row", rows)
+    def test(row):
+        *given, words = row
+        with sentence(words):
+            by(*given)
+
+    return test
