@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from tests.waiting import PATIENCE, until
+
 # Debian's and Ubuntu's names, and the one of the vendor.
 PROGRAM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -21,7 +23,6 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
 )  # fmt: skip
-PATIENCE = 300.0  # s for an answer, on a machine that does much else
 # The browser reads commands from descriptor 3 and writes answers to 4.
 STARTER = (
     "import os, sys; r, w = (os.dup(os.dup(os.dup(int(fd)))) for fd in sys.argv[1:3]);"
@@ -53,9 +54,9 @@ class Page:
         return answer["result"]
 
     def _read(self):
-        until = time.monotonic() + PATIENCE
+        end = time.monotonic() + PATIENCE
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._answers], [], [], until - time.monotonic())
+            ready, _, _ = select.select([self._answers], [], [], end - time.monotonic())
             assert ready, "the browser does not answer"
             self._rest += os.read(self._answers, 1 << 20)
         text, _, self._rest = self._rest.partition(b"\0")
@@ -88,10 +89,7 @@ class Page:
 
     def wait(self, expression):
         """Ask until an expression is true."""
-        until = time.monotonic() + PATIENCE
-        while not self.value(expression):
-            assert time.monotonic() < until, expression
-            time.sleep(0.05)
+        until(lambda: self.value(expression), expression)
 
     def point(self, x, y):
         """Move the mouse there, in pixels of the window."""

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from tests.compilations import compilations
+
 from experiments import prepare, sweep
 from tests import launcher
 from tests.launcher import files, start
@@ -23,10 +25,6 @@ def here(tmp_path, monkeypatch):
     return launcher.directory(tmp_path, monkeypatch)
 
 
-compilations = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
-)
 
 OK = ("--config=config.py", "--workdir=out")
 

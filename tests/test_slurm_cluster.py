@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests import slurm_cluster
 from tests.launcher import CONFIG, ROOT
 from tests.slurm_cluster import NODES
 from tests.two_processes import ENDLESS
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -86,11 +86,6 @@ def launched(cluster, here, *flags, slurm="timeout_min=10", seconds=8):
         process.wait()
 
 
-def until(happens, what: str, seconds: float = 300) -> None:
-    begun = time.monotonic()
-    while not happens():
-        assert time.monotonic() - begun < seconds, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
 
 
 def wait_for_records(place, count: int = 4) -> list[dict]:

@@ -5,11 +5,11 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 from benchmarks.harness import free_port
 from tests import warm
 from tests.launcher import ROOT
+from tests.waiting import until
 
 # A run that trains until it is ended, with an evaluation every few rounds.
 ENDLESS = (
@@ -91,12 +91,9 @@ def _end(running):
         process.wait()
 
 
-def wait_for(path: pathlib.Path, lines: int, seconds: float = 300) -> None:
+def wait_for(path: pathlib.Path, lines: int) -> None:
     """Wait until a file has this number of lines."""
-    until = time.monotonic() + seconds
-    while not (path.exists() and path.read_text().count("\n") >= lines):
-        assert time.monotonic() < until, f"{path} does not grow"
-        time.sleep(0.05)
+    until(lambda: path.exists() and path.read_text().count("\n") >= lines, f"{path} does not grow")
 
 
 def said(here: pathlib.Path, name: int) -> str:

@@ -4,7 +4,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from benchmarks import links, namespaces
 from comms import cost
 from tests.hosts import unable
 from tests.launcher import ROOT
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -38,10 +38,7 @@ def test_a_killed_program_leaves_no_hosts(able):
     hub, sleeper = ended.stdout.split()
     own = hub.removesuffix("hub")
     places = (namespaces.NAMES, namespaces.FILES)
-    until = time.monotonic() + 10
-    while any(list(place.glob(f"{own}*")) for place in places):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: not any(list(place.glob(f"{own}*")) for place in places))
     assert not pathlib.Path(f"/proc/{sleeper}/cwd").exists()
 
 

@@ -4,7 +4,6 @@ import pathlib
 import shutil
 import signal
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from runtimes import mesh
 from tests import launcher, two_processes
 from tests.runtimes.toy import DATA, SAMPLES_OF_FOUR
 from tests.two_processes import said, wait_for
+from tests.waiting import until
 
 WIDTH = 4096
 ENTRIES = {
@@ -214,10 +214,7 @@ def send(processes, number):
 def stop(processes):
     """Stop processes, and return once no thread of them runs."""
     send(processes, signal.SIGSTOP)
-    until = time.monotonic() + 60
-    while not all(stands(process.pid) for process in processes):
-        assert time.monotonic() < until, "a process does not stop"
-        time.sleep(0.01)
+    until(lambda: all(stands(process.pid) for process in processes), "a process does not stop")
 
 
 def stands(pid):

@@ -1,11 +1,11 @@
 """A process that has lost another one is started again, and no other is."""
 
 import json
+import pathlib
 import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -14,6 +14,7 @@ from stragglers import schedule
 from tests import two_processes
 from tests.launcher import ROOT, summary
 from tests.two_processes import said, wait_for
+from tests.waiting import until
 
 # Ends with the code that is next in a file; a negative one is a signal to itself.
 SCRIPT = """
@@ -151,9 +152,7 @@ def test_both_start_again_when_one_is_killed_and_go_on_alone_when_it_is_gone_for
         wait_for(metrics, 4)
         (child,) = children(both[1].pid)
         subprocess.run(["kill", "-KILL", child], check=True)
-        until = time.monotonic() + 120
-        while "it starts again, 1 of 2 times" not in said(here, 0):
-            assert time.monotonic() < until and time.sleep(0.05) is None, said(here, 0)
+        until(lambda: "it starts again, 1 of 2 times" in said(here, 0), lambda: said(here, 0))
         wait_for(metrics, metrics.read_text().count("\n") + 4)
         (child,) = children(both[1].pid)
         subprocess.run(["kill", "-KILL", str(both[1].pid), child], check=True)
@@ -173,11 +172,5 @@ def test_both_start_again_when_one_is_killed_and_go_on_alone_when_it_is_gone_for
 
 def children(pid):
     """Return the processes that a process has started, once there are some."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        path = f"/proc/{pid}/task/{pid}/children"
-        with open(path, encoding="ascii") as file:
-            if found := file.read().split():
-                return found
-        time.sleep(0.05)
-    raise AssertionError(f"{pid} has started nothing")
+    place = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+    return until(lambda: place.read_text().split(), f"{pid} has started nothing")

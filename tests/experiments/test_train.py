@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.compilations import compilations
+
 from tests.refusals import sentence
 from rich.console import Console
 
@@ -29,10 +31,6 @@ from experiments.tasks import data
 from stragglers.rule import whole
 from stragglers.rules import RULES
 
-compilations = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
-)
 
 TINY = {
     "name": "tiny",

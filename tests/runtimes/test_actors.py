@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import numpy as np
 import pytest
@@ -26,9 +25,9 @@ from tests.hosts import unable
 from tests.launcher import ROOT
 from tests.runtimes.free import actors, replayed, used_once
 from tests.runtimes.toy import X0
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
-PATIENCE = 300.0  # s, for a machine that has other things to do
 # Quick to load in every process, with a loss that is not reached.
 TINY = "--config.task=synthetic_logistic(samples=256, dimension=4)", "--config.target_loss=0.01"
 STEPS = (1, 2, 2)  # local steps of each worker, as for one that is slower
@@ -54,11 +53,6 @@ def started():
         runtime.close()
 
 
-def until(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.1)
 
 
 def test_processes_that_die_and_hang_are_replaced_and_a_run_resumes(started, monkeypatch):

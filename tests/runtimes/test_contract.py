@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from tests.compilations import compilations
+
 from algorithms import all_reduce, dpsgd, local_sgd, swarm, top_k
 from algorithms.base import scale_by_samples
 from comms import topology
@@ -23,10 +25,6 @@ from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, D, bits, losses, replayed
 from tests.runtimes.toy import gradient as mean_gradient
 
-compilations = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
-)
 
 N, M = 4, 2
 LAW, SHORT = delays.exponential(0.3), delays.deterministic(0.005)

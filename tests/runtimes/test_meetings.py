@@ -18,9 +18,9 @@ from stragglers.schedule import concatenate
 from tests.runtimes import meeters
 from tests.runtimes.meeters import X0, B, H, N
 from tests.runtimes.test_nodes import Together
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
-PATIENCE = 300.0  # s, for a machine that has other things to do
 LAW = delays.exponential(0.08)  # so that nodes leave the processors to those that start
 
 
@@ -161,10 +161,7 @@ def test_a_run_goes_on_without_nodes_and_ends_with_too_few(meetings, monkeypatch
     assert killed and under.measured["deaths"] == 0
     for victim in (2, 0):
         os.kill(under.pids[victim], signal.SIGKILL)
-        end = time.monotonic() + PATIENCE
-        while victim in under.pids:
-            assert time.monotonic() < end, "its death is not noticed"
-            time.sleep(0.01)
+        until(lambda victim=victim: victim not in under.pids, "its death is not noticed")
     for _ in range(2):  # an evaluation waits for all of them
         under.on(seconds=0.5)
     assert under.measured["deaths"] == 2 and under.measured["nodes"] == N

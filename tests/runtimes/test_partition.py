@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from tests.compilations import compilations
+
 from algorithms import ad_psgd, swarm
 from algorithms.base import AXIS
 from comms import collectives, topology
@@ -136,10 +138,7 @@ def everything(x, count):
 def test_all_collectives_and_containers_are_played_and_nothing_is_compiled_meanwhile():
     """Also where the first meetings need rungs that later ones do not."""
     x = jnp.asarray(RNG.normal(size=(2, 5)), jnp.float32)
-    halves, compilations = [PairProgram(everything, i, x[i], jnp.int32(1)) for i in range(2)], []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
-    )
+    halves = [PairProgram(everything, i, x[i], jnp.int32(1)) for i in range(2)]
     whole = jax.jit(jax.vmap(everything, axis_name=AXIS))
     for count in (0, 3):
         counts = jnp.array([count, 1])

@@ -4,7 +4,6 @@ import os
 import pathlib
 import signal
 import threading
-import time
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from tests import planned, warm
 from tests.launcher import ROOT
 from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, bits, losses, replayed
+from tests.waiting import until
 
 N, M = 4, 2
 LAW = delays.exponential(0.3)
@@ -120,9 +120,7 @@ def test_a_run_reads_each_mini_batch_once_and_ahead():
     run, _ = runtime.advance(run, np.inf, 8)
     jax.block_until_ready(run.model)
     used = [SAMPLES.on_host(w, np.arange(16 * M)) for w in range(N)]
-    until = time.monotonic() + 60
-    while len(source.reads) < N * 24 * M and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: len(source.reads) >= N * 24 * M)
     read = sorted(tuple(indices) for indices in source.reads[: N * 16 * M])
     assert read == sorted(tuple(row) for rows in used for row in rows)
     assert len(source.reads) == N * 24 * M  # and what the next eight updates take, once
@@ -174,11 +172,9 @@ def test_readers_end_with_a_process_that_is_killed(tmp_path):
     (tmp_path / "orphan.py").write_text(ORPHAN)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     killed = warm.run([tmp_path / "orphan.py"], cwd=tmp_path, env=environment, timeout=120)
-    reader, until = pathlib.Path("/proc", killed.stdout.strip()), time.monotonic() + 60
+    reader = pathlib.Path("/proc", killed.stdout.strip())
     assert killed.returncode == -signal.SIGKILL and reader.name.isdigit()
-    while reader.exists() and "Z (zombie)" not in (reader / "status").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: not reader.exists() or "Z (zombie)" in (reader / "status").read_text())
 
 
 def test_what_cannot_be_read_is_one_sentence():
@@ -189,7 +185,4 @@ def test_what_cannot_be_read_is_one_sentence():
     runtime = simulator("union", Streamed(Broken()))
     with pytest.raises(Unreadable, match=r"mini-batch 0 of worker 0 cannot be read \(shard 3 ends"):
         runtime.advance(runtime.start(X0), np.inf, 1)
-    until = time.monotonic() + 60
-    while any(thread.name.startswith("reader") for thread in threading.enumerate()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not any(t.name.startswith("reader") for t in threading.enumerate()))
