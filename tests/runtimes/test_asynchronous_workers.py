@@ -118,6 +118,19 @@ class World:
         self.server.lost(who, self.seconds)
         self.workers[who] = self.process(who)
         self.carry_out(self.server.returned(who, self.seconds))
+    def packed(self):
+        """Return what a checkpoint has of the server."""
+        server = self.server
+        return server.state, server.counters(), server.log.pack(server.update)
+
+    def resume(self, packed, seconds=0.0, states=(WorkerState((), ()),) * N, observed=()):
+        """Go on from the checkpoint of another world; whatever was on its way is lost."""
+        self.server.resume(*packed, list(observed))
+        self.queue.clear()
+        self.seconds = seconds
+        for who, number in enumerate(packed[1]["counted"].tolist()):
+            self.workers[who].restore(number, states[who])
+        self.carry_out(self.server.begin(seconds))
 
 
 def difference(world, method, schedule, mini_batches):
@@ -201,14 +214,10 @@ def test_processes_are_lost_and_a_run_resumes_while_an_update_waits_on(wait, met
 
 def resumed(world, method, wait):
     """Return a world that goes on from what a checkpoint has of another one."""
-    counters, history = world.server.counters(), world.server.log.pack(world.server.update)
-    other = World(method, wait, 2, **RULES[wait])
-    other.server.resume(world.server.state, counters, history, [])
-    other.queue.clear()
-    other.seconds = world.seconds
-    for who, number in enumerate(counters["counted"].tolist()):
-        other.workers[who].restore(number, world.workers[who].state(number))
-    other.carry_out(other.server.begin(world.seconds))
+    other, packed = World(method, wait, 2, **RULES[wait]), world.packed()
+    numbers = packed[1]["counted"].tolist()
+    states = [world.workers[who].state(number) for who, number in enumerate(numbers)]
+    other.resume(packed, world.seconds, states)
     return other
 
 
@@ -236,16 +245,10 @@ def test_a_server_that_resumes_stands_where_it_stood():
             world.run(world.server.update + 1)
         observed.append((until, loss))  # the server has gone on in the meantime
         world.server.observe(*observed[-1])
-    counters, history = world.server.counters(), world.server.log.pack(world.server.update)
-    other.server.resume(world.server.state, counters, history, observed)
-    assert other.server.update == world.server.update
+    other.resume(world.packed(), world.seconds, observed=observed)
     assert other.server.samples == world.server.samples
-    other.queue.clear()
-    for who, number in enumerate(counters["counted"].tolist()):
-        other.workers[who].restore(number, WorkerState((), ()))
-    other.carry_out(other.server.begin(world.seconds))
     assert other.server.rule.k == world.server.rule.k > 1
-    assert other.server.rule.update == world.server.rule.update == world.server.update
+    assert other.server.rule.update == other.server.update == world.server.update
     before = other.server.update
     schedule = other.run(before + 30)
     assert schedule.offset == before and (schedule.version >= before).all()
@@ -265,13 +268,8 @@ def test_a_loss_among_the_arrivals_of_an_update_is_seen_there_again(protocol):
     world.server.observe(*observed[-1])
     pieces.append(world.run(2))
     assert world.server.rule.k < 4
-    counters, history = world.server.counters(), world.server.log.pack(2)
-    other.server.resume(world.server.state, counters, history, observed)
+    other.resume(world.packed(), world.seconds, observed=observed)
     assert (other.server.rule.k, other.server.rule.update) == (world.server.rule.k, 2)
-    other.queue.clear()
-    for who, number in enumerate(counters["counted"].tolist()):
-        other.workers[who].restore(number, WorkerState((), ()))
-    other.carry_out(other.server.begin(world.seconds))
     used_once(concatenate([*pieces, other.run(20)]), 1)
 
 
@@ -282,36 +280,33 @@ def test_a_loss_after_a_checkpoint_is_the_first_thing_that_each_resumed_run_sees
     observed = [(0.0, 1.0)]
     first.server.observe(*observed[0])
     first.run(1)
-    state, counters = first.server.state, first.server.counters()
+    packed = first.packed()
     first.run(3)
     observed.append((first.seconds, 16.0))
     first.server.observe(*observed[-1])
-
-    def goes_on(world, *packed):
-        world.server.resume(*packed, observed)
-        world.queue.clear()
-        for who, number in enumerate(world.server.counted.tolist()):
-            world.workers[who].restore(number, WorkerState((), ()))
-        world.carry_out(world.server.begin(world.seconds))
-
-    goes_on(second, state, counters, first.server.log.pack(1))
+    second.resume(packed, observed=observed)
     assert second.server.rule.k < 4
     second.run(9)
-    goes_on(third, second.server.state, second.server.counters(), second.server.log.pack(9))
+    third.resume(second.packed(), observed=observed)
     assert third.server.rule.update == third.server.update == 9
     assert third.run(20).updates == 11
 
 
-def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
-    worker = AsynchronousWorker(functools.partial(parts, "all_reduce", 1, LAW), 0)
+def ready(method, mini_batches=1, law=None, **changes):
+    """Return a worker that has what it needs."""
+    built = parts(method, mini_batches, law)._replace(**changes)
+    worker = AsynchronousWorker(lambda: built, 0)
     worker.ready(X0)
+    return worker
+
+
+def test_an_order_is_stopped_before_it_begins_and_inside_a_delay():
+    worker = ready("all_reduce", 1, LAW)
     order = Order(1, 0, (), 0, 0, 1, 0, 0, 0.0)
     worker.interrupt(1)
     assert worker.step(order, X0).contribution is None
     assert worker.step(order._replace(number=2), X0).contribution is not None
-    slowly = functools.partial(parts, "all_reduce", 1, delays.deterministic(60.0))
-    slow = AsynchronousWorker(slowly, 0)
-    slow.ready(X0)
+    slow = ready("all_reduce", 1, delays.deterministic(60.0))
     threading.Timer(0.2, slow.interrupt, [1]).start()
     assert slow.step(order, X0).contribution is None
 
@@ -326,17 +321,15 @@ def test_durations_are_those_of_the_attempts_that_the_order_names():
             self.counts = (*self.counts, int(count))
             return 0.0
 
-    built = parts("all_reduce", 2, None)._replace(delay=Noted())
-    worker = AsynchronousWorker(lambda: built, 0)
-    worker.ready(X0)
-    built.delay.counts = ()
+    noted = Noted()
+    worker = ready("all_reduce", 2, delay=noted)
+    noted.counts = ()
     worker.step(Order(1, 0, (), 0, 4, 2, 7, 0, 0.0), X0)
-    assert built.delay.counts == (7, 8)
+    assert noted.counts == (7, 8)
 
 
 def test_a_contribution_goes_on_from_the_state_that_its_order_names():
-    worker = AsynchronousWorker(functools.partial(parts, "local_sgd", 2, None), 0)
-    worker.ready(X0)
+    worker = ready("local_sgd", 2)
     first = worker.step(Order(1, 0, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
     later = worker.step(Order(2, 1, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
     again = worker.step(Order(3, 0, (0,), 0, 0, 2, 0, 0, 0.0), X0).contribution
@@ -347,8 +340,7 @@ def test_a_contribution_goes_on_from_the_state_that_its_order_names():
 
 
 def test_a_delivery_that_is_not_finite_says_so():
-    worker = AsynchronousWorker(functools.partial(parts, "all_reduce", 1, None), 0)
-    worker.ready(X0)
+    worker = ready("all_reduce")
     assert not worker.step(Order(1, 0, (), 0, 0, 1, 0, 0, 0.0), X0 * np.nan).finite
 
 
