@@ -40,19 +40,8 @@ def orders():
         yield np.asarray(sampler.indices(np.arange(N)[:, None], epochs)).reshape(-1, 64)
 
 
-def augmentations():
-    """Of samples: (seed, worker, mini-batch) -> [4]."""
-    counters = np.append(np.arange(12), 2**32 + np.arange(12))
-    for seed in SEEDS:
-        sampler = sampling.Sampler([np.arange(64)] * N, 4, seed)
-        yield np.asarray(sampler.draws(np.arange(N)[:, None], counters)).reshape(-1, 4)
 
 
-def durations():
-    """(seed, worker, mini-batch) -> a number of 53 bits."""
-    for seed in SEEDS:
-        drawn = as_process(delays.exponential(1.0)).seeded(seed)
-        yield drawn.duration(np.arange(N)[:, None], 0.0, np.arange(3 * ROUND)).reshape(-1, 1)
 
 
 def pairs():
@@ -144,8 +133,6 @@ def meetings():
 ONE = functools.partial
 SOURCES = {
     "orders of samples": orders,
-    "augmentations": augmentations,
-    "durations": durations,
     "pairs": pairs,
     "matcha": ONE(activations, lambda graph, seed: matcha(SGD, graph, budget=0.5, seed=seed)),
     "periodic": ONE(activations, lambda graph, seed: periodic(SGD, graph, budget=0.5, seed=seed)),

@@ -192,13 +192,6 @@ def test_a_process_that_finds_nobody_says_so(tmp_path):
     assert "error: several processes: they have not found each other at 127.0.0" in done.stderr
 
 
-def test_that_nobody_forks_any_more_is_said(monkeypatch):
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    monkeypatch.setattr(warm, "_forker", lambda: (dict(os.environ), ours))
-    ended = pytest.raises(RuntimeError, match="the process that forks has ended; see its stderr")
-    with ours, open(os.devnull, "w") as output, ended:
-        warm.Process(["x.py"], cwd=ROOT, env=os.environ, stdout=output, stderr=output)
 
 
 def listens_anywhere(pid):

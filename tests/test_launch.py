@@ -86,6 +86,7 @@ def test_the_same_command_again_finds_its_work_done(call, here):
     note.write_text(json.dumps(noted | {"date": "2001-02-03T04:05:06+00:00"}))
     code, again, err = call(*OK)
     assert code == 0 and "already finished" in again and summary(here / "out") == made
+    assert metrics(here / "out") == lines
     table = again.index(" arm ")
     assert again[table:] == first[first.index(" arm ") :]
     assert "03 February 2001" in (here / "out" / "report.html").read_text()  # when it ran
@@ -99,6 +100,7 @@ def test_the_same_command_again_finds_its_work_done(call, here):
     assert json.loads(note.read_text())["date"] >= noted["date"]
     assert summary(here / "out")["wall_seconds"] != made["wall_seconds"]
     assert metrics(here / "out") == lines  # the same seed, the same numbers
+    assert call(*OK, "--overwrite", "--config.seed=1")[0] == 0 and metrics(here / "out") != lines
 
 
 def test_what_runs_elsewhere_overwrites_nothing(monkeypatch):
@@ -182,12 +184,3 @@ def test_ctrl_c_is_answered_in_a_sentence(call, here, monkeypatch):
     assert call(*OK)[0] == 130
 
 
-@pytest.mark.slow
-def test_a_record_is_run_again_and_trained_longer(call, here):
-    assert call(*OK, "--config.updates=4")[0] == 0
-    again = ("--config=out/config.json", "--workdir=again")
-    assert call(*again)[0] == 0 and metrics(here / "again") == metrics(here / "out")
-    code, out, err = call(*again, "--config.updates=9")
-    assert (code, err) == (0, "") and "goes on at update 4" in out
-    code, _, err = call("--config=out/config.json", "--sweep", "--workdir=other")
-    assert code == 2 and err.count("\n") == 1

@@ -191,14 +191,6 @@ def simulated(row, rule, updates=UPDATES):
     return runtime.models(state), schedule
 
 
-@pytest.mark.parametrize("name", ["matcha", "local_sgd"])
-def test_equal_speeds_make_nonblocking_the_blocking_method_bit_for_bit(name):
-    row = shared(name)
-    wait = "barrier" if row.method.graph is None else "neighbour_barrier"
-    blocking, schedule = simulated(row, rule(row.method, wait, delays.deterministic(0.1)))
-    first = rule(row.method, "first_finisher", delays.deterministic(0.1))
-    assert (schedule.batches == M).all()
-    jax.tree.map(np.testing.assert_array_equal, blocking, simulated(row, first)[0])
 
 
 def rule(method, name, law, seed=0):
@@ -253,17 +245,6 @@ def test_samples_of_unfinished_mini_batches_add_nothing(name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one))
 
 
-@rows()
-def test_bytes_and_seconds_are_counted_for_every_update(name):
-    method = shared(name).method
-    graph = {"graph": method.graph, "links": method.links}
-    schedule = planned.plan("barrier", delays.deterministic(1.0), N, 30, M, **graph)
-    sent = sent_bytes(method, PARAMS, schedule)
-    assert sent.shape == (30,) and (sent >= 0).all() and sent.any()
-    network = cost.uniform_network(0.0, 1.0, workers=N)
-    seconds = np.array([exchange_seconds(method, PARAMS, N, network)(t) for t in range(30)])
-    # Whoever sends takes time, whoever does not takes none.
-    np.testing.assert_array_equal(seconds > 0, sent > 0)
 
 
 LARGE = {"w": np.zeros((400, 1024), np.float32), "b": np.zeros((), np.float32)}

@@ -146,10 +146,6 @@ def test_its_mean_keeps_the_length_that_a_plain_one_loses():
     assert np.linalg.norm(share @ there) < length / 2
 
 
-def test_a_learner_receives_what_was_due_since_it_has_looked():
-    for fragments, since, more in itertools.product((1, 3), (0, 5), (0, 1, 2, 7)):
-        due = {update % fragments for update in range(since, since + more)}
-        assert set(np.flatnonzero(changed(since, since + more, fragments))) == due
 
 
 def test_a_fragment_is_all_that_is_sent_at_a_time():

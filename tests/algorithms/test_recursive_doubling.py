@@ -26,14 +26,6 @@ def test_the_sum_on_every_worker(spmd):
         np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
 
 
-def test_lists_double_until_the_array_is_as_short():
-    """100 rows of 12 bytes: lists of 10, 20 and 40 rows of 16 bytes, then 1200 bytes."""
-    assert steps(1, 10, 2, 4) == []
-    found = steps(16, 100, 10, 12)
-    assert [step.capacity for step in found] == [10, 20, 40, None]
-    assert [doubling_bytes(step, 100, 12) for step in found] == [160, 320, 640, 1200]
-    for step, distance in zip(found, (1, 2, 4, 8), strict=True):
-        np.testing.assert_array_equal(step.partners, np.arange(16) ^ distance)
 
 
 def test_workers_beyond_a_power_of_two_meet_one_below_it_first_and_last():

@@ -140,18 +140,6 @@ def test_a_mesh_accepts_what_a_simulation_does_and_parameters_change_what_is_acc
     assert "move freely" in decision("all_reduce", "barrier", "actors")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("written", "wait", "runtime"),
-    [
-        ("top_k", "k_async(k=2)", "simulate"),
-        ("top_k", "barrier", "mesh"),
-        ("swarm(lockstep=true)", "barrier", "mesh"),
-    ],
-)
-def test_what_is_accepted_trains(written, wait, runtime):
-    """Parameters are finite after three updates; all pairs are for `benchmarks.pairs`."""
-    pairs.trained(written, wait, runtime)
 
 
 @pytest.mark.slow

@@ -153,17 +153,6 @@ def test_another_config_is_refused_and_nothing_written(tmp_path, config):
         records.check(tmp_path, many)
 
 
-def test_overwrite_removes_the_run(tmp_path, config):
-    with records.start(tmp_path, config) as recorder:
-        recorder.begin()
-        recorder.append({"update": 1})
-        recorder.finish({})
-    other = ConfigDict({"workers": 2})
-    records.check(tmp_path, other, overwrite=True)
-    with records.start(tmp_path, other, overwrite=True) as recorder:
-        assert not recorder.finished
-    assert set(files(tmp_path)) == {"config.json"}
-    assert json.loads((tmp_path / "config.json").read_text())["workers"] == 2
 
 
 def curve(*points):

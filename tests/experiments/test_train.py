@@ -184,17 +184,6 @@ def numbers(workdir):
     return [*map(but_for_wall_time, records.read_metrics(workdir))]
 
 
-def test_a_finished_run_is_not_run_again_and_another_seed_gives_other_numbers(tmp_path):
-    run = tmp_path / "run"
-    first = train.run(configured(), run)
-    files, metrics = {path: path.stat().st_mtime_ns for path in run.iterdir()}, numbers(run)
-    assert train.run(configured(), run, on_record=pytest.fail) == first
-    assert {path: path.stat().st_mtime_ns for path in run.iterdir()} == files
-    again = train.run(configured(), run, overwrite=True)
-    assert again["wall_seconds"] != first["wall_seconds"]
-    assert but_for_wall_time(again) == but_for_wall_time(first) and numbers(run) == metrics
-    train.run(configured(seed=1), tmp_path / "other")
-    assert numbers(tmp_path / "other") != metrics
 
 
 def test_the_last_step_of_the_clock_ends_with_the_budget():

@@ -120,6 +120,8 @@ def counted(schedule, workers):
         slow("quorum_grace", {"k": 1, "gamma": 0.5, "in_flight": "cut"}, 3),
         slow("adaptive_deadline", {"c": 0.5, "in_flight": "cut"}, 3),
         slow("equal_work", {"cost": 1.5}, 3),
+        slow("quorum", {"k": 3}, 3),
+        slow("deadline", {"seconds": 0.6, "in_flight": "cut"}, 3),
         ("k_sync", {"k": 2}, [3, 1, 1]),
         ("rennala", {"k": 3, "interrupt": True}, 1),
     ],
