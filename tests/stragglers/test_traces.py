@@ -37,27 +37,53 @@ def profiled(computing, rank=None, kernels=True):
     return json.dumps(document | ({} if rank is None else {"distributedInfo": {"rank": rank}}))
 
 
-def test_a_file_per_worker(tmp_path):
-    for worker in (10, 2):
-        name = f"node{worker}.csv"
-        (tmp_path / name).write_text(f"step,seconds\n0,{worker}\n1,{worker + 1}\n")
-    found = trace(str(tmp_path / "node*.csv"))
-    assert found.names == ("2", "10")
-    np.testing.assert_array_equal(found.records, [[2, 3], [10, 11]])
-    assert trace(str(tmp_path)).names == ("2", "10")
+PARTS = {f"part{part}.csv": HEADER + "\n".join(ROWS[2 * part :][:2]) for part in (0, 1)}
+RANKS = {
+    f"run/node{node}/rank{rank}.csv": f"step,seconds\n0,{rank + 1}\n1,{'ab'.index(node) + 3}\n"
+    for node in "ab"
+    for rank in (0, 1)
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "given", "names", "records"),
+    [
+        ({f"node{n}.csv": f"step,seconds\n0,{n}\n1,{n + 1}\n" for n in (10, 2)}, "node*.csv", {},
+         ("2", "10"), [[2, 3], [10, 11]]),
+        ({f"node{n}.csv": f"step,seconds\n0,{n}\n1,{n + 1}\n" for n in (10, 2)}, "", {},
+         ("2", "10"), [[2, 3], [10, 11]]),
+        # Each file has its own decimal mark, and a folder any name.
+        ({"[1]/rank0.csv": "step;seconds\n0;1,5\n1;2,5\n",
+          "[1]/rank1.csv": "step,seconds\n0,3.5\n1,4.5\n"}, "[1]", {},
+         ("0", "1"), [[1.5, 2.5], [3.5, 4.5]]),
+        # Files that name their workers, in the order of times or, without times, of their rows.
+        (PARTS, "", {}, ("0", "1"), WANTED),
+        (PARTS, "", {"time": None}, ("0", "1"), WANTED),
+        # Of files of one name the folders tell which worker it is.
+        (RANKS, "run/node*/rank*.csv", {},
+         tuple(f"node{n}/rank{r}.csv" for n in "ab" for r in (0, 1)),
+         [[1, 3], [2, 3], [1, 4], [2, 4]]),
+        ({f"run/deep/rank{r}.csv": f"step,seconds\n0,{r + 1}\n" for r in (0, 1)}, "**/rank*.csv",
+         {}, ("0", "1"), [[1], [2]]),
+    ],
+    ids=["pattern", "folder", "marks", "parts", "order", "folders", "below"],
+)  # fmt: skip
+def test_files_are_joined(tmp_path, files, path, given, names, records):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = trace(str(tmp_path / path), **given)
+    assert found.names == names
+    np.testing.assert_array_equal(found.records, records)
+
+
+def test_files_that_are_no_workers_of_one_run_are_refused(tmp_path):
+    (tmp_path / "node2.csv").write_text("step,seconds\n0,2\n")
     (tmp_path / "node3.csv").write_text("step,loss\n0,1\n")
     with pytest.raises(ValueError, match=r"node2\.csv has the columns .*, .*node3\.csv has"):
         trace(str(tmp_path / "node*.csv"))
     with pytest.raises(ValueError, match="no file has a name of that pattern"):
         trace(str(tmp_path / "rank*.csv"))
-
-
-def test_each_file_has_its_decimal_mark_and_its_folder_any_name(tmp_path):
-    folder = tmp_path / "logs[1]"
-    folder.mkdir()
-    (folder / "rank0.csv").write_text("step;seconds\n0;1,5\n1;2,5\n")
-    (folder / "rank1.csv").write_text("step,seconds\n0,3.5\n1,4.5\n")
-    np.testing.assert_array_equal(trace(str(folder)).records, [[1.5, 2.5], [3.5, 4.5]])
 
 
 def test_commas_are_decimal_beside_decimal_ones_only_without_points(tmp_path):
@@ -70,30 +96,6 @@ def test_commas_are_decimal_beside_decimal_ones_only_without_points(tmp_path):
         (tmp_path / "rank2.tsv").write_text(refused)
         with pytest.raises(ValueError, match=r"rank2.tsv line 3 has .*seconds='1,250'; keep num"):
             trace(str(tmp_path))
-
-
-def test_files_that_name_their_workers_are_joined(tmp_path):
-    for part in (0, 1):
-        (tmp_path / f"part{part}.csv").write_text(HEADER + "\n".join(ROWS[2 * part :][:2]))
-    np.testing.assert_array_equal(trace(str(tmp_path)).records, WANTED)
-
-
-def test_files_of_one_name_are_workers_of_their_folders(tmp_path):
-    for node in ("a", "b"):
-        for rank in (0, 1):
-            place = tmp_path / f"node{node}" / f"rank{rank}.csv"
-            place.parent.mkdir(exist_ok=True)
-            place.write_text(f"step,seconds\n0,{rank + 1}\n1,{'ab'.index(node) + 3}\n")
-    found = trace(str(tmp_path / "node*" / "rank*.csv"))
-    assert found.names == tuple(f"node{n}/rank{r}.csv" for n in "ab" for r in (0, 1))
-    np.testing.assert_array_equal(found.records, [[1, 3], [2, 3], [1, 4], [2, 4]])
-
-
-def test_rows_of_several_files_are_in_their_order_without_times(tmp_path):
-    for part in (0, 1):
-        (tmp_path / f"part{part}.csv").write_text(HEADER + "\n".join(ROWS[2 * part :][:2]))
-    found = trace(str(tmp_path), time=None)
-    np.testing.assert_array_equal(found.records, WANTED)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +185,6 @@ def test_a_column_that_was_asked_for_is_not_replaced_by_numbered_ones(tmp_path):
             trace(str(tmp_path / "log.csv"), duration="time")
 
 
-def test_files_below_a_pattern_of_folders(tmp_path):
-    for rank in (0, 1):
-        place = tmp_path / "run" / "deep" / f"rank{rank}.csv"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(f"step,seconds\n0,{rank + 1}\n")
-    np.testing.assert_array_equal(trace(str(tmp_path / "**" / "rank*.csv")).records, [[1], [2]])
-
-
 ODD_PROFILES = (  # JSON that a profiler does not write
     b'{"traceEvents": [7]}', b'{"traceEvents": [{"ph": "X", "dur": null, "cat": "kernel"}]}',
     b'{"traceEvents": [{"ph": "X", "dur": 1, "cat": "user_annotation", "name": 3}]}', 99999 * b"[",
@@ -211,36 +205,34 @@ def test_what_is_damaged_or_foreign_is_refused_in_a_sentence(tmp_path, damaged):
         trace(str(tmp_path / "log"))
 
 
-@pytest.mark.parametrize(
-    ("header", "rows"),
-    [
-        ("rank,step,step_time", "{worker},{step},{seconds}"),
-        ("host,iteration,duration_s", "n{worker},{step},{seconds}"),
-        ("Worker,Time,Batch Time (s)", "{worker},{step},{seconds}"),
-        ("worker,step,time", "{worker},{step},{seconds}"),  # where time is what it took
-        ("rank,step,time,step_time", "{worker},{step},1{step}.5,{seconds}"),  # and here it is not
-        ("rank,timestamp,step_time,top1,top5", "{worker},{step},{seconds},0.5,0.9"),
-        (",worker,gpu,time,batch_time_norm", "9{step}{worker},{worker},5,{step},{seconds}"),
-    ],
-)
-def test_usual_columns_are_found(tmp_path, header, rows):
-    cells = [(w, t, WANTED[w][t]) for t in (0, 1) for w in (0, 1)]
-    lines = [rows.format(worker=w, step=t, seconds=s) for w, t, s in cells]
-    (tmp_path / "log.csv").write_text("\n".join([header, *lines]))
-    np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, WANTED)
+def table(header, rows="{worker},{step},{seconds}"):
+    """Return a table of the wanted durations."""
+    cells = ((worker, step, WANTED[worker][step]) for step in (0, 1) for worker in (0, 1))
+    return "\n".join([header, *(rows.format(worker=w, step=t, seconds=s) for w, t, s in cells)])
 
 
 @pytest.mark.parametrize(
-    ("column", "seconds"),
+    ("text", "given", "unit"),
     [
-        ("duration_seconds", 1), ("Duration_MS", 1e-3), ("step_time (milliseconds)", 1e-3),
-        ("duration [µs]", 1e-6), ("duration.nsec", 1e-9), ("iteration_times", 1), ("address", 1),
+        (table("rank,step,step_time"), {}, 1),
+        (table("host,iteration,duration_s", "n{worker},{step},{seconds}"), {}, 1),
+        (table("Worker,Time,Batch Time (s)"), {}, 1),
+        (table("worker,step,time"), {}, 1),  # where time is what it took
+        (table("rank,step,time,step_time", "{worker},{step},1{step}.5,{seconds}"), {}, 1),  # no
+        (table("rank,timestamp,step_time,top1,top5", "{worker},{step},{seconds},0.5,0.9"), {}, 1),
+        (table(",worker,gpu,time,batch_time_norm", "9{step}{worker},{worker},5,{step},{seconds}"),
+         {}, 1),
+        *((table(f"worker,time,{column}"), {"duration": column}, unit) for column, unit in (
+            ("duration_seconds", 1), ("Duration_MS", 1e-3), ("step_time (milliseconds)", 1e-3),
+            ("duration [µs]", 1e-6), ("duration.nsec", 1e-9), ("iteration_times", 1),
+            ("address", 1),
+        )),
     ],
 )  # fmt: skip
-def test_units_are_read_however_they_are_written(tmp_path, column, seconds):
-    (tmp_path / "log.csv").write_text(HEADER.replace("batch_time", column) + "\n".join(ROWS))
-    found = trace(str(tmp_path / "log.csv"), duration=column)
-    np.testing.assert_allclose(found.records, np.multiply(WANTED, seconds))
+def test_usual_columns_and_units_are_read_however_they_are_written(tmp_path, text, given, unit):
+    (tmp_path / "log.csv").write_text(text)
+    found = trace(str(tmp_path / "log.csv"), **given)
+    np.testing.assert_allclose(found.records, np.multiply(WANTED, unit))
 
 
 def test_numbers_without_a_header_and_beyond_floats_are_refused(tmp_path):
