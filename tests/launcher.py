@@ -120,6 +120,14 @@ def caller(monkeypatch, capsys, drawn=False):
     return run
 
 
+def refused(answer, words):
+    """Check that a launch has answered in one sentence, and printed nothing; return the sentence."""
+    code, out, err = answer
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1, err
+    assert words in err, err
+    return err
+
+
 def begin(here, *flags, **environment):
     """Begin the launcher as people do, in a process of its own."""
     return subprocess.Popen(

@@ -5,7 +5,6 @@ import shlex
 
 from experiments import config_files, optimizers, prepare, registry
 from experiments.registry import Kind
-from tests import launcher
 from tests.launcher import ROOT
 
 CONFIG = str(ROOT / "configs" / "nonblocking.py")
@@ -65,10 +64,8 @@ NEEDED = {
 }
 
 
-def test_flags_of_a_sentence_fit(tmp_path, monkeypatch, capsys):
+def test_flags_of_a_sentence_fit(call):
     """A run of eight workers; by a rule that the method can do with where it names none."""
-    launcher.directory(tmp_path, monkeypatch)
-    call = launcher.caller(monkeypatch, capsys)
     spans = sorted({span for path in DOCUMENTS for span in SPAN.findall(path.read_text())})
     usable = [s for s in spans if "=" in s and not any(word in s for word in MADE_BEFORE)]
     for span in {span.partition("=")[0]: span for span in usable}.values():

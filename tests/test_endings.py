@@ -138,9 +138,7 @@ class Said(Exception):
     """The entries of a process of several."""
 
 
-def test_differences_of_commands_are_named(here, monkeypatch, capsys):
-    call = launcher.caller(monkeypatch, capsys)
-
+def test_differences_of_commands_are_named(call, monkeypatch):
     def check(said):
         raise Said(said)
 

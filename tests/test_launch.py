@@ -34,8 +34,7 @@ def test_without_flags_it_shows_five_commands_that_make_sense(call, here):
             more = () if "--list" in given else ("--print_commands",)
             assert call(*given, *more)[0] == 0, given
         else:  # of a workdir that is not there yet
-            code, _, err = call(*given)
-            assert code == 2 and "runs/demo" in err, given
+            launcher.refused(call(*given), "runs/demo")
         assert program == "launch.py"
 
 
@@ -73,8 +72,7 @@ def test_a_run_leaves_its_records(here):
 def test_a_place_may_begin_with_a_tilde(call, here, monkeypatch):
     """A shell leaves it alone within a flag."""
     monkeypatch.setenv("HOME", str(here))
-    code, _, err = call("--report=~/none")
-    assert code == 2 and f"{here}/none holds no records" in err
+    launcher.refused(call("--report=~/none"), f"{here}/none holds no records")
 
 
 def test_the_same_command_again_finds_its_work_done(call, here):
@@ -91,8 +89,7 @@ def test_the_same_command_again_finds_its_work_done(call, here):
     assert again[table:] == first[first.index(" arm ") :]
     assert "03 February 2001" in (here / "out" / "report.html").read_text()  # when it ran
 
-    code, _, err = call(*OK, "--config.seconds=1")
-    assert code == 2 and "seconds (2.0 there, 1.0 here)" in err
+    launcher.refused(call(*OK, "--config.seconds=1"), "seconds (2.0 there, 1.0 here)")
     assert summary(here / "out") == made
 
     code, out, _ = call(*OK, "--overwrite")

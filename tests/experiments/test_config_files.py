@@ -127,9 +127,7 @@ def test_a_grid_that_makes_no_sense_is_refused(config):
             expanded(config, None, *grids)
 
 
-def test_a_grid_runs_from_the_command_line(tmp_path, monkeypatch, capsys):
-    here = launcher.directory(tmp_path, monkeypatch)
-    call = launcher.caller(monkeypatch, capsys)
+def test_a_grid_runs_from_the_command_line(call, here):
     flags = ("--config=config.py", "--workdir=out", "--grid=optimizer.learning_rate=0.1,0.2")
     code, said, _ = call(*flags, "--together", "--config.updates=2")
     assert code == 0, said

@@ -182,9 +182,8 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_processes_end_bit_for_bit_from_a_copy_of_their_workdir(tmp_path, monkeypatch):
+def test_two_processes_end_bit_for_bit_from_a_copy_of_their_workdir(here):
     """While both are stopped, a copy of their workdir is what a kill would leave."""
-    here = launcher.directory(tmp_path, monkeypatch)
     flags = [f"--config.{key}={value}" for key, value in ENTRIES.items()
              if key not in ("optimizer", "algorithm", "updates")]  # fmt: skip
     flags += [f"--config={launcher.ROOT}/configs/nonblocking.py", "--config.algorithm=dpsgd"]

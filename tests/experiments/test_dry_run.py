@@ -7,7 +7,7 @@ import pytest
 from configs import base
 from experiments import dry_run, prepare, registry
 from runtimes import worker
-from tests.launcher import ROOT, caller
+from tests.launcher import ROOT, caller, refused
 
 GPT = (
     "next_token(model=gpt(layers=2, width=64, heads=2), corpus=python(files=40), vocabulary=512, "
@@ -70,8 +70,7 @@ def test_the_command_says_so_and_writes_nothing(tmp_path, monkeypatch, capsys):
     assert "local_sgd" not in shown
     assert call(path, "--dry_run", "--num_processes=2")[0] == 2
     analysis = f"--config={ROOT}/configs/goodput.py"
-    code, _, error = call(analysis, "--dry_run", "--workdir=out")
-    assert code == 2 and "leave out --dry_run" in error
+    refused(call(analysis, "--dry_run", "--workdir=out"), "leave out --dry_run")
 
 
 SLICES = {"runtime": "mesh", "delay": "none", "devices_per_worker": 4, "batch_size": 8}

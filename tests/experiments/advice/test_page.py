@@ -73,8 +73,7 @@ def test_a_run_is_advised_on_trained_and_its_workdir_used_again(here, call):
     assert launcher.files(place / play.ARMS) == before  # nothing is trained again
     other = ["--advise=good.csv", THREE, "--no_training", "--workdir=run-advice"]
     before = launcher.files(here)
-    code, _, err = call(*other)
-    assert code == 2 and "holds an advice on other durations" in err
+    launcher.refused(call(*other), "holds an advice on other durations")
     assert launcher.files(here) == before
     assert call(*other, "--overwrite")[0] == 0 and not (place / play.ARMS).exists()
     assert "node10" in (place / page.PAGE).read_text()
@@ -96,9 +95,7 @@ def test_what_cannot_be_advised_is_refused(here, call):
           "--config.optimizer=[clip_by_global_norm(max_norm=1.0), sgd(learning_rate=0.1)]"],
          "has none of its own; write one behind it"),
     ):  # fmt: skip
-        code, _, err = call(*flags)
-        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
-        assert words in err
+        launcher.refused(call(*flags), words)
         assert launcher.files(here) == before
 
 
