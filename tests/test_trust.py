@@ -30,7 +30,7 @@ PARTS = [
 
 
 @pytest.fixture
-def hostile(tmp_path, monkeypatch):
+def hostile(here, monkeypatch):
     (here / "hostile.py").write_text(HOSTILE)
     monkeypatch.syspath_prepend(here)
     monkeypatch.delitem(launch.sys.modules, "hostile", raising=False)
@@ -57,7 +57,8 @@ def test_a_record_names_no_code_to_the_advice(hostile, call):
     there = json.loads((run / "config.json").read_text())
     for changes in PARTS:
         (run / "config.json").write_text(json.dumps(there | changes))
-        launcher.refused(call("--advise=hostile:law", "--no_training", "--workdir=a", "--trust=other"), "--trust=hostile")
+        answer = call("--advise=hostile:law", "--no_training", "--workdir=a", "--trust=other")
+        launcher.refused(answer, "--trust=hostile")
     assert not touched(hostile)
 
 

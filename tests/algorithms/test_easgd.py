@@ -56,14 +56,6 @@ def test_it_is_the_papers_update_whoever_takes_part(wait, mini_batches, options)
     assert np.abs(models - centre).max() > 0.1
 
 
-def test_the_centre_rests_at_the_optimum_of_the_models_on_springs():
-    """x_i minimises f_i + rho |x - c|^2 / 2 with rho = alpha / rate, and c is their mean."""
-    centre, models, _ = run("barrier", 3000)
-    rho = BETA / N / RATE
-    share = CURVATURE.astype(float) / (CURVATURE + rho)
-    expected = (share * CENTRE).sum(0) / share.sum(0)
-    np.testing.assert_allclose(centre, expected, atol=2e-6)
-    np.testing.assert_allclose(models, expected + share * (CENTRE - expected), atol=2e-6)
 
 
 def test_momentum_steps_from_the_look_ahead_point_and_pulls_the_parameters():

@@ -27,10 +27,8 @@ from runtimes.gossip.worker import (
     arrived,
     compile_programs,
     first_state,
-    shown_model,
 )
 from stragglers.pair_log import Entry, Meeting, PairLog
-from stragglers.schedule import concatenate
 from tests.marks import slow_but
 from tests.runtimes import meeters
 from tests.runtimes.meeters import H, N
@@ -82,23 +80,20 @@ class Together:
 
     begin: (worker, its exchange state) -> the state that it begins with; partner: worker -> whom it
     always asks, in place of what the rule says; repeated: share of requests that come more than
-    once; log, states: of an earlier run that goes on.
+    once.
     """
 
-    def __init__(
-        self, name, meetings, *, repeated=0.0, begin=None, partner=None, rate=0.02, log=None,
-        states=None,
-    ):  # fmt: skip
-        self.parts, self.log = meeters.parts(name, None, rate), log or PairLog(N)
+    def __init__(self, name, meetings, *, repeated=0.0, begin=None, partner=None, rate=0.02):
+        self.parts, self.log = meeters.parts(name, None, rate), PairLog(N)
         self.method = self.parts.worker.algorithm
         self.programs = programs_of(name, rate)
         self.partner, self.repeated = partner, repeated
         self.chance, self.late = random.Random(1), []
-        self._meetings, self._over = self.log.updates + meetings, False
+        self._meetings, self._over = meetings, False
         self._lock, self._done = threading.Lock(), threading.Event()
         self._rule = self.parts.rule.arrivals.init()
         self.workers = [Threaded(self, me) for me in range(N)]
-        states = states or [self._first(me, begin) for me in range(N)]
+        states = [self._first(me, begin) for me in range(N)]
         for worker, state in zip(self.workers, states, strict=True):
             worker.ready(state, H)
         for worker in self.workers:
@@ -168,30 +163,6 @@ def check_bytes(name, run):
     assert said <= sum(run.counted("sent_bytes")) <= said + agreed
 
 
-@pytest.mark.slow
-def test_workers_that_begin_anew_from_an_old_model_or_a_neighbour_replay_to_the_same_bits():
-    """Worker 2 takes what it was 70 meetings before, and then 10; worker 1 takes what 0 shows."""
-    name = "float32"  # in 8 bits processes do so
-    parts, pieces = meeters.parts(name), []
-    first = Together(name, 50)
-    kept, states, log = first, first.states, first.log
-    version = kept.schedule.updates
-    pieces.append(kept.schedule)
-    for meetings in (70, 10):
-        later = Together(name, meetings, log=log, states=states)
-        states = list(later.states)
-        log.restored(2, 2, 0.0, version)
-        states[2] = first_state(parts, 2, kept.states[2].params, **log.known(2))
-        log.restored(1, 0, 0.0)
-        states[1] = first_state(parts, 1, shown_model(parts, states[0]), **log.known(1))
-        pieces.append(later.schedule)
-        kept, version = later, log.updates - 2
-    last = Together(name, 30, log=log, states=states)
-    schedule = concatenate([*pieces, last.schedule])
-    own = schedule.restored[:, 0] == 2
-    assert schedule.staleness[own].max() >= 70 and own.sum() == 2
-    assert [event.source for event in schedule.events] == [2, 0, 2, 0]
-    same_as_replay(name, last, schedule)
 
 
 def scattered(i, exchange):
