@@ -13,6 +13,7 @@ from comms.messages import Row, collective_bytes
 from configs import s2_reducer as config_of_s2
 from experiments import prepare, records, sweep, tasks, train
 from experiments.tasks import sampling
+from tests.experiments.test_checkpoints import killed
 
 SGD = optax.sgd(0.1)
 NETWORK = "network(latency=1e-4, bandwidth=1e8)"
@@ -94,15 +95,7 @@ def test_decisions_and_fallbacks_of_a_run_are_in_its_records(monkeypatch, tmp_pa
 def test_a_run_that_goes_on_counts_fallbacks_once(monkeypatch, tmp_path):
     config = configured(monkeypatch, "sparse_all_gather(budget=1)", evaluate_every=1.0)
 
-    class Killed(BaseException):
-        pass
-
-    def killer(record):
-        if record["update"] == 4:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train.run(config, tmp_path / "cut", on_record=killer, checkpoint_seconds=0)
+    killed(config, tmp_path / "cut", 4)
     cut = train.run(config, tmp_path / "cut")
     whole = train.run(config, tmp_path / "whole")
     for same in ("bytes_per_worker", "fallback_bytes", "fallback_share", "train_loss"):

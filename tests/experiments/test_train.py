@@ -30,6 +30,7 @@ from experiments import (
 from experiments.tasks import data
 from stragglers.rule import whole
 from stragglers.rules import RULES
+from tests.experiments.test_checkpoints import killed
 
 
 TINY = {
@@ -376,12 +377,7 @@ def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, capsys):
     summary = records.read_summary(tmp_path / "whole")
     assert not {"slow_worker", "slow_factor", "slow_persistent"} & set(summary)
 
-    def cut(record):
-        if record["seconds"] > 2.2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train.run(changed, tmp_path / "cut", on_record=cut, checkpoint_seconds=0)
+    killed(changed, tmp_path / "cut", 6)
     assert "worker 2 takes 1.5x" in report._state(tmp_path / "cut")
     train.run(changed, tmp_path / "cut")
     assert numbers(tmp_path / "cut") == lines

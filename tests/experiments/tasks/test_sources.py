@@ -9,8 +9,9 @@ import pytest
 from array_record.python import array_record_module
 
 from configs import nonblocking
-from experiments import sweep, tasks, train
+from experiments import records, sweep, tasks, train
 from experiments.tasks import data, sources
+from tests.experiments.test_checkpoints import killed
 
 N = 96
 
@@ -55,18 +56,10 @@ def comparable(record):
 def test_a_streamed_run_is_the_run_in_memory_and_resumes(folder, tmp_path):
     """To the last bit of its records, killed in the middle or not."""
     ours, theirs = arm(folder, "stream(threads=2)"), arm(folder, "memory")
-    expected, found = [], []
-    train.run(theirs, tmp_path / "memory", on_record=expected.append)
-
-    def stop(record):
-        found.append(record)
-        if len(found) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train.run(ours, tmp_path / "stream", on_record=stop, checkpoint_seconds=0)
-    del found[2:]  # its checkpoint was not written yet
-    summary = train.run(ours, tmp_path / "stream", on_record=found.append, checkpoint_seconds=0)
+    train.run(theirs, tmp_path / "memory")
+    killed(ours, tmp_path / "stream", 3)
+    summary = train.run(ours, tmp_path / "stream", checkpoint_seconds=0)
+    found, expected = (records.read_metrics(tmp_path / way) for way in ("stream", "memory"))
     assert list(map(comparable, found)) == list(map(comparable, expected))
     assert summary["input_wait_seconds"] > 0 and "input_wait_seconds" not in expected[-1]
     assert summary["train_loss"] < expected[0]["train_loss"]
