@@ -128,6 +128,18 @@ def refused(answer, words):
     return err
 
 
+def program(*words, timeout=600, **environment):
+    """Run Python with these words in our own folder to its end."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
 def begin(here, *flags, **environment):
     """Begin the launcher as people do, in a process of its own."""
     return subprocess.Popen(

@@ -1,19 +1,15 @@
 """Benchmarks that kill processes: one trial of each."""
 
-import subprocess
-import sys
 
 import pytest
 
-from tests.launcher import ROOT
+from tests.launcher import program
 
 
 @pytest.mark.slow
 def test_runs_that_are_killed_are_finished_by_the_same_command():
-    command = [sys.executable, "-m", "benchmarks.faults", "--ways=simulator", "--disks=0"]
-    ended = subprocess.run(
-        [*command, "--kills=1", "--terms=0"], cwd=ROOT, capture_output=True, text=True, timeout=900
-    )
+    words = ("--ways=simulator", "--disks=0", "--kills=1", "--terms=0")
+    ended = program("-m", "benchmarks.faults", *words, timeout=900)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert [line.split()[-2:] for line in ended.stdout.splitlines()[1:]] == [
         ["1", "0"], ["0", "0"], ["0", "0"]

@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -13,7 +10,7 @@ import pytest
 from benchmarks import accelerator, floors, harness, suite
 from benchmarks.harness import Line, Row, Skip, compared, run
 from experiments import stopwatch
-from tests.launcher import ROOT
+from tests.launcher import ROOT, program
 
 
 def row(name, *lines, error=None, least=0.0):
@@ -114,11 +111,8 @@ def test_both_sides_of_a_step_train_the_same_model():
 def command(module, *arguments):
     flags = ("--xla_force_host_platform_device_count=2", "--xla_backend_optimization_level=0",
              "--xla_cpu_parallel_codegen_split_count=1")  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", *arguments], cwd=ROOT, capture_output=True,
-        text=True, timeout=1200,
-        env=os.environ | {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
+    environment = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
+    return program("-m", f"benchmarks.{module}", *arguments, timeout=1200, **environment)
 
 
 @pytest.mark.slow

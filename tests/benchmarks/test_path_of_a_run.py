@@ -1,12 +1,9 @@
 """The path of a run through the code does not grow unseen."""
 
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.launcher import ROOT
+from tests.launcher import program
 
 # Each is lowered when a change shortens the path.
 MOST = {
@@ -19,11 +16,7 @@ MOST = {
 
 @pytest.mark.slow
 def test_a_simulated_run_takes_no_longer_path_than_it_did():
-    found = subprocess.run(
-        [sys.executable, "-m", "benchmarks.path_of_a_run"], cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
+    found = program("-m", "benchmarks.path_of_a_run", XLA_FLAGS="", JAX_PLATFORMS="cpu")
     assert found.returncode == 0, found.stderr[-2000:]
     rows = [line.split(maxsplit=1) for line in found.stdout.splitlines()]
     numbers = {row[1]: int(row[0]) for row in rows if row[1:] and row[0].isdigit()}
@@ -34,15 +27,8 @@ def test_a_simulated_run_takes_no_longer_path_than_it_did():
 @pytest.mark.slow
 def test_an_arm_loads_no_library_that_it_does_not_use(tmp_path):
     flags = ("--sweep", "--arm=all_reduce/blocking", "--config.updates=2")
-    ended = subprocess.run(
-        [sys.executable, "-X", "importtime", "launch.py", "--config=configs/demo.py", *flags,
-         f"--workdir={tmp_path}"],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )  # fmt: skip
+    words = ("-X", "importtime", "launch.py", "--config=configs/demo.py", *flags)
+    ended = program(*words, f"--workdir={tmp_path}", XLA_FLAGS="", JAX_PLATFORMS="cpu")
     assert ended.returncode == 0, ended.stderr[-2000:]
     loaded = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     assert {"jax", "experiments.train", "flax.linen"} <= loaded  # what is looked for is seen
