@@ -22,6 +22,16 @@ STEPS = {
 }
 
 
+def moved(method, x):
+    """Return how workers at x [n, 3] move in their first exchange."""
+
+    def one(x, g, batches):
+        given = {"batches": batches, "nominal": M, "samples": 0.0, "active": None}
+        return method.exchange.update(g, method.exchange.init(x), x, **given)[0]
+
+    return jax.vmap(one, axis_name=AXIS)(jnp.asarray(x), jnp.asarray(G), jnp.asarray(BATCHES))
+
+
 @pytest.mark.parametrize(
     ("kind", "order", "weighting"),
     [
@@ -34,29 +44,16 @@ STEPS = {
 def test_a_step_of_dpsgd(kind, order, weighting):
     """W x - lr c g or W (x - lr c g), where who finished nothing takes no step."""
     method = dpsgd(optax.sgd(RATE), GRAPH, mixing_matrix=kind, order=order, weighting=weighting)
-
-    def one(x, g, batches):
-        given = {"batches": batches, "nominal": M, "samples": 0.0, "active": None}
-        return x + method.exchange.update(g, method.exchange.init(x), x, **given)[0]
-
-    found = jax.vmap(one, axis_name=AXIS)(jnp.asarray(X), jnp.asarray(G), jnp.asarray(BATCHES))
     W = mixing.MIXINGS[kind](GRAPH)
     step = RATE * (STEPS[weighting] * (BATCHES > 0))[:, None] * G
     expected = W @ X - step if order == "combine_while_adapting" else W @ (X - step)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(X + moved(method, X), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("weighting", ["confidence", "local_sum"])
 def test_who_finished_less_takes_a_shorter_step_whatever_the_optimizer(weighting):
     """Adam makes a first step of the length of its rate, however large the gradient."""
-    method = dpsgd(optax.adam(RATE), GRAPH, weighting=weighting)
-
-    def one(g, batches):
-        given = {"batches": batches, "nominal": M, "samples": 0.0, "active": None}
-        zeros = jnp.zeros_like(g)
-        return method.exchange.update(g, method.exchange.init(zeros), zeros, **given)[0]
-
-    found = jax.vmap(one, axis_name=AXIS)(jnp.asarray(G), jnp.asarray(BATCHES))
+    found = moved(dpsgd(optax.adam(RATE), GRAPH, weighting=weighting), np.zeros_like(X))
     length = RATE * STEPS[weighting] * (BATCHES > 0)
     np.testing.assert_allclose(found, -length[:, None] * np.sign(G), rtol=1e-4, atol=1e-7)
 

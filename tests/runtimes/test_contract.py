@@ -22,7 +22,7 @@ from stragglers.rules.replay import recorded
 from stragglers.schedule import Event, Schedule, concatenate
 from tests import planned
 from tests.marks import slow
-from tests.runtimes.toy import DATA, SAMPLES, X0, B, D, bits, losses, replayed
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, D, bits, losses, optimizer, replayed
 from tests.runtimes.toy import gradient as mean_gradient
 
 
@@ -30,15 +30,13 @@ N, M = 4, 2
 LAW, SHORT = delays.exponential(0.3), delays.deterministic(0.005)
 
 
-def optimizer():
-    return optax.chain(optax.trace(0.9), scale_by_samples(0.02, lambda samples: 1 / (1 + samples)))
 
 
 METHODS = {
-    "all_reduce": lambda: all_reduce(optimizer()),
-    "top_k": lambda: top_k(optimizer(), ratio=0.5),
-    "dpsgd": lambda: dpsgd(optimizer(), topology.ring(N)),
-    "swarm": lambda: swarm(optimizer(), topology.complete(N)),
+    "all_reduce": lambda: all_reduce(optimizer(0.02)),
+    "top_k": lambda: top_k(optimizer(0.02), ratio=0.5),
+    "dpsgd": lambda: dpsgd(optimizer(0.02), topology.ring(N)),
+    "swarm": lambda: swarm(optimizer(0.02), topology.complete(N)),
 }
 
 

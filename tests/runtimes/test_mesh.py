@@ -19,13 +19,11 @@ from runtimes.rounds import Table
 from stragglers import delays, inject, processes
 from tests import planned
 from tests.marks import slow
-from tests.runtimes.toy import DATA, SAMPLES, X0, losses, replayed
+from tests.runtimes.toy import DATA, SAMPLES, X0, losses, optimizer, replayed
 
 N, M = 8, 4
 
 
-def optimizer():
-    return optax.chain(optax.trace(0.9), scale_by_samples(0.05, lambda samples: 1 / (1 + samples)))
 
 
 METHODS = {

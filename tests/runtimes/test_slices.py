@@ -20,13 +20,11 @@ from stragglers import delays, inject, processes
 from tests import planned
 from tests.algorithms import traced
 from tests.marks import slow
-from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses, replayed
+from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses, optimizer, replayed
 
 N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
 
 
-def optimizer():
-    return optax.chain(optax.trace(0.9), scale_by_samples(0.05, lambda samples: 1 / (1 + samples)))
 
 
 METHODS = {

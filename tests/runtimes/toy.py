@@ -2,7 +2,9 @@
 
 import jax
 import numpy as np
+import optax
 
+from algorithms.base import scale_by_samples
 from runtimes.simulate import Simulator
 from stragglers.rules.replay import recorded
 
@@ -25,6 +27,11 @@ def gradient(w, places):
     places = np.ravel(places)
     x, y = DATA["x"][places].astype(np.float64), DATA["y"][places].astype(np.float64)
     return x.T @ (x @ w - y) / len(places)
+
+
+def optimizer(rate=0.05):
+    """Return momentum, and a rate that falls with the samples that have been seen."""
+    return optax.chain(optax.trace(0.9), scale_by_samples(rate, lambda samples: 1 / (1 + samples)))
 
 
 def bits(tree):
