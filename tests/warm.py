@@ -49,19 +49,17 @@ class Process:
         self.args, self.returncode = [str(word) for word in args], None
         self._line, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._line.settimeout(PATIENCE)
-        with _asking():
-            with theirs:
-                files = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
-                socket.send_fds(forker, [b"."], files)
-            self._line.sendall(json.dumps([self.args, str(cwd), dict(env)]).encode())
+        with theirs:
+            files = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
+            socket.send_fds(forker, [b"."], files)
+        self._line.sendall(json.dumps([self.args, str(cwd), dict(env)]).encode())
         self.pid = self._number()
 
     def _number(self):
         """Return the next number that the process which forks says."""
-        with _asking():
-            said = self._line.recv(MESSAGE)
-            if not said:
-                raise ConnectionResetError
+        said = self._line.recv(MESSAGE)
+        if not said:
+            raise ConnectionResetError("the process that forks has ended; see its stderr")
         return int(said)
 
     def wait(self, timeout=None):
@@ -82,7 +80,7 @@ class Process:
 
     def send_signal(self, number):
         ended = None
-        with contextlib.suppress(RuntimeError):  # nobody says whether it has
+        with contextlib.suppress(ConnectionError):  # nobody says whether it has
             ended = self.poll()
         if ended is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -92,13 +90,6 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def _asking():
-    """Let the end of the process that forks be a RuntimeError."""
-    try:
-        yield
-    except ConnectionError as error:
-        raise RuntimeError("the process that forks has ended; see its stderr") from error
 
 
 def run(args, *, cwd, env, timeout):

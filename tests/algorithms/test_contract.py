@@ -19,8 +19,9 @@ from tests import planned
 from tests.algorithms import traced
 from tests.algorithms.methods import BATTERY, METHODS, N
 from tests.conftest import make_mesh
+from tests.runtimes.toy import DATA, SAMPLES, B, D
 
-M, B, D = 4, 2, 5  # mini-batches, samples in a mini-batch, parameters
+M = 4  # mini-batches
 UPDATES = 50
 
 
@@ -166,26 +167,13 @@ def test_simulated_workers_are_those_of_devices(name):
     jax.tree.map(near, on_devices(row.method), simulated[0])
 
 
-class Counters:
-    """A sampler whose sample of (worker, counter, j) is a fixed index of a small data set."""
-
-    batch_size = B
-
-    def indices(self, workers, counters):
-        position = np.asarray(counters)[..., None] * B + np.arange(B)
-        return ((position + 7 * np.asarray(workers)[..., None]) % len(DATA["y"])).astype(np.int32)
 
 
-_RNG = np.random.default_rng(1)
-DATA = {
-    "x": _RNG.standard_normal((64, D)).astype(np.float32),
-    "y": _RNG.standard_normal(64).astype(np.float32),
-}
 
 
 def simulated(row, rule, updates=UPDATES):
     """(models, schedule) of a run; later runs of a method take the program of its first one."""
-    runtime = simulate.Simulator(row.method, losses, DATA, Counters(), rule, mini_batches=M)
+    runtime = simulate.Simulator(row.method, losses, DATA, SAMPLES, rule, mini_batches=M)
     row.run = runtime._run = row.run or runtime._run
     state, schedule = runtime.advance(runtime.start(PARAMS), np.inf, updates)
     return runtime.models(state), schedule
@@ -209,7 +197,7 @@ def test_the_simulator_runs_the_method(name):
     carry, samples = row.start, 0.0
     for t in range(UPDATES):
         counters = schedule.first[t][:, None] + np.arange(M)
-        indices = Counters().indices(np.arange(N)[:, None], counters)
+        indices = SAMPLES.indices(np.arange(N)[:, None], counters)
         examples = jax.tree.map(lambda a, i=indices: a[i], DATA)
         active = None if schedule.matchings is None else schedule.matchings[t].astype(bool)
         taken = schedule.batches[t], examples, schedule.first[t], schedule.version[t]

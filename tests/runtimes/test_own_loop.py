@@ -31,9 +31,10 @@ from runtimes.own_loop import as_local_steps, as_optax
 from stragglers import delays
 from tests import planned
 from tests.algorithms.methods import METHODS, N
-from tests.algorithms.test_contract import DATA, PARAMS, B, Counters, losses
+from tests.algorithms.test_contract import PARAMS, losses
 from tests.conftest import make_mesh
 from tests.marks import slow, slow_but
+from tests.runtimes.toy import DATA, SAMPLES, B
 
 UPDATES = 50
 NEAR = 1e-5
@@ -43,8 +44,8 @@ stacked = functools.partial(jax.tree.map, lambda a: jnp.stack([jnp.asarray(a)] *
 
 
 def gradient(params, worker, count):
-    """Return the mean gradient of a worker's mini-batch, whose samples `Counters` names."""
-    places = (count * B + jnp.arange(B) + 7 * worker) % len(DATA["y"])
+    """Return the mean gradient of a worker's mini-batch, whose samples `SAMPLES` names."""
+    places = (count * B + jnp.arange(B) + 5 * worker) % len(DATA["y"])
     examples = {name: jnp.asarray(values)[places] for name, values in DATA.items()}
     return jax.grad(lambda p: losses(p, examples).mean())(params)
 
@@ -57,7 +58,7 @@ def simulated(method, updates, mini_batches=1, wait="barrier", law=None):
         wait, law or delays.deterministic(0.1), N, mini_batches, 3,
         graph=method.graph, links=method.links,
     )  # fmt: skip
-    runtime = simulate.Simulator(method, losses, DATA, Counters(), rule, mini_batches=mini_batches)
+    runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=mini_batches)
     run, schedule = runtime.advance(runtime.start(PARAMS), np.inf, updates)
     return runtime.models(run), schedule
 
