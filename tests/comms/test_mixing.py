@@ -41,12 +41,6 @@ def test_path_of_three_by_hand():
     assert mixing.rho(mixing.best_constant(path)) == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(("n", "second"), [(4, 1 / 3), (8, 0.804738), (64, 0.99679)])
-def test_ring_with_thirds(n, second):
-    for build in (mixing.metropolis, mixing.uniform_neighbour):
-        W = build(topology.ring(n))
-        assert W[0, 1] == pytest.approx(1 / 3)
-        assert np.sqrt(mixing.rho(W)) == pytest.approx(second, abs=1e-5)
 
 
 test_rho_refuses_what_is_no_mixing_matrix = refused(

@@ -64,9 +64,7 @@ MESH = {"runtime": "mesh"}
 W = "[[0.5, 0.5], [0.5, 0.5]]"
 # One row per kind of refusal.
 BAD = [
-    ({"wait": "quorum(k=0)"}, "quorum: needs 1 <= k <= 8 (workers x mini-batches), got k=0"),
     ({"wait": "barrier(leftovers=keep)"}, "unknown leftovers='keep'; choose one of carry, drop"),
-    ({"wait": "barrier(in_flight=stop)"}, "unknown in_flight='stop'; choose one of cut, finish"),
     ({"wait": "first_finisher(landing=some)"}, "unknown landing='some'; choose one of neighbours"),
     ({"wait": "neighbour_barrier"}, "got neither graph nor links; wait for adaptive_deadline, "),
     ({"wait": "random_pairs"}, "all_reduce cannot wait for random_pairs: nodes meet neighbours"),
@@ -83,7 +81,6 @@ BAD = [
     ({"split": "dirichlet(alpha=0.0)"}, "dirichlet: alpha must be positive, got 0.0"),
     ({"delay": "none"}, "set config.delay, as to deterministic(value=1.0), or config.runtime=mesh"),
     ({"delay": "persistent(law=gama(shape=1, scale=1), factors=[1])"}, "unknown name 'gama'"),
-    ({"delay": "persistent(law=exponential(scale=1), factors=[1, 2])"}, "2 factors, but worker 3"),
     ({"delay": "lognormal(mu=9999, sigma=1)"}, "lognormal: needs a finite mu, got mu=9999"),
     ({"devices": 3}, "cannot shard 4 workers over 3 of "),
     (MESH | {"wait": "k_async(k=1)"}, "this rule does not or not with a trigger; wait for adaptiv"),

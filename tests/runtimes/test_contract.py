@@ -65,12 +65,6 @@ def same_schedule(ours, theirs, but=()):
             np.testing.assert_array_equal(getattr(ours, field.name), getattr(theirs, field.name))
 
 
-def test_it_offers_what_the_contract_asks_for(build):
-    runtime = build(METHODS["all_reduce"]())
-    assert isinstance(runtime, Runtime) and not isinstance(object(), Runtime)
-    assert runtime.replays == (runtime.clock != "wall")
-    run = runtime.start(X0)
-    assert (run.update, run.samples, run.seconds, run.exhausted) == (0, 0, 0.0, False)
 
 
 def test_two_pieces_are_one(build):

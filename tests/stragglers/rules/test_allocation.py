@@ -67,9 +67,3 @@ def test_rounds_last_as_long_as_the_slowest_share_and_learn_who_is_slow():
         planned.rule("ata", slow, 4, 8, tasks=33)
 
 
-def test_without_a_spread_thousands_of_tasks_come_before_a_bound():
-    """515 ln(2 k^2): where 8 e (sqrt(c) + c) falls below 1."""
-    tasks = np.array([515 * math.log(2 * 100**2)]).astype(int)
-    below, above = tasks - 50, tasks + 50
-    assert allocation.scores(1.0 * below, below, 100, None) == 0
-    assert allocation.scores(1.0 * above, above, 100, None) > 0

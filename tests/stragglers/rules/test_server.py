@@ -222,25 +222,6 @@ def test_graces_are_those_of_a_plain_event_loop(name, own, window, law, mini_bat
     assert counts.min() >= own["k"] and (counts.max() > own["k"] or own["k"] == P)
 
 
-def test_the_grace_takes_along_who_is_nearly_there_and_nobody_waits():
-    """Seconds of a contribution: 10, 12, 14, 40. Half of 10 s is left, so that three come along."""
-    law = persistent(delays.deterministic(1.0), [10.0, 12.0, 14.0, 40.0])
-    schedule = planned.plan("quorum_async", law, 4, 4, k=1, gamma=0.5)
-    np.testing.assert_allclose(schedule.time, [15.0, 25.0, 35.0, 42.0])
-    assert [row[row < 4].tolist() for row in schedule.workers] == [
-        [0, 1, 2], [0, 1], [2, 0], [1, 0, 3, 2],
-    ]  # fmt: skip
-    assert schedule.idle.sum() == 0
-    assert schedule.version[1].tolist()[:2] == [0, 0]  # begun before the first update was made
-    assert schedule.version[2].tolist()[:2] == [0, 1]
-
-
-def test_who_is_back_before_its_update_waits_for_it():
-    law = persistent(delays.deterministic(1.0), [1.0, 5.0])
-    schedule = planned.plan("quorum_async", law, 2, 3, k=2, gamma=1.0)
-    np.testing.assert_allclose(schedule.time, [5.0, 10.0, 15.0])
-    np.testing.assert_allclose(schedule.idle[1:].sum(), 3.0 + 4.0)
-    np.testing.assert_allclose(schedule.busy, [[1, 5]] * 3)
 
 
 def test_a_worker_that_is_cut_off_has_computed_on_every_clock():

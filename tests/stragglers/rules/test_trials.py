@@ -33,11 +33,6 @@ def test_rounds_are_those_of_a_plain_loop(delay, draw):
         np.testing.assert_array_equal(rows.first[t], t * trials)
 
 
-def test_a_worker_that_is_always_too_slow_gives_nothing_and_delays_nobody_for_long():
-    slow = persistent(delays.deterministic(1.0), [1.0, 1.0, 100.0])
-    rows = planned.plan("mindflayer", slow, 3, 5, 2, seconds=1.0)
-    np.testing.assert_array_equal(rows.batches, np.tile([2, 2, 0], (5, 1)))
-    np.testing.assert_allclose(rows.time, 2.0 * np.arange(1, 6))
 
 
 def test_limits_that_no_mini_batch_keeps_and_times_of_samples_are_refused():
