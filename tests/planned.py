@@ -1,6 +1,7 @@
 """Waiting rules and their plans by name, as tests ask for them."""
 
 import networkx as nx
+import numpy as np
 
 from stragglers.rule import Rule, Setting, whole
 from stragglers.rules import RULES
@@ -22,3 +23,10 @@ def random_pairs(delay, graph: nx.Graph, local_steps, updates, seed=0, **options
     """Return rows of nodes that meet after `local_steps`, by default all of a round."""
     options = {"mini_batches": local_steps, "local_steps": local_steps, "graph": graph} | options
     return plan("random_pairs", delay, len(graph), updates, seed=seed, **options)
+
+
+def counted(schedule: Schedule, workers) -> np.ndarray:
+    """Return the mini-batches of every update, [updates, workers]."""
+    batches = np.zeros((schedule.updates, workers + 1), int)
+    np.add.at(batches, (np.arange(schedule.updates)[:, None], schedule.workers), schedule.batches)
+    return batches[:, :workers]

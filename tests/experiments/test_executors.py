@@ -14,6 +14,7 @@ from rich.console import Console
 
 from experiments import endings, executors, slurm
 from experiments.executors import Arm
+from tests.launcher import summary
 
 SHOWN = executors.Shown(Console(), 9)
 # What a process of an arm does here, in place of training: say when, fail, or leave a summary.
@@ -55,10 +56,6 @@ def child(root, group, *flags):
     """Return the command of an arm, which is named after what its process does."""
     (arm,) = group
     return [sys.executable, "-c", CHILD, str(root / arm.path), arm.path.partition("/")[0], *flags]
-
-
-def summary(place):
-    return json.loads((place / "summary.json").read_text())
 
 
 def gone(pid):

@@ -7,10 +7,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-
-from tests.compilations import compilations
-
-from tests.refusals import sentence
 from rich.console import Console
 
 from algorithms import ALGORITHMS
@@ -30,8 +26,10 @@ from experiments import (
 from experiments.tasks import data
 from stragglers.rule import whole
 from stragglers.rules import RULES
+from tests import launcher
+from tests.compilations import compilations
 from tests.experiments.test_checkpoints import killed
-
+from tests.refusals import sentence
 
 TINY = {
     "name": "tiny",
@@ -51,10 +49,6 @@ TINY = {
 def configured(**changes):
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
     return sweep.override(nonblocking.get_config(), TINY | dotted)
-
-
-def but_for_wall_time(record):
-    return {key: value for key, value in record.items() if key != "wall_seconds"}
 
 
 # --- refusals ---
@@ -161,7 +155,7 @@ def test_records_of_a_run_agree_with_each_other(tmp_path):
     assert [record["seconds"] for record in metrics] == [0, 0.25, 0.5, 0.75, 1.0]
     for grows in ("update", "samples", "bytes_per_worker", "wall_seconds"):
         assert (np.diff([record[grows] for record in metrics]) > 0).all()
-    last = but_for_wall_time(metrics[-1]) | {"updates": metrics[-1]["update"]}
+    last = launcher.metrics(tmp_path)[-1] | {"updates": metrics[-1]["update"]}
     last = {key: value for key, value in last.items() if not key.startswith("slow_")}
     del last["update"]
     assert {key: summary[key] for key in last} == last
@@ -176,10 +170,6 @@ def test_records_of_a_run_agree_with_each_other(tmp_path):
     assert summary["train_loss"] < metrics[0]["train_loss"]
     # Ring all-reduce of 4 float32 among 4 workers: 2 (n - 1) / n times 16 bytes.
     assert summary["bytes_per_worker"] == 24 * summary["updates"]
-
-
-def numbers(workdir):
-    return [*map(but_for_wall_time, records.read_metrics(workdir))]
 
 
 
@@ -368,7 +358,7 @@ def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, capsys):
     train.run(changed, tmp_path / "whole", on_record=shown.on_record)
     shown.ended(None)
     assert "worker 2 takes 1.5x, persistent" in capsys.readouterr().out
-    lines = numbers(tmp_path / "whole")
+    lines = launcher.metrics(tmp_path / "whole")
     assert "slow_worker" not in lines[0]
     assert (lines[-1]["slow_worker"], lines[-1]["slow_persistent"]) == (2, True)
     summary = records.read_summary(tmp_path / "whole")
@@ -377,4 +367,4 @@ def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, capsys):
     killed(changed, tmp_path / "cut", 6)
     assert "worker 2 takes 1.5x" in report._state(tmp_path / "cut")
     train.run(changed, tmp_path / "cut")
-    assert numbers(tmp_path / "cut") == lines
+    assert launcher.metrics(tmp_path / "cut") == lines

@@ -250,11 +250,6 @@ def most(row):
     return int(np.max(rule_of(row)[0].trigger.mini_batches))
 
 
-def counted(schedule):
-    """Return the mini-batches of every update, [updates, workers]."""
-    batches = np.zeros((schedule.updates, len(APART) + 1), int)
-    np.add.at(batches, (np.arange(schedule.updates)[:, None], schedule.workers), schedule.batches)
-    return batches[:, : len(APART)]
 
 
 def under(row) -> dict[str, np.ndarray]:

@@ -103,12 +103,6 @@ def test_a_bad_setting_is_refused(name):
 APART = (0.1, 0.4, 0.5)
 
 
-def counted(schedule, workers):
-    """Return the mini-batches of each worker in every update, [updates, workers]."""
-    rows = np.arange(schedule.updates)[:, None]
-    batches = np.zeros((schedule.updates, workers + 1), int)
-    np.add.at(batches, (rows, schedule.workers), schedule.batches)
-    return batches[:, :workers]
 
 
 @pytest.mark.few(1)
@@ -145,7 +139,7 @@ def test_devices_make_the_updates_of_the_clock(name, own, each):
         injector=Injector(3, rule.trigger, 0, delay=delay),
     )
     state, real = runtime.advance(runtime.start(X0), np.inf, 2)
-    np.testing.assert_array_equal(counted(real, 3), counted(plan, 3))
+    np.testing.assert_array_equal(planned.counted(real, 3), planned.counted(plan, 3))
     assert state.samples == plan.batches.sum() * SAMPLES.batch_size
     took = [real.first[t][real.batches[t] > 0].tolist() for t in range(2)]
     want = [
