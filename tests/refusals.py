@@ -1,4 +1,4 @@
-"""What is refused: one sentence, which a row of a battery has words of."""
+"""Refusals of one sentence each, by rows of a battery that have words of it."""
 
 import contextlib
 import re

@@ -6,12 +6,12 @@ import json
 import shutil
 import socket
 import threading
-import time
 
 import pytest
 
 from experiments import files, live, provenance, records
 from tests.experiments.test_report import NASTY, data_of, leave
+from tests.waiting import until
 
 
 def ask(port, path="/", method="GET", host=None):
@@ -81,10 +81,7 @@ class Watched:
 
     def until(self, words, path="/"):
         """Return the page as soon as it holds these words."""
-        end = time.monotonic() + 300
-        while words not in (text := ask(self.server.port, path)[2]):
-            assert time.monotonic() < end, words
-        return text
+        return until(lambda: words in (text := ask(self.server.port, path)[2]) and text, words)
 
     def ended(self):
         self.thread.join(300)

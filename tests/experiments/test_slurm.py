@@ -6,7 +6,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ import pytest
 
 from experiments import distributed, files, slurm
 from experiments.slurm import Seen
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -52,10 +52,7 @@ def test_a_job_that_the_queue_has_forgotten_has_ended(squeue, monkeypatch, capsy
     said = capsys.readouterr().err
     assert said == "squeue fails (no answer); jobs go on, and this is asked again\n"
     squeue("12_0 CONFIGURING 0 None\n99_0 FAILED 0 None")
-    for _ in range(1000):  # it is asked less often the longer it has taken to answer
-        if found := queue.seen("12_0"):
-            break
-        time.sleep(0.02)
+    found = until(lambda: queue.seen("12_0"))  # asked less often the longer it took to answer
     assert found == Seen("CONFIGURING", 0) and not found.ended
     assert queue.seen("12_1").ended and queue.seen("99_0") is None
 
@@ -150,11 +147,7 @@ def test_a_job_that_slurm_has_queued_again_waits_for_who_still_trains(
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        until, said = time.monotonic() + 60, ""
-        while "waiting: workdir" not in said:
-            assert time.monotonic() < until
-            said += capsys.readouterr().err
-            time.sleep(0.01)
+        said = until(lambda: capsys.readouterr().err)
         order.append("first")
     waiting.join(60)
     assert order == ["first", "second"]
