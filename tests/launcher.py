@@ -121,7 +121,7 @@ def caller(monkeypatch, capsys, drawn=False):
 
 
 def refused(answer, words):
-    """Check that a launch has answered in one sentence, and printed nothing; return the sentence."""
+    """Check that a launch has answered in one sentence and printed nothing; return the sentence."""
     code, out, err = answer
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1, err
     assert words in err, err

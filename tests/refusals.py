@@ -8,7 +8,7 @@ import pytest
 
 @contextlib.contextmanager
 def sentence(words):
-    """Check that the block ends with a ValueError of one line, in which the words or pattern are."""
+    """Check that the block ends with a ValueError of one line, which has the words or pattern."""
     with pytest.raises(ValueError) as caught:
         yield
     said = str(caught.value)

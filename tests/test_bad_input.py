@@ -5,13 +5,11 @@ import os
 import shutil
 from types import SimpleNamespace
 
-import jax
 import pytest
-
-from tests.compilations import compilations
 
 from experiments import prepare, sweep
 from tests import launcher
+from tests.compilations import compilations
 from tests.launcher import files, refused, start
 
 
@@ -23,7 +21,6 @@ def here(tmp_path, monkeypatch):
         "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict()\n"
     )
     return launcher.directory(tmp_path, monkeypatch)
-
 
 
 OK = ("--config=config.py", "--workdir=out")
@@ -119,7 +116,6 @@ BAD = [
     ((*config("seed=4294967295"), "--seeds=2"), "config.seed must be below 2**32"),
     (config("task=synthetic_logistic(samples=256, dimension=8, seed=4294967296)"), "below 2**32"),
 ]  # fmt: skip
-
 
 
 @pytest.fixture

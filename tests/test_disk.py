@@ -86,8 +86,6 @@ def test_an_old_file_stays_whatever_fails(tmp_path, monkeypatch):
     assert files(tmp_path) == before
 
 
-
-
 @pytest.mark.slow
 def test_a_disk_that_cannot_be_written_to(call, here):
     """A disk of its own in memory, which is mounted once more for reading alone."""

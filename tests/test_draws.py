@@ -19,7 +19,6 @@ from algorithms.reducers import quantise
 from comms import topology
 from experiments.tasks import data, sampling
 from stragglers import delays
-from stragglers.processes import as_process
 from tests import planned
 from tests.marks import slow_but
 
@@ -38,10 +37,6 @@ def orders():
     for seed in SEEDS:
         sampler = sampling.Sampler(shards, 64, seed)
         yield np.asarray(sampler.indices(np.arange(N)[:, None], epochs)).reshape(-1, 64)
-
-
-
-
 
 
 def pairs():

@@ -190,8 +190,6 @@ def test_a_process_that_finds_nobody_says_so(tmp_path):
     assert "error: several processes: they have not found each other at 127.0.0" in done.stderr
 
 
-
-
 def listens_anywhere(pid):
     """Return the addresses of a process at which it listens on all interfaces."""
     names = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]

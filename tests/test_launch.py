@@ -179,5 +179,3 @@ def test_ctrl_c_is_answered_in_a_sentence(call, here, monkeypatch):
 
     monkeypatch.setattr(launch, "plan", plan)
     assert call(*OK)[0] == 130
-
-

@@ -86,8 +86,6 @@ def launched(cluster, here, *flags, slurm="timeout_min=10", seconds=8):
         process.wait()
 
 
-
-
 def wait_for_records(place, count: int = 4) -> list[dict]:
     """Return the metrics of an arm once they have this number of lines."""
     path = place / "metrics.jsonl"

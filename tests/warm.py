@@ -90,8 +90,6 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-
-
 def run(args, *, cwd, env, timeout):
     """Run a program to its end and return what it has printed, as `subprocess.run` does."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:

@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms import ALGORITHMS, ad_psgd
 from algorithms.base import AXIS
-from comms import cost
-from comms.messages import Row, collective_bytes, exchange_seconds, fallback_bytes, sent_bytes
+from comms.messages import Row, collective_bytes, fallback_bytes
 from runtimes import simulate, worker
 from stragglers import delays
 from tests import planned
@@ -167,18 +166,12 @@ def test_simulated_workers_are_those_of_devices(name):
     jax.tree.map(near, on_devices(row.method), simulated[0])
 
 
-
-
-
-
 def simulated(row, rule, updates=UPDATES):
     """(models, schedule) of a run; later runs of a method take the program of its first one."""
     runtime = simulate.Simulator(row.method, losses, DATA, SAMPLES, rule, mini_batches=M)
     row.run = runtime._run = row.run or runtime._run
     state, schedule = runtime.advance(runtime.start(PARAMS), np.inf, updates)
     return runtime.models(state), schedule
-
-
 
 
 def rule(method, name, law, seed=0):
@@ -231,8 +224,6 @@ def test_samples_of_unfinished_mini_batches_add_nothing(name):
     )
     jax.tree.map(np.testing.assert_array_equal, one, two)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one))
-
-
 
 
 LARGE = {"w": np.zeros((400, 1024), np.float32), "b": np.zeros((), np.float32)}

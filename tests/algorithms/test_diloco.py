@@ -11,7 +11,7 @@ import pytest
 import algorithms as use
 from algorithms import reducers as by
 from algorithms.base import AXIS
-from algorithms.decoupled_diloco import changed, radial_directional
+from algorithms.decoupled_diloco import radial_directional
 from algorithms.noloco import meet_with_momentum
 from comms import chunked, cost, topology
 from comms.collectives import weighted_mean
@@ -144,8 +144,6 @@ def test_its_mean_keeps_the_length_that_a_plain_one_loses():
     np.testing.assert_allclose(found[:600], expected, atol=1e-6 * length)
     assert not found[600:].any()
     assert np.linalg.norm(share @ there) < length / 2
-
-
 
 
 def test_a_fragment_is_all_that_is_sent_at_a_time():

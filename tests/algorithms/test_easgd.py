@@ -56,8 +56,6 @@ def test_it_is_the_papers_update_whoever_takes_part(wait, mini_batches, options)
     assert np.abs(models - centre).max() > 0.1
 
 
-
-
 def test_momentum_steps_from_the_look_ahead_point_and_pulls_the_parameters():
     """Algorithm 2 of the paper; the workers' own models are their look-ahead points."""
     delta, alpha = 0.7, BETA / N

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from algorithms.sparcml import doubling_all_reduce, doubling_bytes, steps
+from algorithms.sparcml import doubling_all_reduce, steps
 
 
 def arrays(workers, size, own, width=3, seed=0):
@@ -24,8 +24,6 @@ def test_the_sum_on_every_worker(spmd):
         noise = np.random.default_rng(0).normal(size=x.shape).astype(np.float32) * (x != 0)
         found = spmd(lambda x, own=own: doubling_all_reduce(x, own), noise)
         np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
-
-
 
 
 def test_workers_beyond_a_power_of_two_meet_one_below_it_first_and_last():

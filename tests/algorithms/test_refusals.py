@@ -8,8 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from tests.refusals import refused
-
 import algorithms as use
 from algorithms import reducers as by
 from algorithms.links import Links, in_turn
@@ -24,6 +22,7 @@ from stragglers.rule import Turnout
 from tests import planned
 from tests.algorithms import quadratics
 from tests.algorithms.quadratics import N
+from tests.refusals import refused
 
 SGD = optax.sgd(0.1)
 LAW = delays.exponential(1.0)
@@ -154,8 +153,6 @@ test_parts_of_a_config_that_do_not_fit_are_explained = refused(
         sweep.override(nonblocking.get_config("workers=4"), {"algorithm": algorithm})
     ),
 )
-
-
 
 
 WEIGHED = [use.dpsgd, use.gradient_tracking, use.exact_diffusion, use.qg_dsgdm, use.decentlam,

@@ -1,24 +1,20 @@
 """Push-sum (SGP): sums that are kept, the de-biased point, and who waits for whom."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from algorithms import sgp
-from algorithms.base import AXIS
 from comms.messages import lasting
 from runtimes import simulate
 from stragglers import delays, processes
 from tests import planned
-from tests.algorithms.nodes import LAW, MODELS, RATE, N, gradient, optimizer
+from tests.algorithms.nodes import LAW, RATE, N, gradient, optimizer
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_push_sum_trains_at_the_debiased_model(overlap):
-    """Twelve updates with messages that arrive later, in which weights differ from 1, or at once."""
+    """Twelve updates with messages that arrive at once, or later and with other weights than 1."""
     method = sgp(optimizer(decay=0.0), N, overlap=overlap)
     rule = planned.rule("neighbour_barrier", LAW, N, 1, 0, graph=method.graph, links=method.links)
     runtime = simulate.Simulator(method, losses, DATA, SAMPLES, rule, mini_batches=1)

@@ -9,7 +9,6 @@ from algorithms import ad_psgd, swarm
 from algorithms.base import AXIS
 from algorithms.swarm import Quantised, meet, meet_stopped
 from comms import topology
-from comms.messages import sent_bytes
 from runtimes import simulate
 from stragglers import wavefront
 from tests import planned
@@ -173,5 +172,3 @@ def test_models_meet_in_few_bits_without_gradients(quantised, most):
     distance, state = pure_gossip(quantised, most)
     assert distance.min() < 1e-6
     np.testing.assert_array_equal(state.codec.failed, 4)  # all buckets of a node, once
-
-

@@ -1,6 +1,5 @@
 """Benchmarks that kill processes: one trial of each."""
 
-
 import pytest
 
 from tests.launcher import program

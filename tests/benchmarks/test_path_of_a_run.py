@@ -1,6 +1,5 @@
 """The path of a run through the code does not grow unseen."""
 
-
 import pytest
 
 from tests.launcher import program

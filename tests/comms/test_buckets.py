@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from comms import buckets, collectives, cost
 from comms.buckets import bucketed_weighted_mean
 from comms.iteration import googlenet
+from tests.refusals import refused
 
 
 def brute_force(sizes, ready, seconds):

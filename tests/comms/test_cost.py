@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from comms import cost
+from tests.refusals import refused
 
 LINK = {"alpha": 1e-5, "beta": 1e-9, "gamma": 4e-10}
 

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from comms import collectives, gossip, matcha, mixing, topology
+from tests.refusals import refused
 
 
 def network(graph, build=mixing.metropolis):
@@ -132,7 +131,7 @@ test_mix_refuses_matchings_of_another_graph = refused(
     (np.eye(4), np.zeros((1, 3), int), r"partners \(1, 3\)"),
     (mixing.metropolis(topology.ring(4)), [[1, 0, 3, 2]], "these workers 0 times"),
     (mixing.metropolis(topology.ring(4)), [[1, 0, 3, 2], [3, 2, 1, 0]] * 2, "2 times"),
-    by=lambda W, partners: jax.vmap(
-        lambda x: gossip.mix(x, W, partners), axis_name="workers"
-    )(jnp.zeros(4)),
+    by=lambda W, partners: jax.vmap(lambda x: gossip.mix(x, W, partners), axis_name="workers")(
+        jnp.zeros(4)
+    ),
 )

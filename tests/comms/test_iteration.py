@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from comms import buckets, iteration
 from comms.cost import AlphaBeta, ring
 from comms.iteration import LayerTrace, googlenet
+from tests.refusals import refused
 
 # Two layers; the second one's gradient, of 4 bytes, is ready at 1 s, the first one's, 2, at 3 s.
 TWO = LayerTrace("two", np.array([2.0, 4.0]), np.array([1.0, 1.0]), np.array([2.0, 1.0]))

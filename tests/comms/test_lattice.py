@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from comms import lattice
 from tests.comms import host_lattice
+from tests.refusals import refused
 
 ROUNDINGS = [False, True]
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from comms import mixing, topology
+from tests.refusals import refused
 
 GRAPHS = [
     topology.ring(1),
@@ -39,8 +38,6 @@ def test_path_of_three_by_hand():
     halves = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1]]) / 2
     np.testing.assert_allclose(mixing.best_constant(path), halves, atol=1e-15)
     assert mixing.rho(mixing.best_constant(path)) == pytest.approx(0.25)
-
-
 
 
 test_rho_refuses_what_is_no_mixing_matrix = refused(

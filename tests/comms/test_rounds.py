@@ -6,10 +6,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from algorithms.links import of_rounds
 from comms import mixing, rounds, topology
+from tests.refusals import refused
 
 
 def matrices_of(turn):

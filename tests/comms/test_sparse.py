@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from comms import sparse
+from tests.refusals import refused
 
 
 def test_top_k_by_hand():

@@ -7,14 +7,13 @@ import numpy as np
 import optax
 import pytest
 
-from tests.refusals import refused
-
 from algorithms import all_reduce
 from comms import cost, halving, straggl_ar
 from comms.messages import collective_bytes, exchange_transfers, seconds
 from stragglers import delays
 from stragglers.processes import persistent
 from tests import planned
+from tests.refusals import refused
 
 SIZES = [2, 8, 64]
 

@@ -6,10 +6,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from comms import mixing, topology
 from comms.topology import matcha_matchings
+from tests.refusals import refused
 
 
 def edges(graph):

@@ -6,12 +6,11 @@ import os
 import sys
 
 import pytest
-
-from tests.refusals import sentence
 from rich.console import Console
 
 from experiments import config_files, registry, sweep
 from tests import launcher
+from tests.refusals import sentence
 
 
 def test_every_name_of_every_kind_is_listed_with_a_sentence():

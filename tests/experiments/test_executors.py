@@ -1,7 +1,6 @@
 """Executors of arms: this process, others on this machine, and jobs without a Slurm."""
 
 import functools
-import json
 import os
 import signal
 import sys

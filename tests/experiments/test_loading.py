@@ -89,7 +89,9 @@ def test_what_a_record_names_is_imported_when_it_is_trusted(tmp_path, monkeypatc
 def test_a_remote_place_is_refused_before_anything_is_written(call, here):
     before = launcher.files(here)
     for flag, more in {"workdir": ["--config=config.py", "--restarts=1"], "advise": []}.items():
-        launcher.refused(call(f"--{flag}=gs://bucket/x", *more), "gs://bucket/x is on a remote store")
+        launcher.refused(
+            call(f"--{flag}=gs://bucket/x", *more), "gs://bucket/x is on a remote store"
+        )
     assert launcher.files(here) == before
     with pytest.raises(ValueError, match="remote store"):
         train.run(configured(), "s3://bucket/x")

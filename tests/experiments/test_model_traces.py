@@ -3,12 +3,11 @@
 import jax
 import numpy as np
 import pytest
-
-from tests.refusals import refused
 from flax import linen as nn
 
 from experiments import model_traces
 from experiments.tasks.models import mlp
+from tests.refusals import refused
 
 
 def test_dense_layers_and_convolutions_by_hand():

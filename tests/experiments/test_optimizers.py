@@ -6,9 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from tests.refusals import sentence
-
 from experiments import optimizers
+from tests.refusals import sentence
 
 
 def rates(part, samples):

@@ -140,8 +140,6 @@ def test_a_mesh_accepts_what_a_simulation_does_and_parameters_change_what_is_acc
     assert "move freely" in decision("all_reduce", "barrier", "actors")
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("method_name", "rule_name"), pairs.OF_PROCESSES)
 def test_processes_train_what_is_accepted(method_name, rule_name):

@@ -1,7 +1,6 @@
 """Records of a run, the lock beside them and the commit that they name."""
 
 import fcntl
-import json
 import math
 import os
 import subprocess
@@ -151,8 +150,6 @@ def test_another_config_is_refused_and_nothing_written(tmp_path, config):
     many.workers, many.seed = 2, 1
     with pytest.raises(ValueError, match=r" and 1 more; choose another"):
         records.check(tmp_path, many)
-
-
 
 
 def curve(*points):

@@ -5,13 +5,12 @@ import hashlib
 
 import numpy as np
 import pytest
-
-from tests.refusals import refused, sentence
 from ml_collections import ConfigDict
 
 from configs import nonblocking
 from experiments import registry
 from experiments.registry import part
+from tests.refusals import refused, sentence
 
 READ = [
     (" ring() ", {"name": "ring"}),
@@ -134,8 +133,6 @@ test_misfits_are_explained = refused(
     ("made_of(g, inner=1)", "unknown parameter 'inner'; it takes: size"),
     by=lambda written: THING.build(written, n=8),
 )
-
-
 
 
 def test_a_factorys_own_sentence_is_passed_on():

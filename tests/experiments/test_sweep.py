@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.refusals import sentence
-
 from experiments import executors, prepare, records, registry, restarts, sweep, tasks
+from tests.refusals import sentence
 
 # --- overrides ---
 

@@ -172,8 +172,6 @@ def test_records_of_a_run_agree_with_each_other(tmp_path):
     assert summary["bytes_per_worker"] == 24 * summary["updates"]
 
 
-
-
 def test_the_last_step_of_the_clock_ends_with_the_budget():
     """2.1 / 0.7 is more than 3 in floats."""
     for every, budget, at in ((0.25, 0.6, [0.25, 0.5, 0.6]), (0.7, 2.1, [0.7, 1.4, 2.1])):

@@ -250,8 +250,6 @@ def most(row):
     return int(np.max(rule_of(row)[0].trigger.mini_batches))
 
 
-
-
 def under(row) -> dict[str, np.ndarray]:
     """Return the events in the rounds of a row, and their results."""
     rule, delay = rule_of(row)

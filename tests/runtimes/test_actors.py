@@ -53,8 +53,6 @@ def started():
         runtime.close()
 
 
-
-
 def test_processes_that_die_and_hang_are_replaced_and_a_run_resumes(started, monkeypatch):
     """Asynchronous DiLoCo whose updates wait on; one process is killed while it starts."""
     monkeypatch.setattr(pool, "SILENCE", 3.0)

@@ -45,6 +45,7 @@ RULES = {
     "k_async/grace": {"k": 1, "grace": 0.01},
     "quorum_async": {"k": 2, "gamma": 0.7},
 }
+FRESH = WorkerState((), ())
 GRACES = ("k_async/grace", "quorum_async")  # updates that wait on after their k-th push
 
 
@@ -118,12 +119,13 @@ class World:
         self.server.lost(who, self.seconds)
         self.workers[who] = self.process(who)
         self.carry_out(self.server.returned(who, self.seconds))
+
     def packed(self):
         """Return what a checkpoint has of the server."""
         server = self.server
         return server.state, server.counters(), server.log.pack(server.update)
 
-    def resume(self, packed, seconds=0.0, states=(WorkerState((), ()),) * N, observed=()):
+    def resume(self, packed, seconds=0.0, states=(FRESH,) * N, observed=()):
         """Go on from the checkpoint of another world; whatever was on its way is lost."""
         self.server.resume(*packed, list(observed))
         self.queue.clear()

@@ -8,12 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from tests.compilations import compilations
-
 from algorithms import all_reduce, dpsgd, local_sgd, swarm, top_k
 from algorithms.base import scale_by_samples
 from comms import topology
-from runtimes.base import Runtime
 from runtimes.mesh import Mesh
 from runtimes.simulate import Batched, Simulator
 from stragglers import delays, inject
@@ -21,15 +18,13 @@ from stragglers.rule import Trigger
 from stragglers.rules.replay import recorded
 from stragglers.schedule import Event, Schedule, concatenate
 from tests import planned
+from tests.compilations import compilations
 from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, D, bits, losses, optimizer, replayed
 from tests.runtimes.toy import gradient as mean_gradient
 
-
 N, M = 4, 2
 LAW, SHORT = delays.exponential(0.3), delays.deterministic(0.005)
-
-
 
 
 METHODS = {
@@ -63,8 +58,6 @@ def same_schedule(ours, theirs, but=()):
     for field in fields(Schedule):
         if field.name not in but:
             np.testing.assert_array_equal(getattr(ours, field.name), getattr(theirs, field.name))
-
-
 
 
 def test_two_pieces_are_one(build):

@@ -10,10 +10,9 @@ import optax
 import pytest
 
 from algorithms import all_reduce, dpsgd, local_sgd, matcha, mg_wfbp, sgp, swarm
-from algorithms.base import scale_by_samples
 from benchmarks.floors import hand_written
 from comms import topology
-from runtimes import mesh, simulate, slices
+from runtimes import mesh, simulate
 from runtimes.equations import inputs, needed, programs_in
 from runtimes.rounds import Table
 from stragglers import delays, inject, processes
@@ -22,8 +21,6 @@ from tests.marks import slow
 from tests.runtimes.toy import DATA, SAMPLES, X0, losses, optimizer, replayed
 
 N, M = 8, 4
-
-
 
 
 METHODS = {
@@ -200,8 +197,6 @@ def test_a_round_waits_for_all_workers_only_where_its_rule_does():
     assert a_round("neighbour_barrier") == (False, False)
 
 
-
-
 def collectives(compiled):
     """Return the collectives of a compiled program, with the element counts of what they move."""
     text = compiled.as_text()
@@ -229,5 +224,3 @@ def test_the_plain_step_has_the_collectives_of_the_hand_written_one():
     expected = collectives(step.lower(params, memory, table, DATA, np.int32(1)).compile())
     assert sum(expected.values()) == 1
     assert collectives(ours) == expected
-
-

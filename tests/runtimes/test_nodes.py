@@ -163,8 +163,6 @@ def check_bytes(name, run):
     assert said <= sum(run.counted("sent_bytes")) <= said + agreed
 
 
-
-
 def scattered(i, exchange):
     """Public copies that begin far from each other."""
     return exchange._replace(comm=jnp.asarray(np.random.default_rng(i).normal(size=X0.shape), "f"))

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-from tests.refusals import refused
 from jax.sharding import PartitionSpec as P
 
 from algorithms import (
@@ -34,6 +32,7 @@ from tests.algorithms.methods import METHODS, N
 from tests.algorithms.test_contract import PARAMS, losses
 from tests.conftest import make_mesh
 from tests.marks import slow, slow_but
+from tests.refusals import refused
 from tests.runtimes.toy import DATA, SAMPLES, B
 
 UPDATES = 50

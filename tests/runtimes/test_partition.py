@@ -8,8 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from tests.compilations import compilations
-
 from algorithms import ad_psgd, swarm
 from algorithms.base import AXIS
 from comms import collectives, topology
@@ -18,6 +16,7 @@ from runtimes import worker
 from runtimes.asynchronous.worker import OWN, Uplink, alone, uplink
 from runtimes.gossip.partition import PairProgram
 from tests.algorithms.methods import METHODS
+from tests.compilations import compilations
 from tests.marks import slow_but
 
 RNG = np.random.default_rng(0)

@@ -3,15 +3,13 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
-
-from tests.refusals import refused
 
 from runtimes import planning, simulate
 from runtimes.planning import allocate, init_slots
 from stragglers import delays
 from stragglers.rules.replay import recorded
 from tests import planned
+from tests.refusals import refused
 from tests.runtimes.toy import SAMPLES, B
 
 

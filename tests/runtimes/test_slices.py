@@ -7,10 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.refusals import refused
-
 from algorithms import all_reduce, easgd, local_sgd, matcha, top_k
-from algorithms.base import scale_by_samples
 from comms import topology
 from configs import base
 from experiments import prepare
@@ -20,11 +17,10 @@ from stragglers import delays, inject, processes
 from tests import planned
 from tests.algorithms import traced
 from tests.marks import slow
+from tests.refusals import refused
 from tests.runtimes.toy import DATA, SAMPLES, X0, B, Counted, losses, optimizer, replayed
 
 N, S, M = 4, 2, 4  # workers, devices of a worker, mini-batches
-
-
 
 
 METHODS = {
@@ -84,8 +80,6 @@ def test_delayed_slices_are_replayed_to_the_same_parameters():
     assert (schedule.batches.max(1) == M).all() and (schedule.batches < M).any()
     replay = replayed(method, schedule, M)
     np.testing.assert_allclose(replay, real, rtol=2e-4, atol=2e-5)
-
-
 
 
 @pytest.mark.slow

@@ -103,8 +103,6 @@ def test_a_bad_setting_is_refused(name):
 APART = (0.1, 0.4, 0.5)
 
 
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "own", "each"),

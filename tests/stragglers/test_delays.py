@@ -3,9 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from stragglers import delays
+from tests.refusals import refused
 
 LAWS = [
     delays.deterministic(2.0),

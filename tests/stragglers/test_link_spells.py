@@ -7,8 +7,6 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from algorithms.links import Links
 from comms import cost, messages
 from comms.messages import Payload
@@ -19,6 +17,7 @@ from stragglers import delays, link_spells
 from stragglers.processes import markov, persistent
 from stragglers.rule import Exchange, whole
 from tests import planned
+from tests.refusals import refused
 from tests.stragglers.contract_rows import COSTS, ROWS, SPELLS, P, assert_equal, made
 
 ONE = delays.deterministic(1.0)

@@ -6,8 +6,6 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from algorithms.base import scale_by_samples
 from algorithms.dpsgd import dpsgd
 from algorithms.links import Links
@@ -17,6 +15,7 @@ from stragglers import delays, inject
 from stragglers.processes import as_process, markov
 from stragglers.rule import Exchange, Transfer, whole
 from tests import planned
+from tests.refusals import refused
 
 N, M, D = 8, 3, 0.7
 LAW = delays.shifted_exponential(1.0, 1.0)

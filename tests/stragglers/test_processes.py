@@ -4,11 +4,10 @@ import sys
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from stragglers import delays, speed_paths, streams
 from stragglers.processes import as_process, by_sample, markov, persistent, spells, trace
 from tests.launcher import ROOT
+from tests.refusals import refused
 
 LAW = delays.shifted_exponential(1.0, 0.5)
 

@@ -4,13 +4,12 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from stragglers import delays, kept, processes
 from stragglers.processes import by_sample
 from stragglers.schedule import Schedule
 from tests import planned
 from tests.marks import slow_but
+from tests.refusals import refused
 
 P, M = 16, 4
 LAW = delays.lognormal(0.0, 0.5)

@@ -4,13 +4,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from stragglers import delays, reading
 from stragglers.processes import persistent
 from stragglers.rules.replay import recorded
 from stragglers.schedule import FORMAT, Event, Schedule, concatenate, load
 from tests import planned
+from tests.refusals import refused
 from tests.stragglers.contract_rows import assert_equal
 
 

@@ -4,12 +4,11 @@ import math
 
 import pytest
 
-from tests.refusals import refused
-
 from stragglers import delays, theory
 from stragglers.order_statistics import moments
 from stragglers.processes import persistent, trace
 from tests import planned
+from tests.refusals import refused
 
 EXPONENTIAL = delays.exponential(1.0)
 SHIFTED = delays.shifted_exponential(1.0, 1.0)

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from stragglers import delays, theory
 from stragglers.order_statistics import order_statistic_mean
 from tests import planned
+from tests.refusals import refused
 
 EXPONENTIAL = delays.exponential(1.0)
 SHIFTED = delays.shifted_exponential(1.0, 1.0)

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.refusals import sentence
-
 from configs import nonblocking
 from experiments import sweep, tasks, train
 from experiments.tasks.models import MODELS, product_of_patches
 from tests.experiments.test_checkpoints import left
 from tests.marks import slow
+from tests.refusals import sentence
 
 
 @pytest.mark.parametrize(("name", "given"), [("cnn", {}), slow("resnet18", {"width": 16})])

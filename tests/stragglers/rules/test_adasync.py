@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from stragglers import delays
 from stragglers.rules.server import exponential_k, tabled_k
 from tests import planned
+from tests.refusals import refused
 
 P = 16
 EXPONENTIAL = delays.exponential(1.0)

@@ -65,5 +65,3 @@ def test_rounds_last_as_long_as_the_slowest_share_and_learn_who_is_slow():
     np.testing.assert_array_equal(rows.first[-1], rows.batches[:-1].sum(axis=0))
     with pytest.raises(ValueError, match=r"1 <= tasks <= 32 \(workers x mini-batches\), got 33"):
         planned.rule("ata", slow, 4, 8, tasks=33)
-
-

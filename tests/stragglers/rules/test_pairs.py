@@ -6,8 +6,6 @@ from collections import deque
 import networkx as nx
 import numpy as np
 import pytest
-
-from tests.refusals import refused
 from scipy import stats
 
 from comms import topology
@@ -17,6 +15,7 @@ from stragglers.rule import whole
 from stragglers.schedule import concatenate, load
 from stragglers.wavefront import interactions, meetings
 from tests import planned
+from tests.refusals import refused
 from tests.stragglers.contract_rows import SHIFTED, assert_equal
 
 DELAYS = {

@@ -4,8 +4,6 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from algorithms.links import Links, in_turn
 from stragglers import delays, round_clock
 from stragglers.inject import Injector, Measured
@@ -14,6 +12,7 @@ from stragglers.rule import Transfer
 from stragglers.rules.rounds import drop_compute_threshold, round_deadline
 from stragglers.schedule import concatenate
 from tests import planned
+from tests.refusals import refused
 from tests.stragglers.contract_rows import SHIFTED, assert_equal
 
 FIVE_TIMES = delays.bernoulli_slowdown(1 / 8, 5.0, 0.1)

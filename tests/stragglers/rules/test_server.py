@@ -4,14 +4,13 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from tests.refusals import refused
-
 from stragglers import delays
 from stragglers.processes import as_process, persistent
 from stragglers.rule import whole
 from stragglers.rules.server import PROTOCOLS
 from stragglers.schedule import Schedule
 from tests import planned
+from tests.refusals import refused
 from tests.stragglers.contract_rows import COSTS, SHIFTED, P, assert_equal, in_segments
 from tests.stragglers.contract_rows import DELAYS as SAME
 
@@ -220,8 +219,6 @@ def test_graces_are_those_of_a_plain_event_loop(name, own, window, law, mini_bat
             np.testing.assert_allclose(schedule.start[t][~there], time, rtol=1e-9)
     counts = (schedule.batches > 0).sum(axis=1)
     assert counts.min() >= own["k"] and (counts.max() > own["k"] or own["k"] == P)
-
-
 
 
 def test_a_worker_that_is_cut_off_has_computed_on_every_clock():

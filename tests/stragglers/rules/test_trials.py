@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stragglers import delays, theory
-from stragglers.processes import as_process, from_law, markov, persistent
+from stragglers.processes import as_process, from_law, markov
 from stragglers.rule import Setting
 from stragglers.rules.trials import mindflayer
 from tests import planned
@@ -31,8 +31,6 @@ def test_rounds_are_those_of_a_plain_loop(delay, draw):
         np.testing.assert_array_equal(rows.batches[t], done)
         assert rows.time[t] == pytest.approx(now, rel=1e-12)
         np.testing.assert_array_equal(rows.first[t], t * trials)
-
-
 
 
 def test_limits_that_no_mini_batch_keeps_and_times_of_samples_are_refused():
