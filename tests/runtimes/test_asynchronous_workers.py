@@ -282,11 +282,11 @@ def test_a_loss_after_a_checkpoint_is_the_first_thing_that_each_resumed_run_sees
     observed = [(0.0, 1.0)]
     first.server.observe(*observed[0])
     first.run(1)
-    packed = first.packed()
+    state, counters, _ = first.packed()
     first.run(3)
     observed.append((first.seconds, 16.0))
     first.server.observe(*observed[-1])
-    second.resume(packed, observed=observed)
+    second.resume((state, counters, first.server.log.pack(1)), observed=observed)
     assert second.server.rule.k < 4
     second.run(9)
     third.resume(second.packed(), observed=observed)
