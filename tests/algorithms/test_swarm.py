@@ -9,6 +9,7 @@ from algorithms import ad_psgd, swarm
 from algorithms.base import AXIS
 from algorithms.swarm import Quantised, meet, meet_stopped
 from comms import topology
+from comms.messages import sent_bytes
 from runtimes import simulate
 from stragglers import wavefront
 from tests import planned
@@ -172,3 +173,15 @@ def test_models_meet_in_few_bits_without_gradients(quantised, most):
     distance, state = pure_gossip(quantised, most)
     assert distance.min() < 1e-6
     np.testing.assert_array_equal(state.codec.failed, 4)  # all buckets of a node, once
+
+
+def test_bytes_are_those_of_the_messages():
+    """Of 100 float32 parameters, per update in the mean over workers."""
+    params, ring = np.zeros(100, np.float32), topology.ring(N)
+    schedule = planned.plan("random_pairs", LAW, N, 60, graph=ring, width=2)
+    # 8 bits each, with a side and two sums for the one bucket; the answer is a byte.
+    for bits, message in ((None, 400), (8, 100 + 12 + 1)):
+        found = sent_bytes(swarm(optimizer(), ring, bits=bits), params, schedule)
+        met = wavefront.interactions(schedule)
+        asked = np.bincount(met.row[met.pairs[:, 0] != met.pairs[:, 1]], minlength=60)
+        np.testing.assert_allclose(found, 2 * asked * message / N)
