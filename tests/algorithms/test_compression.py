@@ -144,6 +144,9 @@ def test_momentum_correction_by_hand():
         sent.append(out[0].tolist())
     # The second entry owes 1, then 1 + 1.5, then 1 + 1.5 + 1.75.
     assert sent == [[4, 0], [4, 0], [0, 4.25]]
+    out, after = alone(method.exchange.update, jnp.array([[9.0, 9.0]]), state, 0.0)
+    assert out[0].tolist() == [0, 0]  # of a worker that has finished nothing
+    jax.tree.map(np.testing.assert_array_equal, after.reducers, state.reducers)
 
 
 @pytest.mark.slow

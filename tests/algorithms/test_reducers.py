@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import local_sgd
+from algorithms import all_reduce, local_sgd
 from algorithms import reducers as by
 from algorithms.base import AXIS
 from algorithms.compression import Draw
@@ -103,6 +103,23 @@ def test_a_memory_refuses_codes_that_may_lose_all():
     with pytest.raises(ValueError, match=r"bits=5\), or bucket=195"):
         by.error_feedback(by.quantise(bits=4, bucket=196))
     by.error_feedback(by.top_k(0.1), by.quantise(bits=4, bucket=195))
+
+
+def test_who_is_idle_bears_the_rounding_of_others_with_the_weight_of_a_full_round():
+    """Of three mini-batches, which an exchange knows as `nominal`."""
+    exchange = all_reduce(optax.sgd(1.0), exchange=by.error_feedback(by.bf16())).exchange
+    weights, units = np.float32([0, 3, 1, 2]), np.float32([3, 3, 1, 2])
+    x = np.random.default_rng(2).standard_normal((N, 40)).astype(np.float32)
+    x[0] = 0
+
+    def of_worker(x, weight, me):
+        given = {"weight": weight, "nominal": 3, "worker": me, "version": 0, "samples": 0.0}
+        return exchange.update(x, exchange.init(x), x, **given)
+
+    mean, state = jax.jit(jax.vmap(of_worker, axis_name=AXIS))(x, weights, jnp.arange(N))
+    owed = np.asarray(state.reducers[0].residual)
+    np.testing.assert_allclose(6 * mean[0] + units @ owed, weights @ x, atol=2e-5)
+    assert np.abs(owed[0]).max() > 1e-3
 
 
 def test_bytes_are_those_of_the_last_and_of_indices():

@@ -61,3 +61,17 @@ def test_it_is_the_algorithm_of_the_paper(k):
     assert 2 * N <= paper.steps < 120 * k
     late = k - 1  # a worker goes on from the parameters before the update that it is in
     assert N <= paper.oldest <= 2 * N - 2 + late
+
+
+def test_who_has_finished_nothing_still_owes_its_step():
+    """In rounds that end with the first worker, all of whose contributions arrive together."""
+    cut = {"leftovers": "drop", "in_flight": "cut"}
+    method, law = ringleader(optax.sgd(RATE), N), delays.exponential(1.0)
+    (found,), schedule = simulated(method, "first_finisher", law, 60, 2, **cut)
+    paper, idle = ByThePaper(), schedule.batches == 0
+    for finished in schedule.batches:
+        at, after = paper.x, paper.steps
+        for worker in np.flatnonzero(finished):
+            paper.arrive(worker, CURVATURE[worker] * (at - CENTRE[worker]), after)
+    np.testing.assert_allclose(found, paper.x, atol=2e-6)
+    assert idle.any(axis=0).all() and paper.steps > 2 * N

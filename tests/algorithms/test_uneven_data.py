@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from algorithms import decentlam, dpsgd, exact_diffusion, gradient_tracking, qg_dsgdm
-from algorithms.base import AXIS
+from algorithms.base import AXIS, scale_by_samples
 from algorithms.decentlam import accelerated_mixing
 from algorithms.exact_diffusion import adapt_correct_combine
 from algorithms.gossip import mixing_over
@@ -86,6 +86,20 @@ def accelerate(graph):
 def test_updates_of_workers_some_of_which_finished_nothing(make, reference, graph):
     found = in_step(make(optax.sgd(RATE), graph), UPDATES, FINISHED)
     np.testing.assert_allclose(found, reference(graph), rtol=1e-5, atol=1e-6)
+
+
+def test_an_idle_worker_follows_its_tracker_at_the_rate_of_one_mini_batch():
+    """While the rate of the others grows with the root of their mini-batches."""
+    x, tracker, old = np.zeros((3, N, D))
+    W, finished = mixing.metropolis(STAR), 4 * FINISHED
+    for count in finished:
+        new = np.where(count[:, None] > 0, gradients(x), old)
+        tracker += new - old
+        rate = RATE * np.sqrt(np.maximum(count, 1))[:, None]
+        x, tracker, old = W @ (x - rate * tracker), W @ tracker, new
+    method = gradient_tracking(scale_by_samples(RATE, batch_power=0.5), STAR)
+    found = in_step(method, UPDATES, finished)
+    np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
 
 
 RING = topology.ring(N)

@@ -178,6 +178,8 @@ def test_a_network_of_a_measured_all_reduce_takes_its_table_as_it_is():
     network = cost.measured_network(sizes, seconds, 4)
     assert [cost.ring_seconds(4, size, network) for size in sizes] == seconds
     assert cost.ring_seconds(1, 1024, network) == 0
+    slow = np.array([1.0, 3.0, 2.0, 1.0])  # factors of the links to the next worker
+    assert cost.ring_seconds(4, 1024, network, slow) == pytest.approx(3 * 9e-5)
     fitted = network._replace(all_reduce=None)  # of links alone
     model, _ = cost.fit(sizes, seconds)
     assert cost.ring_seconds(4, 1024, fitted) == pytest.approx(model.seconds(1024))

@@ -32,7 +32,7 @@ from stragglers.pair_log import Entry, Meeting, PairLog
 from tests.marks import slow_but
 from tests.runtimes import meeters
 from tests.runtimes.meeters import H, N
-from tests.runtimes.toy import X0
+from tests.runtimes.toy import X0, B
 
 
 class Threaded(GossipWorker):
@@ -145,6 +145,9 @@ def same_as_replay(name, run, schedule):
 @pytest.mark.parametrize("name", slow_but(("float32",), meeters.METHODS))
 def test_replay_gives_the_same_bits(name):
     run = Together(name, 240)  # and some: no turn of the replay is short, of a shape of its own
+    real, rows = run.schedule.batches > 0, run.schedule
+    seen = N * B * rows.first[real]  # as if all were as far as the one that asks
+    np.testing.assert_array_equal(rows.samples[real], seen)
     same_as_replay(name, run, run.schedule)
     assert np.abs(run.of_all("params") - X0).max() > 0.1
     if name in ("float32", "8 bits"):

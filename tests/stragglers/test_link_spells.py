@@ -49,6 +49,14 @@ def test_a_ring_takes_its_slowest_link_as_it_is_at_the_beginning():
     np.testing.assert_allclose(planned.plan("barrier", ONE, 3, 1, communication=again).time, 4)
 
 
+def test_a_ring_of_workers_who_land_apart_begins_with_the_last_one():
+    """Worker 2 of the path 0-1-2 is ready after 2 s, and its link is slow from 1.5 s on."""
+    over = exchange(slow((1.5, "1-2", 3.0)), Payload((12,)))
+    delay, path = persistent(ONE, [1.0, 1.0, 2.0]), nx.path_graph(3)
+    rows = planned.plan("neighbour_barrier", delay, 3, 1, graph=path, communication=over)
+    np.testing.assert_allclose(rows.finish, [[1 + 3, 2 + 3, 2 + 3]])
+
+
 def test_what_follows_begins_when_what_was_before_has_arrived():
     """Two buckets, the first one known after half a mini-batch of 1 s."""
     over = exchange(slow((1.2, "0-1", 3.0)), Payload((12,), share=0.5), Payload((12,)))

@@ -146,6 +146,28 @@ def test_a_draw_of_a_round_is_that_of_its_begin(monkeypatch):
     np.testing.assert_allclose(device.schedule(0, 20).time, plan.time)
 
 
+def test_a_contribution_that_is_cut_takes_its_durations_along(monkeypatch):
+    """Where samples have costs; worker 0 is cut in the first of its two mini-batches."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += max(0.0, seconds)
+
+    monkeypatch.setattr(inject, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    delay = as_process(LAW).costing(lambda worker, counter: np.ones(np.shape(worker)), 1.0)
+    trigger = planned.rule("k_sync", delay, 2, [2, 1], k=1).trigger
+    device = inject.Injector(2, trigger, 0, delay=delay)
+    device.resume()
+    for worker in range(2):
+        device.begin(worker, 0, None)
+    assert device.tick(1, 0, 1, None) == inject.STOP
+    assert device.tick(0, 0, 1, None) == inject.CUT
+    for worker in range(2):
+        device.land(worker, 0, None)
+    packed = device.pack()
+    assert packed["attempts"].tolist() == packed["consumed"].tolist() == [2, 1]
+
+
 # --- links that come and go ---
 
 

@@ -256,6 +256,17 @@ def test_a_calibration_that_is_cut_off_goes_on_to_the_same_deadline():
     np.testing.assert_allclose(whole.deadline, threshold, rtol=1e-8)
 
 
+def test_the_deadline_follows_from_the_first_rounds_alone():
+    """Who is cut has computed for exactly as long as the threshold of their durations."""
+    plan = planned.plan("drop_compute", SHIFTED, P, 30, M, 3, calibration=5, communication=0.4)
+    steps = np.arange(5 * M).reshape(5, 1, M)
+    durations = as_process(SHIFTED).seeded(3).duration(np.arange(P)[:, None], 0.0, steps)
+    cut = plan.batches[5:] < M
+    assert cut.any() and (plan.batches[:5] == M).all()
+    tau = drop_compute_threshold(durations, 0.4)
+    np.testing.assert_allclose(plan.busy[5:][cut], tau, rtol=1e-6)
+
+
 # --- patience that follows what was seen ---
 
 
