@@ -223,6 +223,18 @@ def resumed(world, method, wait):
     return other
 
 
+@pytest.mark.parametrize("wait", ["k_async", "quorum_async"])
+def test_what_waits_for_an_update_is_made_anew_by_a_run_that_resumes(wait):
+    """By the same rule, after as many updates, and with the same samples."""
+    world = World("all_reduce", wait, 2, **RULES[wait])
+    rows = world.run(6)
+    while not world.server._held:
+        world.step()
+    again = resumed(world, "all_reduce", wait)
+    assert again.server.rule.update == again.server.update == 6
+    used_once(concatenate([rows, again.run(20)]), 2)
+
+
 @pytest.mark.parametrize("method", ["top_k", slow("easgd")])
 def test_lost_processes_lose_their_state_and_no_sample(method):
     world, rng = World(method, "k_async", 2, k=2), np.random.default_rng(0)
