@@ -216,7 +216,10 @@ def test_a_budget_in_seconds_is_spent_as_well_as_a_grid_can(monkeypatch):
             matcha.activation_probabilities(matchings, 4, budget, seconds=bad)
 
 
-@pytest.mark.parametrize("graph", [topology.torus(36), topology.complete(12)])
+UNEVEN = topology.erdos_renyi(20, 0.2, seed=3)  # whose matchings are not alike
+
+
+@pytest.mark.parametrize("graph", [topology.torus(36), topology.complete(12), UNEVEN])
 def test_what_is_quick_for_many_workers_agrees_with_what_is_exact_for_few(graph, monkeypatch):
     matchings, workers, budget = matcha.decompose(graph), len(graph), 0.3
     exact = matcha.activation_probabilities(matchings, workers, budget)
@@ -226,6 +229,7 @@ def test_what_is_quick_for_many_workers_agrees_with_what_is_exact_for_few(graph,
     best, found = (lambda_2(matchings, workers, p) for p in (exact, quick))
     assert found >= (1 - matcha.CLOSE) * best
     assert quick.sum() <= budget * len(matchings) + 1e-6 and quick.min() >= 0
+    assert (np.ptp(exact) > 0.1) == (graph is UNEVEN)
     again = matcha.mixing_weight(matchings, workers, exact)
     assert again == pytest.approx(weight, abs=1e-5)
     assert again[1] == pytest.approx(weight[1], abs=1e-8)
