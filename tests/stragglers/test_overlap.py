@@ -12,7 +12,7 @@ from algorithms.links import Links
 from comms import topology
 from comms.messages import lasting
 from stragglers import delays, inject
-from stragglers.processes import as_process, markov
+from stragglers.processes import as_process, markov, persistent
 from stragglers.rule import Exchange, Transfer, whole
 from tests import planned
 from tests.refusals import refused
@@ -166,6 +166,29 @@ def test_a_contribution_that_is_cut_takes_its_durations_along(monkeypatch):
         device.land(worker, 0, None)
     packed = device.pack()
     assert packed["attempts"].tolist() == packed["consumed"].tolist() == [2, 1]
+
+
+def test_a_grace_follows_the_begin_of_its_round(monkeypatch):
+    """Worker 0 is full after 1 s, and half a second later worker 1 is cut, in every round."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += max(0.0, seconds)
+
+    monkeypatch.setattr(inject, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    delay = persistent(delays.deterministic(1.0), {1: 10.0})
+    own = {"k": 1, "gamma": 0.5, "in_flight": "cut"}
+    trigger = planned.rule("quorum_grace", delay, 2, **own).trigger
+    device = inject.Injector(2, trigger, 0, delay=delay)
+    device.resume()
+    for round_index in range(2):
+        for worker in range(2):
+            device.begin(worker, round_index, None)
+        assert device.tick(0, round_index, 1, None) == inject.GO
+        assert device.tick(1, round_index, 1, None) == inject.CUT
+        for worker in range(2):
+            device.land(worker, round_index, None)
+    np.testing.assert_allclose(device.schedule(0, 2).busy, [[1, 1.5]] * 2, atol=2 * inject.LOOK)
 
 
 # --- links that come and go ---
