@@ -257,14 +257,14 @@ def test_a_calibration_that_is_cut_off_goes_on_to_the_same_deadline():
 
 
 def test_the_deadline_follows_from_the_first_rounds_alone():
-    """Who is cut has computed for exactly as long as the threshold of their durations."""
-    plan = planned.plan("drop_compute", SHIFTED, P, 30, M, 3, calibration=5, communication=0.4)
-    steps = np.arange(5 * M).reshape(5, 1, M)
-    durations = as_process(SHIFTED).seeded(3).duration(np.arange(P)[:, None], 0.0, steps)
-    cut = plan.batches[5:] < M
-    assert cut.any() and (plan.batches[:5] == M).all()
-    tau = drop_compute_threshold(durations, 0.4)
-    np.testing.assert_allclose(plan.busy[5:][cut], tau, rtol=1e-6)
+    """Who is cut has computed for as long as their threshold; one round more has another one."""
+    plan = planned.plan("drop_compute", SHIFTED, P, 30, M, 1, calibration=2, communication=0.4)
+    steps = np.arange(3 * M).reshape(3, 1, M)
+    durations = as_process(SHIFTED).seeded(1).duration(np.arange(P)[:, None], 0.0, steps)
+    taus = [drop_compute_threshold(durations[:rounds], 0.4) for rounds in (1, 2, 3)]
+    cut = plan.batches[2:] < M
+    assert cut.any() and (plan.batches[:2] == M).all() and len(set(taus)) == 3
+    np.testing.assert_allclose(plan.busy[2:][cut], taus[1], rtol=1e-6)
 
 
 # --- patience that follows what was seen ---
