@@ -58,6 +58,8 @@ def test_everybody_waits_for_the_slowest():
     found = diagnose(planned.plan("barrier", UNEQUAL, 3, 10), 3)
     np.testing.assert_array_equal(found.limits, [0, 0, 1])
     np.testing.assert_array_equal(found.waits, [[0, 0, 30], [0, 0, 20], [0, 0, 0]])
+    equals = diagnose(planned.plan("barrier", delays.deterministic(1.0), 3, 10), 3)
+    assert not equals.limits.any() and not equals.waits.any()
 
 
 def test_mini_batches_and_messages_are_shared_out_apart():
