@@ -53,7 +53,7 @@ def test_occupied():
     np.testing.assert_array_equal(bitmap.occupied(x[:, 1]), [False, True, False, True, False])
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, 1024])  # whose last word is full
 def test_positions(size):
     positions = jax.jit(bitmap.positions, static_argnums=1)
     for share in (0, 0.02, 0.5, 1):
@@ -66,7 +66,7 @@ def test_positions(size):
             assert (found[held:] >= size).all()
 
 
-@pytest.mark.parametrize(("size", "slots"), [(0, 7), (1000, 7)])
+@pytest.mark.parametrize(("size", "slots"), [(0, 7), (1000, 7), (1024, 7)])
 def test_fold_visits_every_set_bit_once(size, slots):
     @jax.jit
     def visits(words):
