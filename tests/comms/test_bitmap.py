@@ -66,7 +66,7 @@ def test_positions(size):
             assert (found[held:] >= size).all()
 
 
-@pytest.mark.parametrize(("size", "slots"), [(0, 7), (1000, 7), (1024, 7)])
+@pytest.mark.parametrize(("size", "slots"), [(0, 7), (1024, 7)])
 def test_fold_visits_every_set_bit_once(size, slots):
     @jax.jit
     def visits(words):
