@@ -10,6 +10,7 @@ import optax
 from algorithms import sketched_sgd
 from algorithms.base import AXIS
 from comms import hashing
+from comms.messages import Payload, Row
 
 FAST = {"xla_backend_optimization_level": 0}  # compiling is what takes the time
 N, ROWS, COLUMNS, K, DECAY = 4, 3, 20, 6, 0.5
@@ -61,3 +62,5 @@ def test_by_hand():
         found, server = step(gradient, server)
         flat = np.concatenate([found["b"], found["w"].ravel()])
         np.testing.assert_allclose(flat, expected, atol=1e-4)
+    (sent,) = method.messages(PARAMS, N, Row(0))
+    assert sent == Payload((4 * ROWS * COLUMNS,), encoded=True)

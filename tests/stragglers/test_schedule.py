@@ -164,6 +164,15 @@ def test_samples_and_events_come_back_from_a_file(tmp_path):
     assert [type(value) for value in again.events[2]] == [float, int, str, int]
 
 
+def test_a_file_without_a_column_of_its_events_is_refused(tmp_path):
+    with_everything().save(tmp_path / "whole.npz")
+    with np.load(tmp_path / "whole.npz") as file:
+        arrays = {name: array for name, array in file.items() if name != "event_kind"}
+    np.savez(tmp_path / "other.npz", **arrays)
+    with pytest.raises(ValueError, match="event_kind is missing or of another type"):
+        load(tmp_path / "other.npz")
+
+
 @pytest.mark.parametrize("more", [{}, {"population": 3, "partner": np.array([[0, 1], [1, 0]])}])
 def test_a_file_without_a_format_is_one_of_the_first(tmp_path, more):
     """As an older version has written it, with the columns that it knew."""
