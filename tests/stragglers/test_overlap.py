@@ -147,7 +147,7 @@ def test_a_draw_of_a_round_is_that_of_its_begin(monkeypatch):
 
 
 def test_a_contribution_that_is_cut_takes_its_durations_along(monkeypatch):
-    """Where samples have costs; worker 0 is cut in the first of its two mini-batches."""
+    """Samples have costs; worker 0 is cut in the first of its two mini-batches."""
     now = [0.0]
 
     def sleep(seconds):

@@ -257,7 +257,7 @@ def test_a_calibration_that_is_cut_off_goes_on_to_the_same_deadline():
 
 
 def test_the_deadline_follows_from_the_first_rounds_alone():
-    """Who is cut has computed for as long as their threshold; one round more has another one."""
+    """A worker that is cut computes for as long as their threshold, which each round moves."""
     plan = planned.plan("drop_compute", SHIFTED, P, 30, M, 1, calibration=2, communication=0.4)
     steps = np.arange(3 * M).reshape(3, 1, M)
     durations = as_process(SHIFTED).seeded(1).duration(np.arange(P)[:, None], 0.0, steps)
