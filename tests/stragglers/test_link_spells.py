@@ -141,6 +141,17 @@ def test_loops_that_are_not_compiled_make_the_same_rows(name):
     assert_equal(once, whole(made(name, delay, True, communication=varying), 60))
 
 
+def test_links_are_known_for_as_long_as_a_segment_lasts():
+    """At first a path has some sojourns alone, and it grows with the clock."""
+    spells = link_spells.markov(4.0, 2.0, 1.0, "node", workers=3, seed=1)
+    over = exchange(spells, Payload((12,)))
+    rows = planned.plan("k_async", ONE, 3, 600, communication=over, k=2)
+    begin = rows.finish - rows.communication
+    slowness = spells.slowness(rows.workers, rows.workers, begin)
+    np.testing.assert_allclose(rows.communication, 0.5 * slowness)
+    assert set(slowness[-100:].ravel()) == {1.0, 4.0}
+
+
 def test_links_are_slow_as_often_and_together_as_they_should():
     def drawn(of, switch=None, seed=3):
         found = link_spells.markov(5.0, 30.0, 10.0, of, switch, workers=8, seed=seed)
