@@ -143,7 +143,7 @@ def test_loops_that_are_not_compiled_make_the_same_rows(name):
 
 def test_links_are_known_for_as_long_as_a_segment_lasts():
     """At first a path has some sojourns alone, and it grows with the clock."""
-    spells = link_spells.markov(4.0, 2.0, 1.0, "node", workers=3, seed=1)
+    spells = link_spells.markov(4.0, 2.0, 1.0, "node", workers=3, seed=6)
     over = exchange(spells, Payload((12,)))
     rows = planned.plan("k_async", ONE, 3, 600, communication=over, k=2)
     begin = rows.finish - rows.communication
