@@ -148,10 +148,12 @@ def test_several_runs_as_one_program_are_each_of_them_alone():
     batch, first = together.advance(batch, (1.0, 2.0), (np.inf, 3))
     batch, second = together.advance(batch, (4.0, 0.0), (np.inf, 0))
     assert second[1] is None
-    for r, (alone, limits) in enumerate(zip(runs(), [(4.0,), (2.0, 3)], strict=True)):
+    batch, third = together.advance(batch, (4.0, 9.0), (0, 1))  # of more workers than updates
+    ends = (4.0,), (9.0, first[1].updates + 1)
+    for r, (alone, limits) in enumerate(zip(runs(), ends, strict=True)):
         run, schedule = alone.advance(alone.start(X0), *limits)
         ours = together.one(batch, r)
-        rows = [done[r] for done in (first, second) if done[r] is not None]
+        rows = [done[r] for done in (first, second, third) if done[r] is not None]
         same_schedule(concatenate(rows), schedule)
         assert (ours.update, ours.samples, ours.seconds) == (run.update, run.samples, run.seconds)
         np.testing.assert_allclose(
