@@ -58,11 +58,6 @@ test_weights_of_ones_own_that_do_not_mix_are_refused = refused(
 
 
 
-def test_weights_of_ones_own_that_do_not_mix_are_refused(W, message):
-    with pytest.raises(ValueError, match=message):
-        mixing.own(topology.ring(4), W)
-
-
 def test_weights_that_would_have_to_be_unpickled_are_refused(tmp_path):
     """A pickle may run any code."""
     np.save(tmp_path / "weights.npy", np.eye(2).astype(object), allow_pickle=True)
