@@ -68,6 +68,7 @@ METHODS = {
     "all_reduce/chain": ("all_reduce(exchange=error_feedback(random_k(ratio=0.5), int8(bucket=2)))",
         {}),
     "all_reduce/bf16": ("all_reduce(exchange=bf16)", {}),
+    "all_reduce/ring of int8": ("all_reduce(exchange=ring(int8))", {}),
     "all_reduce/fp16": ("all_reduce(exchange=error_feedback(fp16))", {}),
     "local_sgd/bf16": ("local_sgd(exchange=error_feedback(top_k(ratio=0.4), bf16))", {}),
     "local_sgd/top_k": ("local_sgd(exchange=error_feedback(top_k(ratio=0.4)))", {}),

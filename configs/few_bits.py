@@ -31,11 +31,6 @@ CODECS = {
     "mxfp4_feedback": part("error_feedback", part("mxfp4")),
     "sign": part("sign"),  # a control: one bit, and what is lost is not added again
 }
-TENTH = part("top_k", ratio=0.1)
-EF21 = {  # by a server, both ways
-    "algorithm": part("ef21_sgdm", eta=0.1, exchange=TENTH, broadcast=TENTH),
-    "wait": part("k_sync", k=WORKERS),
-}
 
 
 def _muon(beta: float) -> dict:
@@ -43,10 +38,16 @@ def _muon(beta: float) -> dict:
     return {"optimizer": part("muon", beta=beta, nesterov=False, schedule=schedule)}
 
 
+def _both_ways() -> dict:
+    tenth = part("top_k", ratio=0.1)
+    algorithm = part("ef21_sgdm", eta=0.1, exchange=tenth, broadcast=tenth)
+    return {"algorithm": algorithm, "wait": part("k_sync", k=WORKERS)}
+
+
 OTHERS = {  # group -> its changes, its rates
-    "muon": (_muon(0.9), (0.01, 0.02, 0.04, 0.08, 0.16)),  # sums in bf16
-    "ef21_muon": (EF21 | _muon(0.0), (0.01, 0.02, 0.04, 0.08, 0.16)),
-    "ef21_sgdm": (EF21 | {"optimizer.decay": 0.0}, (0.4, 0.8, 1.6, 3.2)),
+    "muon": (_muon(0.9), (0.02, 0.028, 0.04, 0.057, 0.08)),  # sums in bf16
+    "ef21_muon": (_both_ways() | _muon(0.0), (0.02, 0.028, 0.04, 0.057, 0.08)),
+    "ef21_sgdm": (_both_ways() | {"optimizer.decay": 0.0}, (0.8, 1.13, 1.6, 2.26, 3.2)),
 }
 
 
@@ -74,7 +75,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield every codec at every rate of the grid."""
+    """Yield every codec and method at every rate of its grid."""
     for name, codec in CODECS.items():
         exchange = {} if codec is None else {"exchange": codec}
         yield from base.at_rates(name, {"algorithm": part("all_reduce", **exchange)}, RATES)
