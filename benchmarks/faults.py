@@ -130,10 +130,11 @@ class Trials:
                 raise SystemExit(f"no end of {self.name}:\n{self.log.read_text()[-3000:]}")
             time.sleep(1)
 
-    def equal(self, place: pathlib.Path) -> bool:
-        """Return whether a finished run is the undisturbed one, and nothing else is left."""
-        over = [path for path in place.rglob("*") if path.name.endswith((".tmp", ".lock"))]
-        return not over and not compare(self.kept(self.whole), self.kept(place))
+    def differences(self, place: pathlib.Path) -> list[str]:
+        """Return how a finished run is not the undisturbed one, and what else is left of it."""
+        over = [str(path) for path in place.rglob("*") if path.name.endswith((".tmp", ".lock"))]
+        return [*(f"{path} is left" for path in over),
+                *compare(self.kept(self.whole), self.kept(place))]  # fmt: skip
 
     def kept(self, place: pathlib.Path) -> dict:
         """Return what must be equal of a finished run: all but wall times, less on a mesh."""
@@ -185,11 +186,11 @@ class Trials:
             if good is None:  # it had ended before
                 continue
             self.finish(place)
-            same = self.equal(place)
-            counts["good" if good and same else "bad"] += 1
-            if not (good and same):
-                print(f"{self.name}: {'a deviation' if same else f'{place.name} DIFFERS'}: "
-                      f"{self.log.read_text()[-1000:]}", flush=True)  # fmt: skip
+            found = self.differences(place)
+            counts["good" if good and not found else "bad"] += 1
+            if found or not good:
+                why = f"DIFFERS: {found[:5]}" if found else "a deviation"
+                print(f"{self.name}: {why}: {self.log.read_text()[-1000:]}", flush=True)
             shutil.rmtree(place)
         return counts
 

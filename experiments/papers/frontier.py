@@ -45,6 +45,8 @@ CLAIMS = (
               tuned=True, equal=("updates",))
         for codec, label in [*CODECS.items()][2:]
     ),
+    Claim("a control that has to fail: one bit, no feedback: at most 1 % more loss than bf16", "",
+          BITS, "sign", SUM, END, 1.01, tuned=True, equal=("updates",)),
     Claim("EF21-Muon, a tenth of all entries both ways: at most 1 % more loss than Muon in bf16",
           "arXiv 2510.00643", BITS, "ef21_muon", "muon", END, 1.01, tuned=True, equal=("updates",)),
     Claim("EF21-Muon ends lower in loss than EF21-SGDM with the same messages", "arXiv 2510.00643",
