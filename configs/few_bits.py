@@ -29,7 +29,6 @@ CODECS = {
     "mxfp4": part("mxfp4"),
     "int4_feedback": part("error_feedback", part("int4")),
     "mxfp4_feedback": part("error_feedback", part("mxfp4")),
-    "sign": part("sign"),  # a control: one bit, and what is lost is not added again
 }
 
 
@@ -45,10 +44,14 @@ def _both_ways() -> dict:
 
 
 OTHERS = {  # group -> its changes, its rates
+    # A control: one bit, and what is lost is not added again.
+    "sign": (
+        {"algorithm": part("all_reduce", exchange=part("sign"))}, (0.05, 0.07, 0.1, 0.14, 0.2),
+    ),
     "muon": (_muon(0.9), (0.02, 0.028, 0.04, 0.057, 0.08)),  # sums in bf16
     "ef21_muon": (_both_ways() | _muon(0.0), (0.02, 0.028, 0.04, 0.057, 0.08)),
     "ef21_sgdm": (_both_ways() | {"optimizer.decay": 0.0}, (0.8, 1.13, 1.6, 2.26, 3.2)),
-}
+}  # fmt: skip
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
