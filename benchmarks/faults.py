@@ -6,7 +6,7 @@
 Tiny runs are launched in several ways: three of the simulator, a sweep with --together, one with
 --jobs=2, a mesh of four devices, the same on two processes. Faults come at random moments.
 
-    kills   SIGKILL to one process: the others of the run say so and leave with exit code 3
+    kills   SIGKILL to one process: the others of a run under way say so and leave with exit code 3
     terms   SIGTERM to one process: the exit code is 143, of all processes of the run
     disks   a disk of some kilobytes, as root: a sentence that says so, exit code 1 or 2
 
@@ -172,7 +172,9 @@ class Trials:
         if code == 0 and not any(others):
             return None
         if number == signal.SIGKILL:
-            good = code == -signal.SIGKILL and set(others) <= {3}
+            # Of a run that has ended, the first process may still write its report.
+            ended = {0} if (place / "summary.json").exists() else set()
+            good = code == -signal.SIGKILL and set(others) <= {3} | ended
         else:
             good = {code, *others} == {128 + signal.SIGTERM} and "ended by SIGTERM" in said
         return good and "Traceback" not in said
