@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from algorithms import s2_reducer
+from algorithms import row_sparse, s2_reducer
 from algorithms.base import AXIS
 from comms.messages import Row, collective_bytes, fallback_bytes
 
@@ -17,6 +17,21 @@ EXACT = s2_reducer(SGD, ratio=0.18)
 N, SIZE, WIDTH = 2, 500, 4
 TABLE = {"embedding": jnp.zeros((SIZE, WIDTH))}
 LOADS = (0.1, 0.5, 0.7, 0.9, 1.5, 3.0)
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        row_sparse.sketched(3, lambda n: 50, False, row_sparse.capacities_dense),
+        row_sparse.compacted(lambda n: 4),
+    ],
+)
+def test_a_fallback_counts_the_bitmap_of_its_rows_by_hand(reducer):
+    """500 rows are 16 words of 4 bytes, and a row of 4 numbers is 16 bytes."""
+    ways = reducer.instead(TABLE["embedding"], N)
+    sizes = [payload.reduced for way in ways for payload in way]
+    assert {agreement for agreement, _ in sizes} == {64}
+    assert max(rows for _, rows in sizes) == 500 * 16
 
 
 def split_over_workers(total, seed):
