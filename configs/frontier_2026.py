@@ -2,7 +2,8 @@
 
 Eight workers train on scikit-learn's digits, most arms until the mean model has a loss of .15. A
 model over a link takes a third of a mini-batch's time. The first three conditions are as in
-`configs.slow_links`, with local steps and few classes a worker; then come
+`configs.slow_links`, with local steps and few classes a worker; each comes again with killed
+workers (`link_killed`), which are away for 15 s after 60 s of work in the mean. Then come
 
     late     all-reduces beside a last worker that takes twice as long for a mini-batch
     heavy    durations with a heavy tail, of four mini-batches a round
@@ -26,6 +27,7 @@ LOCAL, RATES = (0.4, 0.8, 1.6, 3.2, 6.4), (1.6, 3.2, 6.4, 12.8, 25.6)
 UPDATES, WORKERS, BATCH = 600, 8, 16
 SAMPLES = UPDATES * WORKERS * BATCH  # of an arm that goes on to the end
 BARRIER = part("barrier")
+KILLED = part("bernoulli_slowdown", value=0.3, factor=51.0, probability=0.005)
 
 
 def _local(algorithm, wait=BARRIER, count: int = 8) -> dict:
@@ -57,11 +59,12 @@ LINKS = {  # method -> its changes
     "decoupled_diloco": _local(part("decoupled_diloco", fragments=2), part("quorum_async", k=4), 4),
 }
 CONDITIONS = {  # condition -> (its own changes, methods with their changes, rates)
-    name: (
-        {"delay": JITTER, "communication": part("link", seconds=LINK, spells=spells)},
+    f"{name}{end}": (
+        {"delay": delay, "communication": part("link", seconds=LINK, spells=spells)},
         LINKS,
         LOCAL,
     )
+    for end, delay in (("", JITTER), ("_killed", KILLED))
     for name, (spells, _) in slow_links.CONDITIONS.items()
     if name != "both"
 } | {

@@ -57,7 +57,7 @@ def test_a_finished_sweep_becomes_a_record_that_can_be_asked(tmp_path, monkeypat
 
 # Sweeps whose configs have changed since, or that never ran: a run of theirs ends their row here.
 DUE = {
-    "demo_rounds", "few_bits", "local_training", "nonblocking_traces",
+    "demo_rounds", "few_bits", "frontier_2026", "local_training", "nonblocking_traces",
     "nonblocking_tuned", "nonblocking_tuned_images", "nonblocking_tuned_text", "public_jobs",
     "s2_ncf_rates", "slow_and_stale", "slow_links", "small_messages", "swarm_accuracy",
     "swarm_tuned", "swarm_tuned_slow4",
