@@ -130,7 +130,7 @@ def sent_twice(coder: Codec | Encoder) -> Callable:
     def payload(leaf, workers, update):
         size = math.prod(leaf.shape)  # of one alone nothing is rounded
         coded = quantise.two_phase_bytes(size, workers, coder)
-        return Payload((4 * size if workers == 1 else coded,))
+        return Payload((4 * size if workers == 1 else coded,), itemsize=1)
 
     return payload
 

@@ -35,13 +35,20 @@ class Payload(NamedTuple):
     exchanged: int = 0  # sent over every link of `matchings`
     matchings: np.ndarray | None = None  # [m, n] sender that each worker hears, or itself
     met: int = 0  # sent both ways between the two of every pair in the schedule
-    itemsize: int = 4  # bytes of an element of `reduced`; a chunk of a ring holds whole ones
+    itemsize: int | tuple[int, ...] = 4  # bytes of an element of `reduced`, or of each of these; a
+    # chunk of a ring holds whole ones
     beside_gradient: bool = False  # known before the gradients: leaves when the round begins
     share: float = 1.0  # of the last mini-batch, after which other payloads leave, in (0, 1]
     late: int = 0  # updates that are made before workers wait for it
     others: bool = False  # without the last worker, for whom it does not wait
     encoded: bool = False  # needs time for encoding and decoding
     answer: int | None = None  # of a server to whom it is pushed; None: the whole model
+
+    @property
+    def itemsizes(self) -> tuple[int, ...]:
+        """Bytes of an element of each of `reduced`."""
+        one = self.itemsize
+        return one if isinstance(one, tuple) else (one,) * len(self.reduced)
 
     @property
     def size(self) -> int:
@@ -92,11 +99,13 @@ class Fallbacks(NamedTuple):
 def together(payloads: Iterable[Payload]) -> Payload:
     """Join all that several payloads reduce, gather and exchange over the same matchings."""
     payloads = list(payloads)
+    items = tuple(item for payload in payloads for item in payload.itemsizes)
     return Payload(
         tuple(size for payload in payloads for size in payload.reduced),
         tuple(size for payload in payloads for size in payload.gathered),
         sum(payload.exchanged for payload in payloads),
         next((p.matchings for p in payloads if p.matchings is not None), None),
+        itemsize=items if len(set(items)) > 1 else next(iter(items), 4),
         encoded=any(payload.encoded for payload in payloads),
     )
 
@@ -124,7 +133,8 @@ def collective_bytes(payload: Payload, workers: int) -> float:
     2 (n - 1) / n of reduced bytes, n - 1 times gathered bytes, and exchanged bytes once per link.
     """
     reduced = sum(
-        cost.ring_all_reduce_bytes(size, workers, payload.itemsize) for size in payload.reduced
+        cost.ring_all_reduce_bytes(size, workers, itemsize)
+        for size, itemsize in zip(payload.reduced, payload.itemsizes, strict=True)
     )
     links = 0.0
     if payload.exchanged:
@@ -141,7 +151,7 @@ def pushes(schedule) -> bool:
 def sent_bytes(method: Sender, params, schedule) -> np.ndarray:
     """Return the bytes [T] that a worker sends in every update of a schedule, mean over workers.
 
-    params: arrays or their shapes.
+    Pushes that a server ignores are sent, too. params: arrays or their shapes.
     """
     workers = schedule.workers.shape[1]
     pushed = pushes(schedule)
@@ -164,7 +174,9 @@ def sent_bytes(method: Sender, params, schedule) -> np.ndarray:
     if schedule.population is None:
         return sent
     if pushed:
-        return sent * (schedule.batches > 0).sum(axis=1) / schedule.population
+        taken = (schedule.batches > 0).sum(axis=1)
+        count = taken if schedule.ignored is None else taken + schedule.ignored
+        return sent * count / schedule.population
     met = (schedule.partner != np.arange(workers)).sum(axis=1)
     return sent * met / schedule.population
 

@@ -6,6 +6,7 @@
        `matchings`, `offset`, `population`
     1  also `samples`, and the events as `event_time`, `event_worker`, `event_kind`, `event_source`
     2  also `restored`
+    3  also `ignored`
 
 `load` reads all of them.
 
@@ -40,7 +41,7 @@ def _complaints(schedule, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
     columns: its arrays with a leading axis of updates.
     """
     shape = schedule.workers.shape
-    wanted = {"time": shape[:1], "matchings": None}
+    wanted = {"time": shape[:1], "ignored": shape[:1], "matchings": None}
     for name, value in columns.items():
         expected = wanted.get(name, shape)
         if (expected or value.shape) != value.shape or value.shape[:1] != shape[:1]:
@@ -97,8 +98,9 @@ def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
     if schedule.restored is not None:
         known = (schedule.restored >= -1) & (schedule.restored < schedule.all_workers)
         yield "restored must be a worker or -1", known
-    if schedule.samples is not None:
-        yield "samples must be >= 0", schedule.samples >= 0
+    for name in ("samples", "ignored"):
+        if getattr(schedule, name) is not None:
+            yield f"{name} must be >= 0", getattr(schedule, name) >= 0
 
 
 def _wrong(event, before: float) -> str | None:
@@ -116,12 +118,12 @@ def _wrong(event, before: float) -> str | None:
     return None
 
 
-FORMAT = 2  # format of files by `Schedule.save`
+FORMAT = 3  # format of files by `Schedule.save`
 SCALARS = ("offset", "population")  # fields of a Schedule that are whole numbers
 # Arrays of a file: the kind of their types, as NumPy calls it, and the number of their axes.
 _KINDS = {
     **dict.fromkeys(SCALARS, ("i", 0)),
-    **{"time": ("f", 1), "held": ("i", 1), "matchings": ("b", 2)},
+    **{"time": ("f", 1), "held": ("i", 1), "ignored": ("i", 1), "matchings": ("b", 2)},
     **dict.fromkeys(TIMES[1:], ("f", 2)),
     **dict.fromkeys(
         ("workers", "batches", "first", "version", "partner", "samples", "restored"), ("i", 2)
@@ -167,6 +169,8 @@ class Schedule:
     restored: np.ndarray | None = None  # [T, k] int32, worker whose model this one takes
     # after the loss of its process, with a fresh state, before its contribution: itself under a
     # server, and where it takes its own model at `version`; -1: no loss. None: no losses at all
+    ignored: np.ndarray | None = None  # [T] int32, pushes that the server got since the update
+    # before and did not take, as their gradients were too old; None: there are none
 
     @property
     def updates(self) -> int:
@@ -320,7 +324,7 @@ def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
         filler["partner"] = width - missing + np.zeros_like(row) + np.arange(missing)
     wide = {}
     for name, values in _columns(schedule).items():
-        if name not in ("time", "matchings"):
+        if name not in ("time", "ignored", "matchings"):
             added = np.broadcast_to(filler.get(name, 0), row.shape).astype(values.dtype)
             wide[name] = np.concatenate([values, added], axis=1)
     return replace(schedule, **wide)
@@ -395,7 +399,7 @@ class Diagnostics(NamedTuple):
     mean_distance: float  # tree distance, mean over mini-batches
     staleness: float  # in updates, mean over mini-batches
     share: np.ndarray  # [P] of all used mini-batches
-    sent: np.ndarray  # [P] of all messages, which is that of the bytes if messages are alike
+    sent: np.ndarray  # [P] of all messages in rows, which is that of the bytes if these are alike
     limits: np.ndarray  # [P] share of the updates in which others waited for each worker
     waits: np.ndarray  # [P, P] s that a worker (row) waited for another (column)
 

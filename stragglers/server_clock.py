@@ -124,6 +124,10 @@ class EventClock:
         """True if contributions may be taken at older versions."""
         return self.protocol.limit > 1 or self.protocol.grows
 
+    @property
+    def _ignores(self) -> bool:
+        return self.protocol.limit < ANY_AGE or self.protocol.grows
+
     def turnout(self, fewest: int, most: int) -> Turnout:
         """Return the turnout of an update of `fewest` to `most` contributions."""
         waits_on = self.protocol.waits_on
@@ -134,7 +138,7 @@ class EventClock:
             early=early,
             twice=twice,
             cancels=self.protocol.cancels,
-            wastes=self.protocol.limit < ANY_AGE or self.protocol.grows,
+            wastes=self._ignores,
         )
 
     def check_k(self, k: int) -> None:
@@ -159,7 +163,9 @@ class EventClock:
         cost = self._costs(state.update, updates)
         width = self.workers if self.protocol.waits_on else k
         rows = {name: np.empty((updates, width), kind) for name, kind in _COLUMNS.items()}
+        rows["ignored"] = np.zeros(updates, np.int32)
         after, opened = self._filled(state, cost, k, rows)
+        ignored = rows.pop("ignored")
         landed = np.concatenate([[state.time], rows["finish"].max(axis=1)])
         time = np.maximum.accumulate(landed)  # an update over cheaper links may overtake
         after = after._replace(update=state.update + updates, time=float(time[-1]), opened=opened)
@@ -170,6 +176,7 @@ class EventClock:
             held=after.version.astype(np.int32),
             offset=state.update,
             population=self.workers,
+            ignored=ignored if self._ignores else None,
             **rows,
         )
 
@@ -221,7 +228,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
     table, counter, columns, constant, path, slowest = ahead
     steps, k, renews, idle, limit, interrupt, grace, share, grows = protocol
     begin, end, version, attempts, consumed = state
-    workers, start, finish, first, taken, busy, spent = rows
+    workers, start, finish, first, taken, busy, spent, ignored = rows
     updates, width = workers.shape
     late = grace > 0  # pushes within the grace count
     each, slow_paths, links, known = cost
@@ -294,6 +301,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
                     place[0], place[1], place[2] = row, c, after
                     return
                 version[i] = update + row
+                ignored[row] += 1
                 enter(i)
                 continue
             began, pushed, landed, took = begin[i], end[i], now, 0.0

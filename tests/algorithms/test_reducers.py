@@ -133,8 +133,8 @@ def test_bytes_are_those_of_the_last_and_of_indices():
         (by.chain(by.random_k(0.1), by.top_k(0.1), by.sign()), Payload(gathered=(4 + 4 + 40,))),
         (by.error_feedback(by.top_k(0.1), by.sign()), Payload(gathered=(16 + 4 + 400,))),
         (by.chain(by.top_k(0.1), by.int8(bucket=25)), Payload(gathered=(100 + 4 * 4 + 400,))),
-        (by.fp16(), Payload((2 * (1000 + N),))),
-        (by.error_feedback(by.random_k(0.1), by.bf16()), Payload((200,))),
+        (by.fp16(), Payload((2 * (1000 + N),), itemsize=1)),
+        (by.error_feedback(by.random_k(0.1), by.bf16()), Payload((200,), itemsize=1)),
     ):
         assert reducer.payload(leaf, N, 0) == expected
     method = local_sgd(optax.sgd(0.1), exchange=by.top_k(0.1))

@@ -19,7 +19,7 @@ def sends(*payloads, settled=0, active=None):
 
 def schedule(updates=3, width=4, offset=0, **columns):
     """As much of a schedule as bytes depend on."""
-    empty = {"population": None, "partner": None, "matchings": None}
+    empty = {"population": None, "partner": None, "matchings": None, "ignored": None}
     batches = np.ones((updates, width), int)
     return SimpleNamespace(
         **({"workers": batches, "batches": batches} | empty | columns),
@@ -33,6 +33,9 @@ def test_bytes_and_seconds_by_hand():
     network = cost.uniform_network(1.0, 1.0, workers=4)
     both = messages.together([Payload((800,), (7,)), Payload((1200,)), Payload((), (3,))])
     assert both == Payload((800, 1200), (7, 3))
+    # Codes beside floats: a quarter of 10 bytes is 3 of them, and of 10 floats 3 floats.
+    mixed = messages.together([Payload((10,), itemsize=1), Payload((40,))])
+    assert messages.collective_bytes(mixed, 4) == 6 * 3 + 6 * 12
     # 2 x 3 chunks of a quarter each; the whole of what is gathered to 3 others.
     assert messages.collective_bytes(both, 4) == 6 * 200 + 6 * 300 + 3 * 10
     assert messages.seconds(both, 4, network) == 6 * (1 + 500) + 3 * (1 + 10)
@@ -94,6 +97,8 @@ def test_pushes_and_meetings_send_each_message_once():
     pushes = schedule(2, population=10, width=3, batches=batches)
     method = sends(Payload((800,), (7,)), Payload((5,)))
     np.testing.assert_allclose(messages.sent_bytes(method, None, pushes), [81.2 * 2, 81.2])
+    pushes.ignored = np.array([0, 3])  # by the server, which got them all the same
+    np.testing.assert_allclose(messages.sent_bytes(method, None, pushes), [81.2 * 2, 81.2 * 4])
     partner = np.array([[1, 0, 2], [0, 1, 2]])
     pairs = schedule(2, population=10, width=3, partner=partner)
     sent = messages.sent_bytes(sends(Payload(met=50)), None, pairs)

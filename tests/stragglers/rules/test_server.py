@@ -243,6 +243,9 @@ def test_work_that_is_too_old_was_not_waiting():
     for name, own in (("rennala", {"k": 2}), ("ringmaster", {"limit": 2})):
         made = planned.rule(name, law, 3, **own)
         assert whole(made, 20).idle_share(made.turnout.wastes) == 0
+    # Worker 0 updates every second; worker 1 is two updates late at 2 s, 4 s, ..., worker 2 at 5 s.
+    assert whole(made, 7).ignored.tolist() == [0, 0, 1, 0, 1, 1, 1]
+    assert planned.plan("k_async", law, 3, 7, k=1).ignored is None
 
 
 test_bad_values = refused(
