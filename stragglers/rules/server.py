@@ -38,7 +38,7 @@ import numpy as np
 from stragglers.delays import Law
 from stragglers.order_statistics import sums_means
 from stragglers.rule import AsyncProtocol, Decision, Goal, Rule, Setting, Trigger
-from stragglers.schedule import Schedule
+from stragglers.schedule import Schedule, concatenate
 from stragglers.server_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 
 # A compiled program has nothing of a server's rule as a constant, not even its name.
@@ -183,6 +183,7 @@ class AdaState(NamedTuple):
     k: int  # for the next update
     first_loss: float  # initial loss above the lowest one; nan before it is known
     next_choice: float  # s, begin of the next choice of k
+    first: int  # contributions of the update under way, more than k if these were held already
 
     @property
     def update(self) -> int:
@@ -287,7 +288,7 @@ class _Adaptive:
             lambda: self._begun(self._clock.init()),
             self.extend,
             asynchronous=self._clock.asynchronous,
-            observe=self.observe,
+            observe=self.planned,
             arrivals=AsyncProtocol(
                 lambda: self._begun(self._server.init()),
                 self.on_arrival,
@@ -300,12 +301,17 @@ class _Adaptive:
         )
 
     def _begun(self, protocol) -> AdaState:
-        return AdaState(protocol, self._clock.k, math.nan, self._interval)
+        return AdaState(protocol, self._clock.k, math.nan, self._interval, self._clock.k)
 
     def extend(self, state: AdaState, updates: int) -> tuple[AdaState, Schedule]:
         """Return the next rows, with the K of the state."""
-        after, schedule = self._clock.extend(state.protocol, updates, k=state.k)
-        return state._replace(protocol=after), schedule
+        clock, k = state.protocol, state.k
+        if state.first == k or not updates:
+            after, schedule = self._clock.extend(clock, updates, k=k)
+            return state._replace(protocol=after), schedule
+        after, under_way = self._clock.extend(clock, 1, k=state.first)
+        state, rest = self.extend(state._replace(protocol=after, first=k), updates - 1)
+        return state, concatenate([under_way, rest])
 
     def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Decision:
         """Return the protocol's decision, with the K of the state."""
@@ -315,6 +321,18 @@ class _Adaptive:
     def begun(self, state: AdaState, worker: int, version: int, now: float) -> AdaState:
         """Return the protocol's state in which the worker has begun anew."""
         return state._replace(protocol=self._server.begun(state.protocol, worker, version, now))
+
+    def planned(self, state: AdaState, seconds: float, loss: float) -> AdaState:
+        """Choose K as `observe` does, for a plan of the update that is under way.
+
+        What was pushed by now is in it. If that is enough by the new K, it ends with the next push.
+        """
+        _, row = self._clock.extend(state.protocol, 1, k=state.first)
+        held = int((row.start + row.busy <= seconds).sum())
+        state = self.observe(state, seconds, loss)
+        if held < state.first:  # else it is on its way to the workers
+            state = state._replace(first=max(state.k, held + 1))
+        return state
 
     def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:
         """Take note of the first loss; choose K anew by a later one once the interval is over."""

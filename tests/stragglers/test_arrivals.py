@@ -68,14 +68,18 @@ class Free:
         return reaction
 
 
-def served(rule, delay, updates, each, ways, slow_links, observe=()):
+def served(rule, delay, updates, each, ways, slow_links, losses=()):
     """Rows of (worker, start, finish, version, first), when every arrival is reported.
 
-    A contribution whose worker was restarted in the meantime arrives all the same.
+    A contribution whose worker was restarted in the meantime arrives all the same. losses:
+    (seconds, loss) that the rule sees.
     """
     free, rows, row, newest = Free(rule, delay), [], [], 0
     last = {}  # worker -> its last contribution, until it begins one at a newer version
+    losses = list(losses)
     while len(rows) < updates:
+        while losses and losses[0][0] < free.events[0][0]:
+            free.state = rule.arrivals.observe(free.state, *losses.pop(0))
         if not free.events or free.due < free.events[0][0]:
             now = free.due
             reaction = free.react(now)
@@ -94,8 +98,6 @@ def served(rule, delay, updates, each, ways, slow_links, observe=()):
             rows.append(taken)
             newest += 1
             assert not row or rule.arrivals.due is not None
-            if newest in observe:
-                free.state = rule.arrivals.observe(free.state, *observe[newest])
         for j in reaction.proceed:
             last[j][2] = now
             free.begin(j, now, version)
@@ -108,6 +110,13 @@ def served(rule, delay, updates, each, ways, slow_links, observe=()):
     return rows
 
 
+def _between(rule, state, pieces):
+    """Return a time between the last update that was planned and the next one, in seconds."""
+    before = pieces[-1].time[-1] if pieces else -1.0
+    after = rule.extend(state, 1)[1].time[0]
+    return float(before + (after - before) / 3) if pieces else 0.0
+
+
 @row_marks(SERVERS)
 @BOTH
 def test_arrivals_make_the_updates_of_the_plan(name, each, delay, slow_links):
@@ -115,19 +124,17 @@ def test_arrivals_make_the_updates_of_the_plan(name, each, delay, slow_links):
     # A grace goes by what a contribution has lasted, of which the plan knows the next one's way.
     ways = 0.0 if name.startswith("quorum_async") else lambda t: COSTS * (1 + t % 2)
     rule = made(name, delay, slow_links, mini_batches=each, communication=ways)
-    observe = {0: (0.0, 2.0), 20: (30.0, 0.5)} if rule.observe is not None else {}
-    state, pieces = rule.init(), []
-    for begin, end in ((0, 20), (20, 60)):
-        if begin in observe:
-            state = rule.observe(state, *observe[begin])
-        state, piece = rule.extend(state, end - begin)
+    state, losses, pieces = rule.init(), [], []
+    for loss in (2.0, 0.5, 200.0) if rule.observe is not None else (None,) * 3:
+        if loss is not None:  # between two updates
+            losses.append((_between(rule, state, pieces), loss))
+            state = rule.observe(state, *losses[-1])
+        state, piece = rule.extend(state, 20)
         pieces.append(piece)
-    if observe:
-        face = rule.arrivals
-        begun = face.observe(face.init(), *observe.pop(0))
-        rule = rule._replace(arrivals=face._replace(init=lambda: begun))
-        assert pieces[1].workers.shape[1] > pieces[0].workers.shape[1]  # K has grown
-    rows = served(rule, delay, 61, np.broadcast_to(each, P), ways, slow_links, observe)
+    if losses:
+        width = [(piece.batches > 0).sum(axis=1) for piece in pieces]
+        assert width[0].max() < width[1].max() > width[2][-1]  # K has grown, then fallen
+    rows = served(rule, delay, 61, np.broadcast_to(each, P), ways, slow_links, losses)
     for piece in pieces:
         for t in range(piece.updates):
             there = piece.batches[t] > 0
