@@ -142,7 +142,8 @@ def listed(
     sojourns = np.zeros((int(links.max()) + 1, longest + 2, 3))
     sojourns[..., SPEED], sojourns[:, 1:, SWITCH] = 1.0, ENDLESS
     for column, rows in known.items():
-        sojourns[column, 1 : 1 + len(rows)][:, [SWITCH, SPEED]] = sorted(rows)
+        in_order = sorted(rows, key=lambda row: row[0])  # of changes at one time the last one wins
+        sojourns[column, 1 : 1 + len(rows)][:, [SWITCH, SPEED]] = in_order
     path = Path(sojourns)
     return Spells(lambda until: path, links)
 

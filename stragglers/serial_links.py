@@ -72,13 +72,19 @@ def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarra
                 waiting[i].append((now, i, j))
                 waiting[j].append((now, i, j))
             continue
-        free[i] = free[j] = True
-        for request in sorted({*waiting[i], *waiting[j]}):
+        ended = [(i, j)]  # all transfers that end now, before any begins
+        while events and events[0][:2] == (now, over):
+            ended.append(heapq.heappop(events)[2:])
+        nodes = {node for pair in ended for node in pair}
+        for node in nodes:
+            free[node] = True
+        for request in sorted({request for node in nodes for request in waiting[node]}):
             if free[request[1]] and free[request[2]]:
                 waiting[request[1]].remove(request)
                 waiting[request[2]].remove(request)
                 begin(request, now)
-        compute(i, now)
+        for i, _ in ended:
+            compute(i, now)
     return np.array(taken)
 
 

@@ -49,6 +49,11 @@ def test_a_ring_takes_its_slowest_link_as_it_is_at_the_beginning():
     np.testing.assert_allclose(planned.plan("barrier", ONE, 3, 1, communication=again).time, 4)
 
 
+def test_the_last_of_several_changes_at_one_time_counts():
+    spells = slow((0.0, "0-1", 8.0), (5.0, "0-1", 2.0), (5.0, "0-1", 4.0))
+    assert [float(spells.slowness(0, 1, now)) for now in (4.0, 5.0, 6.0)] == [8.0, 4.0, 4.0]
+
+
 def test_a_ring_of_workers_who_land_apart_begins_with_the_last_one():
     """Worker 2 of the path 0-1-2 is ready after 2 s, and its link is slow from 1.5 s on."""
     over = exchange(slow((1.5, "1-2", 3.0)), Payload((12,)))

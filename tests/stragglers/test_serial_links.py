@@ -8,6 +8,7 @@ from algorithms.gossip import graph_matchings
 from comms import topology
 from stragglers import delays, processes, serial_links, wavefront
 from stragglers.rule import whole
+from stragglers.schedule import Schedule
 from tests import planned
 
 
@@ -46,6 +47,21 @@ def test_transfers_to_the_centre_of_a_star_queue_in_the_order_of_asking():
     made = schedule(n, topology.star(n), law, width=1, updates=n)
     spent = serial_links.pair_seconds(made, n, 0.1)
     np.testing.assert_allclose(spent[:n], 0.1 * np.arange(1, n + 1) - asked)
+
+
+def test_of_transfers_that_end_at_once_none_lets_a_later_request_overtake():
+    """Pairs 2-0 and 3-1 end at 2.1 s; 0 has asked 1 at 1.5 s, and 4 has asked 0 at 1.8 s."""
+    asked = [(0, 1, 0.1), (2, 0, 0.5), (3, 1, 0.6), (0, 1, 0.4), (4, 0, 1.8)]  # node, partner, s
+    count, nothing = len(asked), np.zeros((len(asked), 2))
+    time = np.arange(1.0, count + 1)
+    made = Schedule(
+        time=time, workers=np.array([pair[:2] for pair in asked], np.int32), start=nothing,
+        finish=np.stack([time, time], 1), batches=np.tile(np.int32([1, 0]), (count, 1)),
+        first=nothing.astype(np.int64), version=nothing.astype(np.int32),
+        busy=np.array([[seconds, 0.0] for *_, seconds in asked]), communication=nothing,
+        partner=np.tile(np.int32([1, 0]), (count, 1)), population=5,
+    )  # fmt: skip
+    np.testing.assert_allclose(serial_links.pair_seconds(made, 5, 1.0), [1, 1.6, 1.5, 1.6, 2.3])
 
 
 def test_equal_nodes_gossip_for_a_transfer_per_matching():
