@@ -163,9 +163,11 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
     # mini-batch that ends at the signal counts, and none begins there.
     counted = 0.5 if not atoms else float(lost)
     alive = (beyond + counted * whole) ** (workers - 1)
-    which = sums[1:] if lost else sums[:-1]
-    share = float(np.sum([mass @ alive for mass in which]) / mini_batches)
-    if not lost and workers > 1:
+    each = [mass @ alive for mass in (sums[1:] if lost else sums[1:-1])]
+    share = float((np.sum(each) + (not lost)) / mini_batches)  # all begin their first one
+    if not lost and mini_batches == 1:
+        fastest = slowest  # nobody begins a second one
+    elif not lost and workers > 1:
         fastest = _landing(one, sum(sums[:-1]), whole, beyond, workers) * step
     return Moments(float(slowest), float(fastest), share)
 
@@ -224,7 +226,7 @@ def _landing(
         above = beyond[low - 1] if low else 1.0
         if mass <= 1e-12 or above <= 1e-12:
             continue
-        s = round(lattice[low:high] @ whole[low:high] / mass)
+        s = max(1, round(lattice[low:high] @ whole[low:high] / mass))
         ready = convolved(np.where(lattice < s, begun, 0), one)[: one.size]
         by = np.cumsum(np.where(lattice >= s, ready, 0))
         by = np.clip(by / by[-1], 0, 1)

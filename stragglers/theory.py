@@ -175,7 +175,8 @@ def trial_rate(law: Law, limit: float) -> float:
     """Return the gradients a second of a worker that gives up whatever takes longer than `limit` s.
 
     F(t) / E[min(X, t)], to about .1 %: 1 / E[X] without a limit, and for exponential durations with
-    any. Source: 2410.04285, where a trial has probability p_i = F(t_i).
+    any. Raises ValueError for a limit that one of a million mini-batches exceeds. Source:
+    2410.04285, where a trial has probability p_i = F(t_i).
 
         >>> from stragglers.delays import exponential
         >>> round(trial_rate(exponential(0.5), limit=0.1), 2)
@@ -186,9 +187,14 @@ def trial_rate(law: Law, limit: float) -> float:
         raise ValueError(
             f"theory: no mini-batch of {law} ends within {limit} s; set at least {limits[0]:g}"
         )
+    if limit >= law.quantile(1.0):
+        return 1 / law.mean()
     last = int(np.searchsorted(limits, limit, side="right")) - 1
     if last == limits.size - 1:
-        return float(levels[last] / (below[last] + (1 - levels[last]) * limits[last]))
+        raise ValueError(
+            f"theory: a limit of {limit:g} s is too long for {law}; set at most {limits[-1]:g} s, "
+            "or inf"
+        )
     low, high = levels[last], levels[last + 1]
     for _ in range(50):  # F(t) lies between these
         middle = (low + high) / 2

@@ -44,6 +44,13 @@ def test_rules_reach_the_theory(law, draw):
         assert gain == pytest.approx(theory.throughput_gain(*arguments, **options), rel=0.02)
 
 
+@pytest.mark.parametrize("workers", [2, 64])
+def test_a_round_of_one_mini_batch_that_all_end_gains_nothing(workers):
+    for law in (EXPONENTIAL, delays.gamma(0.3, 1.0)):  # half of whose mass is near 0
+        options = {"draw": "mini_batch", "in_flight": "finish"}
+        assert theory.throughput_gain(law, workers, 1, **options) == 1
+
+
 def test_fixed_speeds():
     assert theory.speeds_gain([1, 1, 1, 1], 8) == 1
     assert theory.speeds_gain([2] + 7 * [1], 8) == pytest.approx(1.875)

@@ -52,6 +52,10 @@ def test_the_rate_of_trials():
     pause = delays.bernoulli_slowdown(1.0, 5.0, 0.2)  # 1 s, or 5 s
     for t in (1.0, 3.0, 4.9):
         assert theory.trial_rate(pause, t) == pytest.approx(0.8 / (0.8 + 0.2 * t), rel=2e-3)
+    heaviest = delays.pareto(1.0, 1.05)  # a quarter of the mean lies beyond any limit
+    assert theory.trial_rate(heaviest, np.inf) == pytest.approx(1 / heaviest.mean())
+    with pytest.raises(ValueError, match=r"is too long for .*; set at most .* s, or inf"):
+        theory.trial_rate(heaviest, 1e9)
     limit = theory.best_limit(HEAVY)
     grid = [theory.trial_rate(HEAVY, t) for t in np.geomspace(0.21, 50, 300)]
     assert theory.trial_rate(HEAVY, limit) == pytest.approx(max(grid), rel=1e-3)
