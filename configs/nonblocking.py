@@ -132,15 +132,18 @@ def _tuned(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def _grid(
-    mixers: Iterable[str], mini_batches: Iterable[int], rates: Iterable[float]
-) -> Iterator[tuple[str, dict]]:
-    """Yield arms of mixers, blocking and not, at all round lengths and learning rates."""
+def _grid(mixers: Iterable[str], *grids: tuple[Iterable, Iterable]) -> Iterator[tuple[str, dict]]:
+    """Yield arms of mixers, blocking and not, at all round lengths and learning rates.
+
+    grids: the lengths and rates of blocking rounds, then of the others; one serves both.
+    """
     for mixer in mixers:
         algorithm, wait_for_all = MIXERS[mixer]
-        for variant, wait in (("blocking", wait_for_all), ("nonblocking", part("first_finisher"))):
+        waits = {"blocking": wait_for_all, "nonblocking": part("first_finisher")}
+        for (variant, wait), grid in zip(waits.items(), (*grids, *grids)[:2], strict=True):
+            lengths, rates = grid
             changes = {"algorithm": algorithm, "wait": wait, "baseline": None}
-            for length in mini_batches:
+            for length in lengths:
                 own = changes | {"mini_batches": length}
                 yield from base.at_rates(f"{mixer}/{variant}/M={length}", own, rates)
 
@@ -253,7 +256,7 @@ def _traces_sweep() -> Iterator[tuple[str, dict]]:
     """Yield gossip, blocking and not, at all round lengths and rates, with the delays of jobs."""
     for job in JOBS:
         delay = {"delay": _tuned(f"delay={job}").delay}
-        for name, changes in _grid(GOSSIP, MINI_BATCHES, LEARNING_RATES[1:-1]):
+        for name, changes in _grid(GOSSIP, ((*MINI_BATCHES, 32, 64), LEARNING_RATES[1:-1])):
             yield f"{job}/{name}", changes | delay
 
 
@@ -264,22 +267,24 @@ VARIANTS = {
         "Comparing at equal samples per round flatters non-blocking, since a blocking method is "
         "free to take smaller rounds. Here every method has the mini-batches per round and the "
         "learning rate of a grid that bring it to the target first.",
-        _tuned, "nonblocking_tuned", MIXERS, MINI_BATCHES, LEARNING_RATES,
+        _tuned, "nonblocking_tuned", MIXERS, (MINI_BATCHES, LEARNING_RATES),
     ),
     "tuned_images": _tuned_variant(
         "Best non-blocking against best blocking: ResNet-18 on images of CIFAR's shape.\n\n"
         "The images are drawn from a mixture of Gaussians, 32x32 pixels of three colours in ten "
         "classes that hardly overlap; ResNet-18 has a quarter of its usual channels.",
-        _tuned_images, "nonblocking_tuned_images", GOSSIP[:1], MINI_BATCHES[:4],
-        (0.00088, 0.00125, 0.00177, 0.0025, 0.0035, 0.005),
+        _tuned_images, "nonblocking_tuned_images", GOSSIP[:1],
+        ((1, 2), (0.00088, 0.00125, 0.00177, 0.0025)),
+        ((2, 4, 8), (0.00125, 0.00177, 0.0025, 0.0035, 0.005)),
     ),
     "tuned_text": _tuned_variant(
         "Best non-blocking against best blocking: a small GPT on the text of Python's own "
         "library.\n\n"
         "The GPT of 140,000 parameters of `configs/local_training.py`, with AdamW as there, on "
         "shorter sequences.",
-        _tuned_text, "nonblocking_tuned_text", GOSSIP[:1], MINI_BATCHES[:4],
-        (0.001, 0.0014, 0.002, 0.0028, 0.004, 0.0057),
+        _tuned_text, "nonblocking_tuned_text", GOSSIP[:1],
+        ((1, 2), (0.001, 0.0014, 0.002, 0.0028, 0.004)),
+        ((2, 4, 8), (0.0014, 0.002, 0.0028, 0.004, 0.0057)),
     ),
     "traces": base.Variant(
         "Best non-blocking against best blocking gossip, with the delays of three public jobs.\n\n"
