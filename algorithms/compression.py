@@ -46,6 +46,7 @@ class Encoder(NamedTuple):
     encode: Callable[[jax.Array, jax.Array], Any]  # (x, key of this worker) -> message
     decode: Callable[[Any, int], jax.Array]  # (message, entries) -> float32 [entries]
     payload_bytes: Callable[[int], int]  # entries -> bytes
+    picks: bool = False  # True: it leaves entries out
 
 
 class Reducer(NamedTuple):

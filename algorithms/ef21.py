@@ -175,6 +175,7 @@ def _estimated(name, optimizer, workers, eta, exchange, broadcast) -> Algorithm:
                 f"{name}: broadcast={broadcast.name} writes no message of one sender; take top_k, "
                 "sign or another codec without a memory"
             )
+        reducers.refuse_amplified(name, broadcast)
         optimizer = step_ahead(optimizer, broadcast)
     summing = optax.chain(add_up(), optimizer)
     method = compressed(name, summing, lambda path, leaf: reducer, weighting="equal")

@@ -46,6 +46,7 @@ def top_k(ratio: float = 0.01) -> Reducer:
         lambda x, key: sparse.top_k(x, _entries(x, ratio), ordered=False),
         sparse.decode,
         lambda size: sparse.payload_bytes(min(_share(size, ratio), size), jnp.float32),
+        picks=True,
     )
     within = functools.partial(_listed, ratio)
     return Reducer(lambda leaf: (), reduce, payload, "top_k", encoder, within)
@@ -64,7 +65,10 @@ def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
         lambda message, size: chunked.decode(message, size, cut, bits),
         lambda size: chunked.payload_bytes(size, cut, bits),
     )
-    return reducer._replace(name="chunked_top_k")
+    encoder, loses = reducer.encoder._replace(picks=True), None
+    if bits == 1 and k > 1:  # all k are as large as the largest one of a chunk
+        loses = "codes of one bit may lose more than there is; take bits=2"
+    return reducer._replace(name="chunked_top_k", encoder=encoder, amplifies=loses)
 
 
 def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int | None = 0) -> Reducer:
@@ -215,17 +219,18 @@ def ring(*reducers: Reducer) -> Reducer:
     As many bytes as in two phases, to a neighbour alone; values are rounded once in every hop.
     """
     inner = chain(*reducers)
-    if inner.encoder is None or inner.within is not None:
+    if inner.encoder is None or inner.encoder.picks:
         raise ValueError(
             f"ring: {inner.name} has no codes for whole sums; put bf16, fp16, fp8, int8, int4, "
             "mxfp4, quantise, natural or sign in it, and write chain(random_k, ring(int8)) for both"
         )
 
     def reduce(x, state, draw):
-        keys, (encode, decode, _) = codecs.hop_keys(draw.own), inner.encoder
-        return *codecs.ring_all_reduce(x, encode, decode, AXIS, keys), state
+        keys, coder = codecs.hop_keys(draw.own), inner.encoder
+        return *codecs.ring_all_reduce(x, coder.encode, coder.decode, AXIS, keys), state
 
-    return Reducer(lambda leaf: (), reduce, compression.sent_twice(inner.encoder), "ring")
+    payload = compression.sent_twice(inner.encoder)
+    return Reducer(lambda leaf: (), reduce, payload, "ring", amplifies=inner.amplifies)
 
 
 def dma_ring(bucket: int = 1024, seed: int = 0) -> Reducer:
@@ -285,9 +290,10 @@ def _listed(ratio: float, inner: Reducer) -> Reducer:
     def payload(leaf, workers, update):
         return Payload(gathered=(bytes_of(math.prod(leaf.shape)),))
 
-    listed = Encoder(
-        write, lambda message, size: sparse.decode(read(message, size), size), bytes_of
-    )
+    def decode(message, size):
+        return sparse.decode(read(message, size), size)
+
+    listed = Encoder(write, decode, bytes_of, picks=True)
     return Reducer(lambda leaf: (), reduce, payload, encoder=listed, amplifies=inner.amplifies)
 
 

@@ -36,5 +36,7 @@ def sparse_loco(
     """
     if not 0 <= decay <= 1:
         raise ValueError(f"sparse_loco: needs 0 <= decay <= 1, got {decay}; 0.95 is usual")
-    reducer = with_error_feedback(reducers.chunked_top_k(chunk, k, bits), decay)
+    largest = reducers.chunked_top_k(chunk, k, bits)
+    reducers.refuse_amplified("sparse_loco", largest)
+    reducer = with_error_feedback(largest, decay)
     return local_sgd(optimizer, exchange=reducer, server_learning_rate=server_learning_rate)
