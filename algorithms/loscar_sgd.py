@@ -44,7 +44,8 @@ def average_behind_steps(
     """Average random coordinates of active rounds, and correct by it `overlap` rounds later."""
 
     def init_fn(params):
-        return jnp.zeros(entries(jax.tree.map(jnp.asarray, params), ratio))  # m - y_i on S
+        size = entries(jax.tree.map(jnp.asarray, params), ratio)
+        return jnp.zeros(size, jnp.float32)  # m - y_i on S
 
     def update_fn(updates, state, params, *, version, active=None, weight=None, **extra):
         del extra

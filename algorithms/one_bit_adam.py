@@ -59,7 +59,7 @@ def signs_both_ways(workers: int) -> Reducer:
         return reduced.total, reduced.sent, left
 
     def payload(leaf, workers, update):
-        return Payload((quantise.two_phase_bytes(leaf.size, workers, SIGNS),))
+        return Payload((quantise.two_phase_bytes(leaf.size, workers, SIGNS),), itemsize=1)
 
     return Reducer(init, reduce, payload, name="signs both ways")
 
@@ -80,7 +80,7 @@ def momentum_in_signs(
     def init_fn(params):
         start = mean.init(params)
         # Squares of short floats would overflow, or vanish beside eps.
-        wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.promote_types(x.dtype, "f4")), params)
+        wide = jax.tree.map(lambda x: jnp.asarray(x, _wide(x)), params)
         return OneBitAdamState(start.update, adam.init(wide), start.reducers)
 
     def update_fn(updates, state, params=None, *, weight=None, **extra):
@@ -158,10 +158,21 @@ def one_bit_adam(
         filled = jax.tree.map(jnp.not_equal, _without_gaps(variance), variance)
         return {"entries_without_variance": sum(x.sum() for x in jax.tree.leaves(filled))}
 
-    exchange = momentum_in_signs(method.exchange, warmup_updates, b1, b2, eps)
-    needs = method.needs._replace(workers=workers)
-    details = method.details._replace(metrics=metrics)
-    return method._replace(exchange=exchange, needs=needs, details=details)
+    def messages(params, workers, row):
+        wide = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, _wide(x)), params)
+        return method.messages(wide, workers, row)
+
+    return method._replace(
+        exchange=momentum_in_signs(method.exchange, warmup_updates, b1, b2, eps),
+        messages=messages,
+        needs=method.needs._replace(workers=workers),
+        details=method.details._replace(metrics=metrics),
+    )
+
+
+def _wide(leaf):
+    """Return the type of a parameter's momentum."""
+    return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
 def _without_gaps(variance):

@@ -97,7 +97,8 @@ def mean_of_fragment(
     """
 
     def init_fn(params):
-        return mean.init(jnp.zeros(fragment_size(jax.tree.map(jnp.asarray, params), fragments)))
+        size = fragment_size(jax.tree.map(jnp.asarray, params), fragments)
+        return mean.init(jnp.zeros(size, jnp.float32))
 
     def update_fn(updates, state, params, *, current=None, version=None, staleness=0, **extra):
         servers_own("streaming_diloco", current, version)
@@ -120,7 +121,8 @@ def step_by_fragment(
     def init_fn(params):
         size = fragment_size(jax.tree.map(jnp.asarray, params), fragments)
         states = jax.vmap(optimizer.init)(_padded(params, fragments).reshape(fragments, size))
-        return Outer(jnp.int32(0), jnp.zeros((overlap, size)) if overlap else (), states)
+        queue = jnp.zeros((overlap, size), jnp.float32) if overlap else ()
+        return Outer(jnp.int32(0), queue, states)
 
     def update_fn(updates, state, params, **extra):
         queue, due = state.queue, updates

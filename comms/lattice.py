@@ -173,16 +173,21 @@ def bound_of(message, bits: int, stochastic: bool = False) -> jax.Array:
 def ravel_floats(tree) -> tuple[jax.Array, Callable]:
     """Return (vector [size] float32, restore): a pytree's float leaves, and the way back.
 
-    restore(vector) is the tree with these values, shapes and dtypes kept, other leaves untouched.
+    restore(vector) is the tree with these values, shapes and dtypes kept, other leaves untouched,
+    and also a float64 whose float32 has not changed.
     """
 
     def is_float(x):
         return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
+    def put(x, y):
+        if not is_float(x):
+            return x
+        new = y.astype(x.dtype)
+        return jnp.where(y == x.astype(y.dtype), x, new) if x.dtype == jnp.float64 else new
+
     def restore(vector):
-        return jax.tree.map(
-            lambda x, y: y.astype(x.dtype) if is_float(x) else x, tree, unravel(vector)
-        )
+        return jax.tree.map(put, tree, unravel(vector))
 
     nothing = jnp.zeros(0, jnp.float32)
     vector, unravel = ravel_pytree(

@@ -15,10 +15,13 @@ from algorithms import (
     dsgd_ac,
     ef_sign,
     int8_all_reduce,
+    loscar_sgd,
     matcha,
+    one_bit_adam,
     periodic,
     qsgd,
     random_k,
+    streaming_diloco,
     top_k,
 )
 from algorithms.base import AXIS
@@ -26,6 +29,7 @@ from algorithms.gossip import graph_matchings
 from comms import matcha as sampling
 from comms import mixing, topology
 from comms.messages import Row, collective_bytes
+from runtimes.own_loop import as_optax
 from tests.algorithms.quadratics import D, N, gradients, in_step
 from tests.marks import slow
 
@@ -185,3 +189,28 @@ def test_distances_of_short_floats_do_not_vanish():
 
     found = jax.vmap(one, axis_name=AXIS)(np.ones((1, 2**12), np.float16))
     np.testing.assert_array_equal(found, 0.25)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [loscar_sgd(sgd(), 2), streaming_diloco(sgd(), overlap=1)],
+    ids=["loscar", "streaming"],
+)
+def test_models_of_float64_that_agree_stay_as_they_are(method):
+    """Their vectors are float32, which cannot hold them."""
+    with jax.enable_x64():
+        tx, x = as_optax(method), jnp.tile(np.random.default_rng(0).standard_normal(9), (2, 1))
+
+        def alone(x):
+            updates, state = tx.update(jnp.zeros_like(x), tx.init(x), x)
+            updates, _ = tx.update(jnp.zeros_like(x), state, x)
+            return optax.apply_updates(x, updates)
+
+        np.testing.assert_array_equal(jax.vmap(alone, axis_name=AXIS)(x), x)
+
+
+def test_one_bit_adam_sends_small_leaves_of_short_floats_as_floats():
+    """4 entries are no fewer bytes as signs; their momentum is float32."""
+    params = {"w": jnp.zeros(4, jnp.bfloat16)}
+    messages = one_bit_adam(sgd(), 4).messages(params, 4, Row(0))
+    assert sum(message.size for message in messages) == 16
