@@ -51,6 +51,7 @@ class UpdateLog:
     def __init__(self, workers: int):
         self._workers = workers
         self.events: list[Event] = []
+        self.ignored = 0  # contributions since the last update
         self._rows: list[Schedule] = []
         self._made: list[Made] = []
         self._observed: list[tuple[int, int]] = []  # (updates, contributions held) at each loss
@@ -102,8 +103,10 @@ class UpdateLog:
                 population=self._workers,
                 samples=row((order.samples for order in orders), np.int64),
                 restored=row((h.worker if h.restored else -1 for h in taken), np.int32),
+                ignored=np.array([self.ignored], np.int32),
             )
         )
+        self.ignored = 0
         workers, versions = [held.worker for held in taken], [order.version for order in orders]
         self._made.append(Made(now, workers, versions))
         return self._rows[-1]
@@ -410,6 +413,8 @@ class ParameterServer:
             self._renewed.discard(who)
             self.consumed[who] += order.batches
             self.counted[who] = order.number
+        else:
+            self.log.ignored += 1
         commands = self._followed(decision, now)
         commands += self._sent(decision.proceed, order.version, now)
         for one in decision.proceed:
@@ -467,9 +472,14 @@ class ParameterServer:
         self.counted[who] = self.kept[who] = 0
 
     def returned(self, who: int, now: float) -> list[Command]:
-        """Note that the worker has a new process, and send it to work if it was at any."""
+        """Note that the worker has a new process, and send it to work if it was at any.
+
+        The process may have been sent an order before it was ready.
+        """
         self.log.events.append(Event(now, who, "restored"))
-        return self.again(who, now)
+        before = self._in_flight.get(who)
+        stops = [] if before is None else [Stop(who, before.number)]
+        return stops + self.again(who, now)
 
     def rows(self) -> Schedule | None:
         """Return the rows since the last call; None for no update."""

@@ -63,10 +63,11 @@ def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
 class Coordinator(pool.Supervisor):
     """The workers of a run, and the log of their meetings."""
 
-    fewest, spares = 2, True  # who is alone meets nobody
+    fewest = 2  # who is alone meets nobody
 
     def __init__(self, parts: GossipParts, log: PairLog, options: pool.Options, actors: Any):
         super().__init__(parts.rule.workers, options, actors)
+        self.spares = not parts.rule.turnout.stopped  # else all wait for it, one after the other
         self.log, self._parts = log, parts
         self._rule: Any = None  # see `shared_state`
         self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend

@@ -544,7 +544,8 @@ def test_a_delivery_that_is_heard_after_its_process_was_lost_is_computed_again(b
     late = News(1, "answer", worker.step(begun[1], X0), asynchronous_runtime.ORDER)
     loop._heed(News(1, "lost"))
     assert loop._heed(late) == [] and loop._server.counted[1] == 0
-    (again,) = loop._heed(News(1, "ready"))
+    stop, again = loop._heed(News(1, "ready"))
+    assert stop == Stop(1, begun[1].number)
     assert (again.order.first, again.order.number) == (begun[1].first, begun[1].number + 1)
     loop._heed(News(1, "answer", worker.step(again.order, X0), asynchronous_runtime.ORDER))
     assert loop._server.counted[1] == again.order.number
