@@ -39,7 +39,8 @@ PROFILE = "measured_profile.json"  # of a method that plans with measured times
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 REMOVED_BY = "removed_by.txt"  # in the place of a run that `--overwrite` has removed: the launch
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
-BESIDE = {MODULES, INITIAL}  # what a config.json has that is no entry
+DATA = "files_sha256"  # in a config: files that its parts name -> their SHA-256
+BESIDE = {MODULES, INITIAL, DATA}  # what a config.json has that is no entry
 # What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
 # one. The rest, config.json first, is replaced when it is written again.
 REMOVED = (
@@ -172,7 +173,8 @@ def start(
             files.tidy(workdir)
             if not longer:
                 files.remove(workdir / formats.DIGESTS)  # of a summary that somebody has removed
-                _write_config(workdir, config)
+                if overwrite or not (workdir / CONFIG).exists():  # else it may be an older one
+                    _write_config(workdir, config)
         kept = opened.pop_all()  # for as long as the run is
     return Recorder(workdir, summary, writes, kept, config if longer else None)
 
@@ -211,13 +213,27 @@ def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 
 def _described(config: ml_collections.ConfigDict) -> dict:
-    """Return the content of config.json: entries, with the code and parameters they bring along."""
+    """Return the content of config.json: entries, with code, data and parameters they bring."""
     config = registry.canonical(config)
     modules, path = registry.brought(config), config.get("initial")
     brought = {MODULES: modules} if modules else {}
     if path is not None:
+        initial.check(path)
         brought[INITIAL] = initial.digest(path)
+    parts = [config.get(name) for name in (*registry.PARTS, *registry.NUMBER_OR_PART)]
+    if found := sorted(_named_files(parts)):
+        brought[DATA] = {name: initial.digest(os.path.expanduser(name)) for name in found}
     return config.to_dict() | brought
+
+
+def _named_files(value: Any) -> set[str]:
+    """Return the files that a value names anywhere, but as the name of a part."""
+    if isinstance(value, list | tuple):
+        return set().union(*map(_named_files, value))
+    if hasattr(value, "items"):
+        return _named_files([one for key, one in value.items() if key != "name"])
+    is_file = isinstance(value, str) and os.path.isfile(os.path.expanduser(value))
+    return {value} if is_file else set()
 
 
 def check(
@@ -277,7 +293,10 @@ def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> 
     stored = read_json(workdir / CONFIG)
     brought = {name: stored[name] for name in BESIDE if name in stored}
     written = read_config(workdir / CONFIG).to_dict() | brought
-    there, here = flat(written), flat(_with_numbers(json.loads(_dumps(_described(config)))))
+    described = _described(config)
+    if DATA not in stored:  # as in an older one
+        described.pop(DATA, None)
+    there, here = flat(written), flat(_with_numbers(json.loads(_dumps(described))))
     differing = [
         f"{key} ({registry.brief(there.get(key, 'absent'))} there, "
         f"{registry.brief(here.get(key, 'absent'))} here)"

@@ -209,6 +209,11 @@ def test_a_clock_that_reads_another_file_now_is_refused(tmp_path):
     write(0.03)
     killed(config, tmp_path / "run", 4)
     write(0.09)
+    with pytest.raises(ValueError, match=rf"differs in files_sha256\.{trace} \(\w+ there, "):
+        train.run(config, tmp_path / "run")
+    described = records.read_json(tmp_path / "run" / records.CONFIG)
+    del described[records.DATA]  # as in an older record, which does not say
+    records.write_json(tmp_path / "run" / records.CONFIG, described)
     with pytest.raises(ValueError, match="such as a trace or a profile, is another one now"):
         train.run(config, tmp_path / "run")
     write(0.03)

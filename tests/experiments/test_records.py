@@ -1,6 +1,7 @@
 """Records of a run, the lock beside them and the commit that they name."""
 
 import fcntl
+import hashlib
 import math
 import os
 import subprocess
@@ -216,6 +217,22 @@ def test_a_run_knows_the_code_that_it_brought_along(tmp_path, monkeypatch):
     records.check(tmp_path / "run", config)
     (package / "rules.py").write_text("def patient(setting):\n    return setting\n")
     with pytest.raises(ValueError, match=r"which differs in modules\.brought\.here\.rules"):
+        records.check(tmp_path / "run", config)
+
+
+def test_a_run_knows_the_files_that_its_parts_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("data.npz", "barrier"):  # the latter is the name of a part
+        (tmp_path / name).write_text("1")
+    task = {"name": "points", "path": "data.npz", "more": ["none.npz", "data.npz"]}
+    config = ConfigDict({"seed": 0, "wait": "barrier", "task": task})
+    with records.start(tmp_path / "run", config):
+        pass
+    described = records.read_json(tmp_path / "run" / records.CONFIG)
+    assert described[records.DATA] == {"data.npz": hashlib.sha256(b"1").hexdigest()}
+    records.check(tmp_path / "run", config)
+    (tmp_path / "data.npz").write_text("2")
+    with pytest.raises(ValueError, match=r"differs in files_sha256\.data\.npz"):
         records.check(tmp_path / "run", config)
 
 
