@@ -26,6 +26,7 @@ def classification(
     float32. micro_batch: images whose activations are in memory at a time; None: the whole
     mini-batch's.
     """
+    data.at_least(name, l2=(l2, 0))
     train, test, labels = sources.read(reading, dataset.train, dataset.test)
     changes = None if augment is None else AUGMENT.build(augment)
     plain = None if changes is None else changes.plain

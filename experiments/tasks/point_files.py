@@ -1,6 +1,7 @@
 """Points of a file: rows of numbers with a class or a number to predict."""
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,9 @@ def points(
     if test is None:
         data.check_fraction("points", test_fraction)
     files = [path] if test is None else [path, test]
-    parts = [_checked(file, *read) for file, read in zip(files, _read(files, target), strict=True)]
+    kind = np.float64 if standardise else np.float32  # which has few digits beside a large mean
+    found = zip(files, _read(files, target, kind), strict=True)
+    parts = [_checked(file, *read, kind) for file, read in found]
     if test is None:
         (x, y), rng = parts[0], np.random.default_rng(seed)
         held_out = np.arange(len(y)) < max(1, round(test_fraction * len(y)))
@@ -53,7 +56,8 @@ def points(
         )
     if standardise:
         mean, deviation = (f(x, axis=0, dtype=np.float64) for f in (np.mean, np.std))
-        deviation[deviation == 0] = 1  # a feature that is constant
+        # A feature that is constant may have a mean that differs from it by rounding.
+        deviation[(deviation == 0) | (np.ptp(x, axis=0) == 0)] = 1
         x, test_x = (((part - mean) / deviation).astype(np.float32) for part in (x, test_x))
     if regression:
         return _regression(data.Points(x, y), data.Points(test_x, test_y), model, l2)
@@ -67,6 +71,11 @@ def points(
             f"from 0 to {'their number' if classes is None else classes} - 1 are due; number them, "
             "or write regression=True"
         )
+    if len(found) == 1:
+        raise ValueError(
+            f"points: all targets of {path} are {found[0]:g}, so that there is nothing to tell "
+            "apart; give points of two classes or more"
+        )
     labels = np.concatenate([y, test_y]) if test is None else y
     classes = classes or data.classes_of(path, labels.astype(np.int32), test_y.astype(np.int32))
     made = (
@@ -77,6 +86,7 @@ def points(
 
 
 def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2: float) -> Task:
+    data.at_least("points", l2=(l2, 0))
     module = models.build(MODEL, model, classes=1)
 
     def losses(params, points):
@@ -93,8 +103,8 @@ def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2:
     return Task("points", train, test, halves, jax.jit(init), losses)
 
 
-def _read(files: list[str], target: str) -> list[Read]:
-    """Return features and targets of files of one kind."""
+def _read(files: list[str], target: str, kind: type) -> list[Read]:
+    """Return features and targets of files of one format; kind: float32 or float64."""
     suffix = Path(files[0]).suffix.lower()
     readers: dict[str, Callable[[Path, str], Named]] = {
         ".npz": _npz, ".csv": _text, ".tsv": _text, ".parquet": _parquet,
@@ -105,7 +115,7 @@ def _read(files: list[str], target: str) -> list[Read]:
             reading.opened(place).close()
         if suffix in readers:
             return _in_one_order([readers[suffix](place, target) for place in places])
-        return _svmlight(places)
+        return _svmlight(places, kind)
     except _NoTarget as error:
         raise ValueError(f"points: {' or '.join(files)} {error}") from None
     except Exception as error:  # of three libraries, which raise any kinds
@@ -146,6 +156,9 @@ def _text(path: Path, target: str) -> Named:
         header = file.readline()
         delimiter = max(",;\t", key=header.count)
         columns = [name.strip(' "\n') for name in header.split(delimiter)]
+        if all(map(_is_finite, columns)):
+            raise _NoTarget(f"has numbers in its first line ({registry.listed(columns)}) and no "
+                            "names; put a line of names above")  # fmt: skip
         which = _column(columns, target)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a table without rows, which is refused
@@ -156,6 +169,13 @@ def _text(path: Path, target: str) -> Named:
         raise ValueError(f"it has {table.shape[1]} columns below {len(columns)} names")
     names = columns[:which] + columns[which + 1 :]
     return np.delete(table, which, axis=1), table[:, which], names
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _parquet(path: Path, target: str) -> Named:
@@ -182,9 +202,9 @@ def _column(columns: list[str], target: str) -> int:
     return columns.index(target)
 
 
-def _svmlight(paths: list[Path]) -> list[Read]:
+def _svmlight(paths: list[Path], kind: type) -> list[Read]:
     datasets = importlib.import_module("sklearn.datasets")  # late: it takes a second
-    found = datasets.load_svmlight_files([str(path) for path in paths], dtype=np.float32)
+    found = datasets.load_svmlight_files([str(path) for path in paths], dtype=kind)
     pairs = list(zip(found[::2], found[1::2], strict=True))
     for x, _ in pairs:
         if x.shape[0] * x.shape[1] * 4 > MOST_BYTES:
@@ -192,8 +212,8 @@ def _svmlight(paths: list[Path]) -> list[Read]:
     return [(x.toarray(), y) for x, y in pairs]
 
 
-def _checked(path: str, x: np.ndarray, y: np.ndarray) -> Read:
-    """Return features and targets in float32, if they are finite numbers of n points."""
+def _checked(path: str, x: np.ndarray, y: np.ndarray, kind: type) -> Read:
+    """Return features of a kind and targets in float32, if they are finite numbers of n points."""
     kinds = {x.dtype.kind, y.dtype.kind} - set("biuf")
     if x.ndim != 2 or y.shape != x.shape[:1] or not x.size or kinds:
         raise ValueError(
@@ -201,11 +221,11 @@ def _checked(path: str, x: np.ndarray, y: np.ndarray) -> Read:
             f"{list(y.shape)}, where numbers [n, d] and [n] are due; write it again"
         )
     with np.errstate(over="ignore"):
-        x, y = x.astype(np.float32), y.astype(np.float32)
-    bad = np.flatnonzero(~(np.isfinite(x).all(axis=1) & np.isfinite(y)))
+        short, y = x.astype(np.float32), y.astype(np.float32)
+    bad = np.flatnonzero(~(np.isfinite(short).all(axis=1) & np.isfinite(y)))
     if bad.size:
         raise ValueError(
             f"points: {path} has a value that is not finite in point {bad[0]} from 0 on, of "
             f"{bad.size} such points; leave them out"
         )
-    return x, y
+    return (short if kind is np.float32 else x.astype(kind)), y

@@ -65,11 +65,12 @@ def test_numbers_are_predicted_with_half_the_squared_error(tmp_path):
 
 
 def test_features_have_mean_0_and_variance_1_over_the_training_points(tmp_path):
-    x = np.column_stack([1e6 + 1e3 * X[:, 0], X[:, 1], np.full(40, 0.1)])
+    x = np.column_stack([1.7e9 + 30 * np.float64(X[:, 0]), X[:, 1], np.full(40, 0.1)])
     made = task(write(tmp_path, "npz", x, Y), standardise=True)
     seen = made.train.image[:, 0, :, 0]
     np.testing.assert_allclose(seen.mean(axis=0), 0, atol=1e-3)
     np.testing.assert_allclose(seen.std(axis=0), [1, 1, 0], atol=1e-3)
+    assert len(np.unique(seen[:, 0])) > 25 and seen.dtype == np.float32
     other = task(tmp_path / "points.npz", standardise=True, seed=1)
     assert not np.array_equal(other.labels, made.labels)
 
@@ -82,6 +83,9 @@ def test_features_have_mean_0_and_variance_1_over_the_training_points(tmp_path):
         ("csv", X, np.full(40, 1e12), {}, r"targets of .* from 1e\+12 to 1e\+12, where classes"),
         ("csv", np.where(X > 1, np.nan, X), Y, {}, "not finite in point"),
         ("npz", X.astype(object), Y, {}, "cannot be read .*allow_pickle"),
+        ("svm", X, Y, {"l2": -1.0}, "points: l2 must be finite and at least 0, got -1.0; raise l2"),
+        ("npz", X, Y, {"l2": -1.0, "regression": True}, "points: l2 must be finite and at least 0"),
+        ("csv", X, 0 * Y, {}, "all targets of .* are 0, .*; give points of two classes or more"),
         ("npz", X[:1], Y[:1], {}, "0 points of 3 features are left to train and 1"),
         ("csv", X, Y, {"target": "z"}, "csv has 0 columns 'z', .* give target=.* of a, b, y, c"),
         ("npz", X, Y, {"target": "z"}, "npz has no array 'z'; give target='...' of "),
@@ -101,6 +105,12 @@ def test_columns_of_test_points_go_by_their_names(tmp_path):
     (tmp_path / "b.csv").write_text("b,y,c\n20,1,10\n40,0,30\n")
     with pytest.raises(ValueError, match="have other columns than each other: a, c"):
         task(tmp_path / "a.csv", test=str(tmp_path / "b.csv"))
+
+
+def test_points_without_names_are_one_sentence(tmp_path):
+    (tmp_path / "a.csv").write_text("0.5,-2e3,1\n0.25,3,0\n")
+    with pytest.raises(ValueError, match=r"its first line \(0.5, -2e3, 1\) and no names; put a"):
+        task(tmp_path / "a.csv", target="1")
 
 
 def test_times_of_a_parquet_file_are_no_features(tmp_path):
