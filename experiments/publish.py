@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -78,8 +79,22 @@ def ask(
     print(publish.ask("swarm_tuned", "swarm/H=2", "sgp", tuned=True, bound=0.9))
     """
     found = record(name)
-    claim = stats.Claim("", "", name, ours, theirs, quantity, **how)
-    return stats.judge(claim, arms(found), found)
+    listed, claim = arms(found), stats.Claim("", "", name, ours, theirs, quantity, **how)
+    if not listed or any("name" not in arm for arm in listed):
+        raise ValueError(f"record {name!r} has no arms to compare; ask the record of a sweep")
+    known = sorted({key for arm in listed for key, value in arm.items()
+                    if value is None or registry.is_number(value)})  # fmt: skip
+    for asked in (quantity, *filter(None, (claim.chosen_by, *claim.equal))):
+        if asked not in known:
+            raise ValueError(
+                f"no arm of the record {name!r} has a number {asked!r}; "
+                f"{registry.meant(asked, known)}known are {', '.join(known)}"
+            )
+    for field in ("bound", "margin"):
+        value = getattr(claim, field)
+        if not registry.is_number(value) or not 0 <= value < math.inf:
+            raise ValueError(f"{field} must be a number, 0 or more, got {value!r}; correct it")
+    return stats.judge(claim, listed, found)
 
 
 # --- records ---

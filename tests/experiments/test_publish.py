@@ -10,6 +10,7 @@ import pytest
 from experiments import formats, provenance, publish, stats
 from experiments.papers.base import Sweep
 from tests import launcher
+from tests.refusals import sentence
 
 FLAGS = (
     "--config.task=synthetic_logistic(samples=64,dimension=4)", "--config.split=iid",
@@ -53,6 +54,19 @@ def test_a_finished_sweep_becomes_a_record_that_can_be_asked(tmp_path, monkeypat
     (tmp_path / "tiny" / provenance.NOTE).unlink()
     with pytest.raises(ValueError, match=f"holds no {provenance.NOTE}; give the --workdir of a"):
         publish.take("tiny", tmp_path / "records")
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "words"),
+    [
+        ("goodput", {}, "record 'goodput' has no arms to compare; ask the record of a sweep"),
+        ("demo", {"quantity": "second"}, "has a number 'second'; did you mean 'seconds'. known"),
+        ("demo", {"bound": "0.9"}, "bound must be a number, 0 or more, got '0.9'; correct it"),
+    ],
+)
+def test_a_question_that_a_record_cannot_answer_is_refused(name, how, words):
+    with sentence(words):
+        publish.ask(name, "dpsgd/blocking", "all_reduce/blocking", **how)
 
 
 # Sweeps whose configs have changed since, or that never ran: a run of theirs ends their row here.
