@@ -565,8 +565,8 @@ def launch(
             say(f"error: {error}")
     # What a config file says of all arms; that it fails, as of a diverged arm, loses nothing else.
     for name, tell in (
-        ("claims", claims and (lambda: claimed.extend(claims(summaries)))),
-        ("numbers", numbers and (lambda: counted.extend(numbers(summaries)))),
+        ("claims", claims and (lambda: claimed.extend(_noted("claims", claims(summaries))))),
+        ("numbers", numbers and (lambda: counted.extend(_noted("numbers", numbers(summaries))))),
         ("figures", figures and (lambda: figures(root))),
     ):
         if tell is None or failures:
@@ -586,6 +586,16 @@ def launch(
     drawn = f"   figure: {root / 'figure.png'}" if finished else ""
     say(f"records: {root}{drawn}")
     return Outcome(failures, claimed, tuple(counted))
+
+
+def _noted(name: str, found: Iterable) -> Iterator:
+    """Yield what a function of a config file yields, as far as the note of a launch can hold it."""
+    for one in found:
+        written = records.plain(one._asdict() if isinstance(one, Numbers) else one)
+        if not formats.fits([written], formats.NOTE.fields[name]):
+            way = "pairs of texts" if name == "claims" else "stats.Numbers, a text a column"
+            raise TypeError(f"it yields {registry.brief(repr(one))}; yield {way}")
+        yield one
 
 
 def _compare(

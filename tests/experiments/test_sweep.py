@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import executors, prepare, records, registry, restarts, sweep, tasks
+from experiments import executors, prepare, records, registry, restarts, stats, sweep, tasks
 from tests.refusals import sentence
 
 # --- overrides ---
@@ -174,6 +174,27 @@ def test_some_arms_can_be_chosen(config, sweep_file):
 
 
 # --- launches ---
+
+
+def test_what_a_note_cannot_hold_is_no_claim_and_no_number(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "run", lambda *given: {})
+    monkeypatch.setattr(sweep, "_compare", lambda *given: [])
+    good = stats.Numbers("", ("a", "b"), [("c", "d")])
+
+    def launched(claims, numbers):
+        how = {"claims": lambda arms: claims, "numbers": lambda arms: numbers}
+        outcome = sweep.launch([sweep.Arm("", config)], str(tmp_path), False, **how)
+        return outcome.claims, list(outcome.numbers)
+
+    assert launched([("it", "is")], [good]) == ([("it", "is")], [good])
+    for claims, numbers in (
+        (["only a text"], [5]),
+        ([(1, 2)], [good._replace(rows=[("c", 1.0)])]),
+        ([("it", "is", "not")], [good._replace(rows=[("c",)])]),
+    ):
+        (wrong, also), none = launched(claims, numbers)
+        assert wrong[0] == "claims()" and "; yield pairs of texts" in wrong[1] and not none
+        assert also[0] == "numbers()" and "; yield stats.Numbers" in also[1]
 
 
 @pytest.mark.slow
