@@ -38,10 +38,11 @@ def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransf
 
 @functools.wraps(contrib.muon, assigned=())
 def muon(*args, **given) -> optax.GradientTransformation:
-    """Take Muon on the hidden matrices of a model, AdamW on all else, as its author advises.
+    """Take Muon on the matrices of a model but its embeddings, AdamW on all else.
 
-    optax would orthogonalise every array of two dimensions, a table of embeddings too, and no other
-    array. (K. Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024.)
+    The kernel of the last layer is included, which the author would leave to AdamW. optax would
+    orthogonalise every array of two dimensions, a table of embeddings too, and no other array. (K.
+    Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024.)
     """
     given.setdefault("muon_weight_dimension_numbers", hidden_matrices)
     return contrib.muon(*args, **given)
@@ -63,11 +64,11 @@ def selective_transform(
 
 
 def hidden_matrices(params: optax.Params) -> Any:
-    """Return per array the axes of rows and columns for Muon, None for no hidden matrix.
+    """Return per array the axes of rows and columns for Muon, None for what is left to AdamW.
 
-    Not hidden are tables whose name begins with "embed", as Flax calls them. The last axis of a
-    convolution's kernel holds the columns; one of three axes, as that of attention heads, is cut
-    where the matrix comes closest to a square.
+    Left are vectors, and tables whose name begins with "embed", as Flax calls them; the last
+    layer's kernel is not. The last axis of a convolution's kernel holds the columns; one of three
+    axes, as that of attention heads, is cut where the matrix comes closest to a square.
     """
 
     def axes_of(path, array):
