@@ -143,7 +143,8 @@ class Algorithm(NamedTuple):
     grad_params: (exchange state, params) -> the point of the gradients, if it is not params.
     weight: finished mini-batches -> weight of a worker in an all-reduce.
     messages: (params or their shapes, workers, row) -> the messages of a worker in an update, in
-        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from it.
+        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from it; a config's
+        method has to have it.
     graph, links: pairs that exchange, and its matchings that each update uses; None: all, always.
     public: (exchange state, params) -> the model that a worker of a local method shows to others,
         if that is not its params.

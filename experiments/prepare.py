@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
+import optax
 from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
@@ -120,6 +121,7 @@ def prepare(
         GRAPH.checked(registry.spec(config.graph), ("n",))
     task, shapes = _task(config, task)
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
+    data.check_split(config.split.name, shards, config.workers, len(task.labels))
     sampler = _sampler(config, task, shards)
     delay, decided = _costed(own_delay(config), config, task, sampler), {}
     profile = None
@@ -324,9 +326,34 @@ def _algorithm(
         sparse=task.sparse,
         **offered,
     )
+    _check_method(config, algorithm, shapes)
+    return algorithm
+
+
+def _check_method(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None:
+    """Raise ValueError for a method with parts that are no transforms, or without its messages."""
+    who = f"algorithm {config.algorithm.name!r}"
+    for name in ("exchange", "work", "server"):
+        part = getattr(algorithm, name)
+        left_out = part is None and name != "exchange"
+        if not (left_out or isinstance(part, optax.GradientTransformation)):
+            raise ValueError(f"{who}: its {name} is {type(part).__name__}; give an optax transform")
     # A method may refuse a model when it sees the parameters.
     jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
-    return algorithm
+    try:
+        sent = algorithm.messages(shapes, config.workers, messages.Row(algorithm.settled))
+        if all(isinstance(payload, messages.Payload) for payload in sent):
+            return
+        why = f"gives {registry.brief(repr(sent))}"
+    except ValueError:
+        raise
+    except Exception as error:  # a method is code and can raise anything
+        why = f"fails with {type(error).__name__}: {registry.brief(error)}"
+        why = "is missing" if algorithm.messages is None else why
+    raise ValueError(
+        f"{who}: its messages(params, workers, row) {why}; return a tuple of "
+        "comms.messages.Payload, from which bytes and seconds follow"
+    )
 
 
 def _built_parts(names: Collection[str], written: dict, seed: int, graph: nx.Graph | None) -> dict:

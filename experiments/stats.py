@@ -474,7 +474,7 @@ def sampling_error(accuracy: float, samples: float) -> float:
         >>> round(sampling_error(0.9, 900), 6)
         0.01
     """
-    return math.sqrt(accuracy * (1 - accuracy) / samples)
+    return math.sqrt(max(0.0, accuracy * (1 - accuracy)) / samples)  # older records have any
 
 
 # --- numbers as texts ---

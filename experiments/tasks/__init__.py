@@ -132,6 +132,7 @@ def check(task: Task, params: Any) -> None:
             "shared_draw says that losses draw at random, but they take no third argument; give "
             "them one, or leave shared_draw out"
         )
+    _check_evaluations(task)
     losses = first_draw(task)
     examples = _example_shapes(task.train)
     drawn = jax.ShapeDtypeStruct((TRIED,), jnp.uint32)
@@ -151,6 +152,19 @@ def check(task: Task, params: Any) -> None:
         if function is not None:
             _traced(name, lambda *given, f=function, n=name, k=kind: _per_example(n, f(*given), k),
                     params, _example_shapes(task.test))  # fmt: skip
+
+
+def _check_evaluations(task: Task) -> None:
+    if task.shared_draw and task.eval_losses is None:
+        raise ValueError(
+            "shared_draw says that losses draw at random, and evaluations need losses that do not; "
+            "give eval_losses, a function of the parameters and the examples alone"
+        )
+    if task.evaluated is not None and not registry.is_count(task.evaluated):
+        raise ValueError(
+            f"evaluated must be a positive whole number of examples, or None for all, got "
+            f"{task.evaluated!r}; correct it"
+        )
 
 
 def _check_parameters(params: Any) -> None:
@@ -321,6 +335,11 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
     train, test = (
         total / sum(size for _, size in part) for total, part in zip(sums, begun, strict=True)
     )
+    if task.correct is not None and abs(test[1] - 0.5) > 0.51:  # roundings aside
+        raise ValueError(
+            f"correct of the task {task.name!r} must be 1 or 0 for every sample, and its mean is "
+            f"{test[1]:.6g}; return 1 for a right prediction and 0 for a wrong one"
+        )
     means = {"train_loss": float(train[0]), "test_loss": float(test[0]),
              "test_accuracy": None if task.correct is None else float(test[1])}  # fmt: skip
     if task.cost is not None:

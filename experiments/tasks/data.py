@@ -3,7 +3,7 @@
 import functools
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -385,6 +385,28 @@ def _check_workers(labels: np.ndarray, workers: int):
             f"split: cannot share {len(labels)} samples among workers={workers}; "
             f"set workers between 1 and {len(labels)}"
         )
+
+
+def check_split(name: str, shards: Sequence[Any], workers: int, samples: int) -> None:
+    """Raise ValueError unless a split has an array of indices of samples for every worker."""
+    if len(shards) != workers:
+        raise ValueError(
+            f"split {name!r}: the number of arrays that it gives is {len(shards)}, and of workers "
+            f"{workers}; let it return one per worker"
+        )
+    for worker, shard in enumerate(shards):
+        indices = np.asarray(shard)
+        if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+            way = "np.flatnonzero(mask)" if indices.dtype == bool else "indices of samples"
+            raise ValueError(
+                f"split {name!r}: worker {worker} gets {indices.dtype} {list(indices.shape)}, "
+                f"where whole numbers [n] are due; let it return {way}"
+            )
+        if indices.size and not 0 <= indices.min() <= indices.max() < samples:
+            raise ValueError(
+                f"split {name!r}: worker {worker} gets indices from {indices.min()} to "
+                f"{indices.max()}, and samples are numbered from 0 to {samples - 1}; correct them"
+            )
 
 
 # --- mixtures of Gaussians, of which it is known how well any classifier can do ---

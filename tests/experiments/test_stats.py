@@ -186,6 +186,7 @@ def test_accuracies_are_higher_is_better_and_no_finer_than_their_test_samples():
     rounded = accurate("ours", (0.90001, 0.90001, 0.90001))
     assert verdict(rounded, theirs, **how) == INCONCLUSIVE
     assert stats.sampling_error(0.9, 900) == pytest.approx(0.01)
+    assert stats.sampling_error(22.0, 900) == 0  # of an older record
     assert stats.shown(ours, stats.ACCURACY) == "90.1 ± 0.1 %"
 
 

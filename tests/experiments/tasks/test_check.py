@@ -6,11 +6,14 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from algorithms import all_reduce
 from configs import nonblocking
-from experiments import prepare, sweep
+from experiments import prepare, sweep, tasks
 from experiments.tasks import Task
+from tests.refusals import sentence
 
 X = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
 Y = X.sum(axis=1)
@@ -30,11 +33,16 @@ def task(**changes):
     return plain._replace(**changes)
 
 
-def prepared(monkeypatch, made, **changes):
-    module = types.ModuleType(f"odd_{id(made)}")
-    module.task = lambda: made
+def brought(monkeypatch, name, factory):
+    """Return the name of a part with this factory in a module of its own."""
+    module = types.ModuleType(f"odd_{id(factory)}")
+    setattr(module, name, factory)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    changes["task"] = f"{module.__name__}:task"
+    return f"{module.__name__}:{name}"
+
+
+def prepared(monkeypatch, made, **changes):
+    changes["task"] = brought(monkeypatch, "task", lambda: made)
     return prepare.prepare(sweep.override(nonblocking.get_config(), changes))
 
 
@@ -53,6 +61,8 @@ ODD = [
     ),
     ({"losses": lambda p, e: squares({"w": p["v"]}, e)}, "losses cannot be traced (KeyError: 'v')"),
     ({"shared_draw": True}, "but they take no third argument"),
+    ({"losses": lambda p, e, count: squares(p, e), "shared_draw": True}, "; give eval_losses, a"),
+    ({"evaluated": 0}, "evaluated must be a positive whole number of examples, or None for all"),
     ({"labels": np.zeros(9, int)}, "there are 9 labels for 64 training samples"),
     ({"train": (X[:9], Y)}, "train must have samples, as many in all its arrays"),
 ]
@@ -63,6 +73,47 @@ def test_a_task_that_cannot_be_trained_is_one_sentence(monkeypatch, changes, wor
     with pytest.raises(ValueError) as caught:
         prepared(monkeypatch, task(**changes))
     assert str(caught.value).startswith("task 'odd_") and words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shard", "words"),
+    [
+        (np.arange(64) < 8, r"worker 0 gets bool \[64\], where .* return np.flatnonzero\(mask\)"),
+        ([0.0, 1.0], r"gets float64 \[2\], where whole numbers \[n\] are due"),
+        (3, r"gets int64 \[\], where"),
+        ([0, 64], "gets indices from 0 to 64, and samples are numbered from 0 to 63; correct"),
+        ([-1, 5], "gets indices from -1 to 5, and"),
+        (None, "the number of arrays that it gives is 1, and of workers 8; let it return one per"),
+    ],
+)
+def test_a_split_without_indices_for_every_worker_is_one_sentence(monkeypatch, shard, words):
+    split = brought(monkeypatch, "split", lambda workers: [shard] * (8 if shard is not None else 1))
+    with sentence(words):
+        prepared(monkeypatch, task(), split=split, workers=8)
+
+
+PLAIN = all_reduce(optax.sgd(0.1))
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"messages": None}, r"its messages\(params, workers, row\) is missing; return a tuple of"),
+        ({"messages": lambda params, workers, row: [5]}, r"row\) gives \[5\]; return"),
+        ({"exchange": None}, "its exchange is NoneType; give an optax transform"),
+        ({"server": lambda grads: grads}, "its server is function; give an optax transform"),
+    ],
+)
+def test_a_method_without_a_part_that_it_needs_is_one_sentence(monkeypatch, parts, words):
+    method = brought(monkeypatch, "method", lambda: PLAIN._replace(**parts))
+    with sentence(words):
+        prepared(monkeypatch, task(), algorithm=method)
+
+
+def test_an_accuracy_that_is_none_ends_the_first_evaluation():
+    made = task(correct=lambda p, e: 100.0 * (squares(p, e) < 1))
+    with sentence("correct of the task 'odd' must be 1 or 0 for every sample, and its mean is "):
+        tasks.evaluate(made, weights(None))
 
 
 def test_workers_that_are_processes_are_not_started_for_it(monkeypatch):
