@@ -7,6 +7,7 @@ A graph whose links change with time has all of them, and in its attribute `grap
 rounds of `comms.rounds`, which D-PSGD and its relatives use in turn. Other methods use all links.
 """
 
+import csv
 import functools
 import itertools
 import math
@@ -184,9 +185,9 @@ def from_file(n: int, path: str) -> nx.Graph:
     """Read a graph from a file: GraphML, GML, a list of edges, or a matrix that is not 0 at edges.
 
     path: `.graphml`, `.gml`, a matrix as `comms.mixing.weights` reads it, or text with an edge on
-    each line, its ends between commas, semicolons or blanks, and the rest of the line ignored.
-    Workers are the nodes in the file's order; if all ends of edges are numbers, in the order of
-    these. Directions, weights, repeated edges and loops are left out.
+    each line, its ends between commas, semicolons, tabs or else blanks, and the rest of the line
+    ignored. Workers are the nodes in the file's order; if all ends of edges are numbers, in the
+    order of these. Directions, weights, repeated edges and loops are left out.
     """
     place = Path(path).expanduser()
     try:
@@ -211,9 +212,23 @@ def _read_edges(path: Path) -> nx.Graph:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:  # a .npy file
         return _read_matrix(path)
-    lines = [line.partition("#")[0] for line in text.splitlines()]
-    rows = [re.split(r"[\s,;]+", line.strip(" \t,;")) for line in lines if line.strip(" \t,;")]
-    if len(rows) > 3 and all(len(row) == len(rows) for row in rows):
+    lines = [line.partition("#")[0].rstrip(" \t,;") for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    mark = next((m for m in ",;\t" if all(m in line.partition("{")[0] for line in lines)), None)
+    cells = (re.split(r"[\s,;]+", line.lstrip(" \t,;")) for line in lines)
+    if mark is not None:  # names may have blanks
+        cells = csv.reader(lines, delimiter=mark, skipinitialspace=True)
+    rows = [[cell.strip() for cell in row] for row in cells]
+    if not rows:
+        raise ValueError("it has no edges")
+    n, first = len(rows), rows[0]
+    wide = n > 2 and all(len(row) == n for row in rows[1:])
+    numbered = re.match(r"[-+.\d]", "".join(first[: 1 - n]))  # the corner above the names
+    if wide and n > 3 and not numbered and first[1 - n :] == [row[0] for row in rows[1:]]:
+        raise ValueError("it is a matrix with names; leave out its first line and column")
+    if wide and len(first) == n == 3:  # edges with weights are not symmetric
+        wide = first[0] == rows[1][1] and [*map(list, zip(*rows, strict=True))] == rows
+    if wide and len(first) == n:
         linked = mixing.read_matrix("from_file", path) != 0
         if (linked != linked.T).any():
             raise ValueError(
@@ -221,11 +236,12 @@ def _read_edges(path: Path) -> nx.Graph:
                 "leave out what follows the two workers"
             )
         return nx.from_numpy_array(linked)
-    if rows and {"source", "from", "src", "target", "to", "dst"} & set(map(str.lower, rows[0][:2])):
-        rows = rows[1:]
-    short = [row for row in rows if len(row) < 2 or set("{}[]<>*") & set(row[0] + row[1])]
-    if short or not rows:
-        raise ValueError(f"{short[0][0]!r} is no edge" if short else "it has no edges")
+    ends = {"source", "from", "src", "target", "to", "dst"}
+    if named := [i for i, name in enumerate(first) if name.lower() in ends]:
+        rows = [row[named[0] if len(named) > 1 else 0 :] for row in rows[1:]]
+    bad = [row for row in rows if not all([*row, ""][:2]) or set("{}[]<>*") & set(row[0] + row[1])]
+    if bad or not rows:
+        raise ValueError(f"{(bad or [first])[0][0]!r} is no edge")
     ends = [end for row in rows for end in row[:2]]
     numbers = all(end.isdecimal() for end in ends)
     graph = nx.Graph()

@@ -107,6 +107,10 @@ FILES = {
     ),
     "numbers.csv": "\ufeffsource,target,weight\n10,9,0.5\n9, 11,2\n",
     "names.txt": "# links\na b\n\nb;c  # the last\n",
+    "blanks.csv": 'node 1,node 2\n"node 2", node 3, 0.5\n',
+    "index.csv": ",source,target\n0,1,0\n1,0,2\n",
+    "matrix.txt": "0 1 0\n1 0 1\n0 1 0\n",
+    "weights.txt": "0 1 2\n1 2 0\n1 2 1\n",
 }
 
 
@@ -117,6 +121,10 @@ FILES = {
         ("zoo.gml", [(0, 1), (1, 2)]),
         ("numbers.csv", [(0, 1), (0, 2)]),
         ("names.txt", [(0, 1), (1, 2)]),
+        ("blanks.csv", [(0, 1), (1, 2)]),
+        ("index.csv", [(0, 1), (0, 2)]),
+        ("matrix.txt", [(0, 1), (1, 2)]),
+        ("weights.txt", [(0, 1), (1, 2)]),
     ],
 )
 def test_a_graph_of_a_file_has_its_links(tmp_path, name, edges):
@@ -147,6 +155,7 @@ def test_a_matrix_of_a_file_is_a_graph_and_its_weights(tmp_path):
         ("a.npy", "", "a.npy cannot be read as a graph"),
         ("a.json", '{"nodes": [0, 1], "links": []}', "'{.nodes.:' is no edge"),
         ("a.csv", "0,1,3,9\n1,2,4,9\n2,3,1,9\n3,0,9,9\n", "a matrix, but one that is not symm"),
+        ("a.csv", ",a,b,c\na,0,1,1\nb,1,0,0\nc,1,0,0\n", "a matrix with names; leave out its firs"),
     ],
 )
 def test_a_file_that_is_no_graph_is_refused_in_a_sentence(tmp_path, name, content, message):
