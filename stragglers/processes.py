@@ -122,7 +122,7 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
         )
     if sparse:
         keys = [int(key) for key in factors]
-        if min(keys, default=0) < 0:
+        if min(keys, default=0) < 0 or any(int(key) != float(key) for key in factors):
             raise ValueError(
                 f"persistent: needs workers 0, 1, ..., got {factors}; count from the first worker"
             )
@@ -246,8 +246,19 @@ def check_sojourns(factor: float, mean_normal: float, mean_slow: float) -> None:
             raise ValueError(f"markov: needs {key} > 0, got {key}={value}; set it in seconds")
 
 
-def replayed(name: str, records: Sequence[np.ndarray]) -> Process:
-    """Replay listed durations [s] per worker, cyclic; workers beyond reuse them in turn."""
+def replayed(name: str, records: Sequence[ArrayLike]) -> Process:
+    """Replay listed durations [s] per worker, cyclic; workers beyond reuse them in turn.
+
+    Raises ValueError unless every worker has a list of finite, positive numbers.
+    """
+    records = [np.asarray(row, np.float64) for row in records] or [np.empty(0)]
+    for worker, row in enumerate(records):
+        if row.ndim != 1 or not row.size or not ((row > 0) & (row < math.inf)).all():
+            raise ValueError(
+                f"{name}: needs a list of finite, positive seconds per worker, got "
+                f"{row.tolist()!r:.80} for worker {worker}; leave out what is no time, as in "
+                "replayed('mine', [[0.1, 0.2], [0.3]])"
+            )
     lengths = np.array([len(row) for row in records])
     table = np.zeros((len(records), lengths.max()))
     for row, values in zip(table, records, strict=True):

@@ -35,6 +35,9 @@ UNIT = re.compile(  # at the end of a column's name, as in step_time_ms, duratio
     r"(?:^|[\W_]+|(?<=[a-z0-9])(?=[A-Z]))"
     r"(?i:(m|milli|u|[µμ]|micro|n|nano)?s(?:ecs?|econds?)?)\W*$"
 )
+LONG = re.compile(  # as in duration_min, which may be the least one as well, stepHours, took (h)
+    r"(?:^|[\W_]+|(?<=[a-z0-9])(?=[A-Z]))(?i:mins?|minutes?|h|hrs?|hours?)\W*$"
+)
 PREFIXES = {"milli": "m", "micro": "u", "µ": "u", "μ": "u", "nano": "n"}  # both signs of micro
 LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
 IN_STEP = (
@@ -56,6 +59,8 @@ class Columns(NamedTuple):
     waiting: str | None = None  # is taken off a duration
 
 
+HOSTS = {"node", "host", "hostname"}  # columns of machines, and those of the workers of one
+LOCAL = ("local_rank", "gpu", "gpu_id", "device", "card", "rank")
 STEP_TIME = "step", "time"  # the time is the duration where there is a step, too
 USUAL = (  # other names, in the order of the columns, that are taken where the default is missing
     ("rank", "global_rank", "worker_id", "replica", "node", "host", "hostname"),
@@ -119,7 +124,8 @@ def trace(
     Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
     as in batch_time_ms or duration_microseconds; `mean` scales durations, and the communication of
     profiles with them, so that they have this mean. Workers are in the natural order of their
-    names, rank2 before rank10; workers beyond the file's reuse them in turn. The seed has no
+    names, rank2 before rank10; workers beyond the file's reuse them in turn. Where a host has
+    several at one time, its name and their local_rank, gpu or device name them. The seed has no
     effect. `read` of the process gives the facts about the file. Raises ValueError for an
     unreadable file, for durations that can hardly be seconds, and, unless `in_step`, for those that
     hardly differ between workers at one time though they do over time.
@@ -143,6 +149,11 @@ def trace(
         unit = f"scale={scale:g}"
     elif named:
         scale, unit = SECONDS[named], f"column {found.column} in {named}"
+    elif LONG.search(found.column):
+        raise ValueError(
+            f"trace: {path} has {found.column}, minutes or hours by its name; give scale=60 for "
+            "minutes, 3600 for hours, 1 for seconds"
+        )
     else:
         scale, median = 1.0, np.median(everything)
         if median > LONGEST_USUAL:
@@ -193,6 +204,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
         unit = SECONDS[own] / (scale or SECONDS.get(unit_of(columns[what]), 1.0))
     if not full[1:]:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
+    full = _joined(full, whose, when)
     numbers = [column for column in (when, what, waits) if column is not None]
     marks = _decided(marks, full[1:], numbers, when)
     apart = columns.index(APART) if APART in columns else None
@@ -292,6 +304,8 @@ def _tables(path: str, worker: str) -> tuple[Rows, Marks]:
         rows, marks[f"{Path(one)}"] = _cells(Path(one))
         (at, header), *rest = rows or [(Place(one, 1), [])]
         if _plain(worker) not in map(_plain, header):
+            if not any(any(row) for _, row in rest):
+                raise ValueError(f"{one} has no records of its worker, take it away")
             header, rest = [worker, *header], [(line, [name, *row]) for line, row in rest]
         if joined and header != joined[0][1]:
             raise ValueError(
@@ -641,6 +655,19 @@ def _plain(column: str | None) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", UNIT.sub("", column) or column).lower()
 
 
+def _joined(rows: Rows, whose: int, when: int | None) -> Rows:
+    """Return rows with workers as host0/1, where a host has several of them at one time."""
+    plain, place = [_plain(column) for column in rows[0][1]], max(whose, when or 0)
+    local = next((plain.index(name) for name in LOCAL if name in plain), None)
+    pairs = [(row[whose], row[when or 0]) for _, row in rows if len(row) > place]
+    if plain[whose] not in HOSTS or None in (local, when) or len({*pairs}) == len(pairs):
+        return rows
+    return rows[:1] + [
+        (at, [*row[:whose], "/".join((row[whose], *row[local : local + 1])), *row[whose + 1 :]])
+        for at, row in rows[1:]
+    ]
+
+
 def _as_written(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """Return the name of each worker, which a column of floats may have as 3.0 or 3.0e+00.
 
@@ -662,7 +689,9 @@ def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:
     if len(each) < 2 or len(common) < LEAST_EQUAL:
         return False
     table = np.array([[mine[at] for at in common] for mine in each])  # [workers, times]
-    within, over = np.median(table.std(axis=0)), np.median(table, axis=0).std()
+    # The longest ones, as of a compilation, say nothing about the others.
+    shared = np.sort(np.median(table, axis=0))[: -1 - len(common) // 100]
+    within, over = np.median(table.std(axis=0)), shared.std()
     return bool(within < EQUAL * over)
 
 

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 
 from stragglers import delays, speed_paths, streams
-from stragglers.processes import as_process, by_sample, markov, persistent, spells, trace
+from stragglers.processes import as_process, by_sample, markov, persistent, replayed, spells, trace
 from tests.launcher import ROOT
 from tests.refusals import refused
 
@@ -171,6 +172,7 @@ def test_tables_of_other_programs_are_read(tmp_path, text, options, records):
         ("worker,time,batch_time,time\n0,0,1,2\n", "two columns 'time'"),
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
         ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "line 2 and line 5 both have"),
+        ("host,gpu,step,seconds\na,0,1,1\na,1,1,1\na,1,1,2\n", "3 and line 4 both have .* 'a/1'"),
         ("worker,time,batch_time\n0,0,85\n0,1,97\n", "a median of 91, .*give scale=1e-3"),
         ("worker\ttime\tbatch_time\n0\t0\t1,500\n", "batch_time='1,500'"),  # or 1.5
         ("worker time batch_time gpus\n0 0 1,500 0,1\n", "batch_time='1,500'"),
@@ -201,6 +203,9 @@ def test_steps_that_end_together_are_told_apart_from_computing(tmp_path, times):
         trace(fewer, duration="step")
     assert "slowest 0 (1 times" in trace(path, duration="step", in_step=True).read
     assert "slowest 2 (3" in trace(path).read
+    first = [f"{i},{times(-1, -1)},0,0,{40 + i}" for i in range(3)]  # as it is compiled
+    compiled = str(write(tmp_path / "compiled.csv", header + "\n".join(first + rows)))
+    assert "slowest 2 (3" in trace(compiled).read
     less = trace(path, duration="step", waiting="comm")
     np.testing.assert_allclose(less.records, computing.T)
     with pytest.raises(ValueError, match=r"line 2 has .*batch_time='0.*step_ms='"):
@@ -213,6 +218,10 @@ test_bad_values = refused(
     (lambda: persistent(LAW, {-1: 2.0}), "count from the first worker"),
     (lambda: persistent(LAW, [1.0, 0.0]), "needs positive factors"),
     (lambda: persistent(LAW, [1.0]).seeded(0).duration(1, 0.0), "1 factors, but worker 1"),
+    (lambda: persistent(LAW, {0.5: 2.0}), "count from the first worker"),
+    *((lambda times=times: replayed("mine", times), f"mine: needs .*, got {re.escape(found)} for")
+      for times, found in (([[1.0], [2.0, np.nan]], "[2.0, nan]"), ([[1.0, -1.0]], "[1.0, -1.0]"),
+                           ([[1.0], []], "[]"), ([], "[]"), ([3.0, 4.0], "3.0"))),
     (lambda: markov(LAW, 5.0, 0.0, 1.0), "needs mean_normal > 0, got mean_normal=0.0"),
     (lambda: as_process(LAW).duration(0, 0.0), "has no seed; call"),
     (lambda: trace("nowhere.csv"), "cannot read nowhere.csv"),

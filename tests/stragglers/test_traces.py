@@ -84,6 +84,9 @@ def test_files_that_are_no_workers_of_one_run_are_refused(tmp_path):
         trace(str(tmp_path / "node*.csv"))
     with pytest.raises(ValueError, match="no file has a name of that pattern"):
         trace(str(tmp_path / "rank*.csv"))
+    (tmp_path / "node3.csv").write_text("step,seconds\n")
+    with pytest.raises(ValueError, match=r"node3\.csv has no records of its worker"):
+        trace(str(tmp_path))
 
 
 def test_commas_are_decimal_beside_decimal_ones_only_without_points(tmp_path):
@@ -216,6 +219,7 @@ def table(header, rows="{worker},{step},{seconds}"):
     [
         (table("rank,step,step_time"), {}, 1),
         (table("host,iteration,duration_s", "n{worker},{step},{seconds}"), {}, 1),
+        (table("local_rank,host,iteration,duration_s", "{worker},n,{step},{seconds}"), {}, 1),
         (table("Worker,Time,Batch Time (s)"), {}, 1),
         (table("worker,step,time"), {}, 1),  # where time is what it took
         (table("rank,step,time,step_time", "{worker},{step},1{step}.5,{seconds}"), {}, 1),  # no
@@ -239,6 +243,11 @@ def test_numbers_without_a_header_and_beyond_floats_are_refused(tmp_path):
     (tmp_path / "log.csv").write_text("0.5,0.25\n0.5,0.25\n")
     with pytest.raises(ValueError, match=r"no column 'worker'; it has 0.5, 0.25"):
         trace(str(tmp_path / "log.csv"))
+    for column in ("duration_min", "stepHours", "took (h)"):
+        (tmp_path / "log.csv").write_text(f"worker,time,{column}\n0,0,2\n")
+        with pytest.raises(ValueError, match="by its name; give scale=60 for minutes"):
+            trace(str(tmp_path / "log.csv"), duration=column)
+        assert trace(str(tmp_path / "log.csv"), duration=column, scale=60.0).shortest == 120
     (tmp_path / "log.csv").write_text(HEADER + "0,0,1e300\n")
     with pytest.raises(ValueError, match="are not finite; scale them down"):
         trace(str(tmp_path / "log.csv"), scale=1e9)
