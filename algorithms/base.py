@@ -192,6 +192,13 @@ def map_columns(leaf: Callable, tree: Any, *others: Any) -> tuple:
     return tuple(jax.tree.unflatten(structure, column) for column in zip(*rows, strict=True))
 
 
+def extended(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Return a transform that takes extra arguments; ValueError for what is no transform."""
+    if not hasattr(inner, "update"):
+        raise ValueError(f"optimizer: {inner} is no transform of optax; write optax.sgd(0.1)")
+    return optax.with_extra_args_support(inner)
+
+
 def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Leave parameters and the state of `inner` untouched where `batches` is 0.
 
@@ -200,7 +207,7 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
     `batches` is never 0, as without the argument `batches`. The choice between old and new values
     is left out then: it would keep XLA from updating in place.
     """
-    inner = optax.with_extra_args_support(inner)
+    inner = extended(inner)
 
     def update_fn(updates, state, params=None, *, batches=None, busy=False, **extra):
         if batches is None:

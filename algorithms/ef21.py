@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import reducers
-from algorithms.base import Algorithm
+from algorithms.base import Algorithm, extended
 from algorithms.compression import Reducer
 from algorithms.mean import compressed
 from comms.collectives import HEADROOM
@@ -106,7 +106,7 @@ def step_ahead(
     optimizer: optax.GradientTransformation, broadcast: Reducer
 ) -> optax.GradientTransformationExtraArgs:
     """Step on X with `optimizer`, and let the parameters, W, follow by what the codec writes."""
-    optimizer, codec = optax.with_extra_args_support(optimizer), broadcast.encoder
+    optimizer, codec = extended(optimizer), broadcast.encoder
 
     def init_fn(params):
         return Behind(jnp.int32(0), jax.tree.map(jnp.array, params), optimizer.init(params))

@@ -22,7 +22,7 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm
+from algorithms.base import Algorithm, extended
 from algorithms.gossip import mixing_over
 from algorithms.links import Links
 
@@ -42,7 +42,7 @@ def follow_the_mean(
 
     mix: (tree, active matchings or None) -> W tree.
     """
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = extended(optimizer)
 
     def init_fn(params):
         mixed, gradient = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs, equal, map_columns
+from algorithms.base import AXIS, Algorithm, Needs, equal, extended, map_columns
 from comms import cost
 from comms.messages import Payload
 
@@ -65,7 +65,7 @@ def average_of_averages(
     optimizer: optax.GradientTransformation, workers: int
 ) -> optax.GradientTransformationExtraArgs:
     """Let `optimizer` step along the mean over `workers` of the average of each (Algorithm 1)."""
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = extended(optimizer)
 
     def init_fn(params):
         def zeros(*axes):

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import reducers
-from algorithms.base import Algorithm, Needs, Parted, servers_own
+from algorithms.base import Algorithm, Needs, Parted, extended, servers_own
 from algorithms.compression import Reducer
 from algorithms.mean import compressed, mean_messages, mean_over_workers
 from comms.lattice import ravel_floats
@@ -116,7 +116,7 @@ def step_by_fragment(
     optimizer: optax.GradientTransformation, fragments: int, overlap: int
 ) -> optax.GradientTransformationExtraArgs:
     """Step on the fragment whose mean was sent `overlap` rounds ago, with its own state."""
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = extended(optimizer)
 
     def init_fn(params):
         size = fragment_size(jax.tree.map(jnp.asarray, params), fragments)

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Parted
+from algorithms.base import AXIS, Algorithm, Parted, extended
 from comms import hashing
+from comms.trees import check_floats
 
 HORIZON = 2**16  # updates after which links that were drawn at random repeat
 Extra = dict[str, Any]
@@ -76,7 +77,7 @@ def as_optax(
     ValueError, when it is traced, for a method that needs what only a launcher knows, for an axis
     of another size than the method's graph and inside `optax.apply_if_finite`.
     """
-    if method.work is None:
+    if _checked(method).work is None:
         if local_steps != 1:
             raise ValueError(
                 f"as_optax: local_steps={local_steps}, but this method takes no local steps; leave "
@@ -84,8 +85,10 @@ def as_optax(
             )
         core = _Core(method, batch_size)
         return optax.GradientTransformationExtraArgs(core.init, core.update)
-    if local_steps < 1:
-        raise ValueError(f"as_optax: needs local_steps >= 1, got {local_steps}; 1 is no pause")
+    if not local_steps >= 1 or local_steps % 1:
+        raise ValueError(
+            f"as_optax: needs local_steps >= 1, a whole number, got {local_steps}; 1 is no pause"
+        )
     local = as_local_steps(method, batch_size=batch_size)
 
     def update_fn(updates, state, params=None, **extra):
@@ -111,20 +114,21 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
 
     batch_size: as in `as_optax`. Raises ValueError for a method without local steps.
     """
-    if method.work is None:
+    if _checked(method).work is None:
         raise ValueError(
             "as_local_steps: this method takes no local steps; use as_optax(method), or local_sgd"
         )
     core = _Core(method, batch_size)
-    work = optax.with_extra_args_support(method.work)
+    work = extended(method.work)
 
     def init_fn(params):
         params = jax.tree.map(jnp.asarray, params)
         return LocalState(core.init(params), work.init(params), params, jnp.int32(0))
 
     def step_fn(updates, state, params, **extra):
+        params = _needed(params)
         given = core.given(state.method, extra, nominal=1)
-        moved, inner = work.update(updates, state.work, _needed(params), **given)
+        moved, inner = work.update(updates, state.work, params, **given)
         return moved, state._replace(work=inner, steps=state.steps + 1)
 
     def exchange_fn(state, params, **extra):
@@ -143,7 +147,7 @@ class _Core:
     """The exchange and the server's step of a method, with what they take from a schedule."""
 
     def __init__(self, method: Algorithm, batch_size: int):
-        if batch_size < 1:
+        if not batch_size >= 1 or batch_size % 1:
             raise ValueError(f"as_optax: needs batch_size >= 1, got {batch_size}; give the samples")
         self._method, self._batch_size = method, batch_size
         links = method.links
@@ -156,6 +160,7 @@ class _Core:
 
     def init(self, params) -> MethodState:
         method, params = self._method, jax.tree.map(jnp.asarray, params)
+        check_floats(params)
         return MethodState(
             jnp.int32(0),
             jnp.asarray(hashing.words(0)),
@@ -247,9 +252,26 @@ class _Core:
             )
 
 
+def _checked(method):
+    if not isinstance(method, Algorithm):
+        raise ValueError(
+            f"as_optax: needs a method, got {' '.join(f'{method}'.split()):.60}; make one, as "
+            "all_reduce(optax.sgd(0.1))"
+        )
+    return method
+
+
 def _needed(params):
+    """Return the parameters of an update; ValueError where they or the axis are missing."""
     if params is None:
         raise ValueError("as_optax: `params` is missing; call update(gradients, state, params)")
+    try:
+        jax.lax.axis_size(AXIS)
+    except NameError as error:
+        raise ValueError(
+            f"as_optax: update is called outside of the axis {AXIS!r}; call it in "
+            f"jax.vmap(step, axis_name={AXIS!r}), or in jax.shard_map over a mesh with this axis"
+        ) from error
     return params
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.registry import Registry
-from comms.trees import named_leaves, path_text
+from comms.trees import check_floats, named_leaves, path_text
 from experiments import registry
 from experiments.registry import Kind
 from experiments.tasks import sources
@@ -168,15 +168,10 @@ def _check_evaluations(task: Task) -> None:
 
 
 def _check_parameters(params: Any) -> None:
+    check_floats(params)
     leaves = named_leaves(params)
     names = [name for name, _ in leaves]
-    for name, leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize < 2:
-            raise ValueError(
-                f"parameter {name or 'of init'!r} is {leaf.dtype}, and parameters are real floats "
-                "of 16 bits or more; keep what is no weight out of what init returns, as a "
-                "constant of losses"
-            )
+    for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two parameters are called {name!r}; name one of them otherwise")
     if not any(leaf.size for _, leaf in leaves):

@@ -294,6 +294,17 @@ test_what_cannot_run_here_says_so = refused(
         optax.MultiSteps(mean(), 2, should_skip_update_fn=optax.skip_not_finite)),
      "optax.MultiSteps.*put it around the optimizer"),
     (lambda: as_optax(easgd(optax.sgd(0.1), 4), batch_size=0), "needs batch_size >= 1"),
+    (lambda: as_optax(local_sgd(optax.sgd(0.1)), local_steps=2.5), "a whole number, got 2.5"),
+    (lambda: as_optax(optax.sgd(0.1)), "needs a method, got Grad.*; make one"),
+    (lambda: as_local_steps(local_sgd), "needs a method, got <func.*; make one"),
+    (lambda: as_local_steps(local_sgd(0.1)), "optimizer: 0.1 is no transform of optax; write"),
+    (lambda: dpsgd(0.1, topology.ring(4)), "optimizer: 0.1 is no transform of optax; write"),
+    (lambda: all_reduce(optax.sgd(0.1), exchange="bf16"), "exchange=bf16 is no reducer; write"),
+    *((lambda dtype=dtype: mean().init({"w": jnp.ones(3, dtype)}), f"'w' is {dtype}, and")
+      for dtype in ("int32", "complex64")),
+    *((lambda tx=tx: jax.vmap(tx.update, axis_name="batch")(
+        jnp.ones(4), jax.vmap(tx.init)(jnp.ones(4)), jnp.ones(4)), "outside of the axis 'workers'")
+      for tx in (mean(), as_optax(local_sgd(optax.sgd(0.1))))),
     (lambda: jax.vmap(lambda g: mean().update(g, mean().init(g)), axis_name=AXIS)(jnp.ones(4)),
      "`params` is missing"),
 )  # fmt: skip

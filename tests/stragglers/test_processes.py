@@ -224,6 +224,7 @@ test_bad_values = refused(
                            ([[1.0], []], "[]"), ([], "[]"), ([3.0, 4.0], "3.0"))),
     (lambda: markov(LAW, 5.0, 0.0, 1.0), "needs mean_normal > 0, got mean_normal=0.0"),
     (lambda: as_process(LAW).duration(0, 0.0), "has no seed; call"),
+    (lambda: as_process(0.1), "needs a distribution or a process, got 0.1; write"),
     (lambda: trace("nowhere.csv"), "cannot read nowhere.csv"),
     (lambda: trace("~nobody of this name/log.csv"), "cannot read ~nobody of this name"),
     (lambda: trace("x.csv", scale=2.0, mean=1.0), "exclude each other"),
