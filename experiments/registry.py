@@ -492,10 +492,13 @@ class Kind(NamedTuple):
                 f"{who}: takes more memory than is free ({error or 'no more is said'}); "
                 "choose smaller sizes"
             ) from error
-        except (TypeError, AttributeError, ArithmeticError) as error:
-            # What annotations do not say, as 3 where a list is due, shows when it is used.
-            raise ValueError(f"{who}: cannot use {given} ({error}); correct a parameter") from error
         except (Exception, SystemExit) as error:
+            unfit = isinstance(error, TypeError | AttributeError | ArithmeticError)
+            if unfit and (given or ":" not in name):
+                # What annotations do not say, as 3 where a list is due, shows when it is used.
+                raise ValueError(
+                    f"{who}: cannot use {given} ({error}); correct a parameter"
+                ) from error
             if ":" not in name:
                 raise
             raise ValueError(

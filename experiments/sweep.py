@@ -163,7 +163,7 @@ def _and(changes: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]
 def _check_apart(
     named: Sequence[tuple[str, ConfigDict]], before: Sequence, flag: str, only: Collection[str]
 ) -> None:
-    """Raise ValueError if a flag has made two arms the same that `before` were not.
+    """Raise ValueError for equal arms that a flag has made of one, or of two that differed.
 
     only: the paths that are asked for, at or below arms; none: all.
     """
@@ -173,13 +173,17 @@ def _check_apart(
 
     paths = (path.split("/") for path in only)
     asked = {above for path in paths for above in itertools.accumulate(path, "{}/{}".format)}
-    known: dict[str, tuple[str, str]] = {}
+    known: dict[str, tuple[str, int]] = {}
     for place, (name, arm) in enumerate(named):
         if only and name not in asked:
             continue
-        origin = address(before[place * len(before) // len(named)][1])
+        origin = place * len(before) // len(named)
         other, of_other = known.setdefault(address(arm), (name, origin))
-        if of_other != origin:
+        if other != name and of_other == origin:
+            raise ValueError(
+                f"{flag} makes the arms {other!r} and {name!r}, which are the same; leave one out"
+            )
+        if address(before[of_other][1]) != address(before[origin][1]):
             raise ValueError(
                 f"with {flag} the arms {other!r} and {name!r} are the same, because sweep() sets "
                 f"what it sets too; leave out that {flag}, or --sweep"

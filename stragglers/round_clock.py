@@ -338,6 +338,8 @@ class RoundClock:
     def _check(self, signal: Signal) -> None:
         quickest = self._process.shortest * np.arange(1, self.mini_batches + 1)
         at = np.max(signal(np.zeros(self.workers), np.tile(quickest, (self.workers, 1))))
+        if np.isnan(at):
+            raise ValueError("rounds: the signal is after nan s; give seconds, or inf for no stop")
         if self.cuts and at < self._process.shortest:
             raise ValueError(
                 f"rounds: the signal after {at:g} s cuts every mini-batch, the quickest takes "

@@ -92,13 +92,13 @@ def read(
     Raises ValueError for a source that cannot be read, has too little in it, or other workers.
     """
     path = Path(text)
-    if is_there(text) and path.is_dir() and (_holds_run(path) or not any(path.iterdir())):
+    if is_there(text) and path.is_dir() and (holds_run(path) or not any(path.iterdir())):
         own = _recorded(path, trusted)
         schedule = load(path / records.SCHEDULE)
-        _check_workers(f"{path}", schedule.all_workers, config or own)
         simulated = as_simulated(own)
         trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
         measured = of_schedule(schedule, f"{path}", trigger)
+        _check_workers(f"{path}", measured.workers, config or own)
         ended, same = path / records.PARAMETERS, lambda config: registry.spec(config.task)
         trained = ended.exists() and same(config or own) == same(own)
         took = float(np.median(schedule.communication.max(axis=1)))
@@ -106,28 +106,33 @@ def read(
         delay, parameters = None if config else "", ended if trained else None
         recorded = [] if config else [f"--config={path / records.CONFIG}"]
         return Source(measured, config or own, [*command, *recorded], delay, parameters)
+    made = None if path.suffix == ".npz" else delay_of(text)
     if config is None:
         raise ValueError(
             f"--advise={text} has durations and no config; give --config=..., whose task, method "
             "and number of workers the advice is for"
         )
-    if path.suffix == ".npz":
-        schedule = load(path)
-        _check_workers(text, schedule.all_workers, config)
-        return Source(of_schedule(schedule, text), config, list(command))
+    if made is None:
+        measured, delay = of_schedule(load(path), text), None
+    else:
+        measured = of_delay(made, config.workers, config.seed, text)
+        delay = registry.text(as_part(text))
+    _check_workers(text, len(measured.names) or measured.workers, config)
+    return Source(measured, config, list(command), delay)
+
+
+def delay_of(text: str) -> Law | Process:
+    """Return the delay of a trace or of a law; ValueError for a text that names neither."""
     part = as_part(text)
     try:
-        delay = prepare.build_delay(part)
+        return prepare.build_delay(part)
     except ValueError as error:
         if part is not text or "(" in text:
             raise
         raise ValueError(
-            f"--advise={text} is no directory, no file and no law ({error}); give the workdir of a "
-            "run, a schedule.npz, a trace.csv, or a law as 'pareto(minimum=0.1, shape=2)'"
+            f"{text} is no directory, no file and no law ({error}); give the workdir of a run, a "
+            "schedule.npz, a trace.csv, or a law as 'pareto(minimum=0.1, shape=2)'"
         ) from error
-    _check_workers(text, len(getattr(delay, "names", ())) or config.workers, config)
-    measured = of_delay(delay, config.workers, config.seed, text)
-    return Source(measured, config, list(command), registry.text(part))
 
 
 def part_of(path: Path) -> registry.Part:
@@ -149,7 +154,7 @@ def is_there(text: str) -> bool:
         return False
 
 
-def _holds_run(path: Path) -> bool:
+def holds_run(path: Path) -> bool:
     """Return whether a folder is of a run or of a sweep, and not of a file per worker."""
     return (path / records.CONFIG).exists() or any(path.rglob(records.SCHEDULE))
 
@@ -160,13 +165,13 @@ def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
         arms = [f"{one.parent}" for one in sorted(path.rglob(records.SCHEDULE))]
         several = f"; give one of its runs, as {arms[0]}" if arms else ""
         raise ValueError(
-            f"--advise={path} is a directory without a run's {records.CONFIG}{several}"
+            f"{path} is a directory without a run's {records.CONFIG}{several}"
         )
     config = records.read_config(path / records.CONFIG)
     registry.refuse_untrusted(config, trusted, path / records.CONFIG)
     if not (path / records.SCHEDULE).exists():
         raise ValueError(
-            f"--advise={path}: the run has no {records.SCHEDULE} yet, which is written as it goes "
+            f"{path}: the run has no {records.SCHEDULE} yet, which is written as it goes "
             "on; wait for it, or give another run"
         )
     return config

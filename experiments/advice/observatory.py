@@ -21,10 +21,9 @@ from absl import app, flags
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import figures, files, prepare, registry, tables
+from experiments import figures, files, registry, tables
 from experiments.advice import durations
 from experiments.advice.durations import Measured
-from experiments.records import CONFIG
 from experiments.stats import Numbers
 from stragglers.rule import Setting, Unfit, whole
 from stragglers.rules import RULES
@@ -157,11 +156,11 @@ def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0
 
     workers: of a delay that has no records, by default 8, or as many as a public trace has.
     """
-    if durations.is_there(text) and (Path(text) / CONFIG).exists():
+    if durations.is_there(text) and durations.holds_run(Path(text)):
         measured = durations.read(text, None, []).measured
     else:
         part = durations.as_part(text)
-        delay, spec = prepare.build_delay(part), registry.spec(part)
+        delay, spec = durations.delay_of(text), registry.spec(part)
         workers = len(getattr(delay, "names", ())) or workers or statistics.workers(spec["name"])
         workers, source = workers or 8, Path(spec["path"]).name if "path" in spec else text
         measured = durations.of_delay(delay, workers, seed, source)
@@ -283,6 +282,9 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit("error: name a file of durations: experiments.advice.observatory log.csv")
     seen, records = [], []
     try:
+        for path in filter(None, (given.record, given.figure)):
+            if not Path(path).absolute().parent.is_dir():
+                raise ValueError(f"{path} is in no folder; make {Path(path).parent} first")
         for text in arguments[1:]:
             seen.append(read(text, given.mini_batches, given.workers))
             records.append(observed(seen[-1], given.mini_batches))

@@ -59,7 +59,7 @@ class Columns(NamedTuple):
     waiting: str | None = None  # is taken off a duration
 
 
-HOSTS = {"node", "host", "hostname"}  # columns of machines, and those of the workers of one
+HOSTS = {"node", "host", "hostname"}  # columns of machines, and of workers on one
 LOCAL = ("local_rank", "gpu", "gpu_id", "device", "card", "rank")
 STEP_TIME = "step", "time"  # the time is the duration where there is a step, too
 USUAL = (  # other names, in the order of the columns, that are taken where the default is missing

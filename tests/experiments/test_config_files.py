@@ -116,6 +116,8 @@ def test_a_grid_that_makes_no_sense_is_refused(config):
         (["workers"], "is no list of values; write it as"),
         (["workers=1,,2"], "is no list of values"),
         (["workers=2,2"], "has a value twice"),
+        (["seconds=1,1.0"], "the arms 'seconds=1' and 'seconds=1.0', which are the same; leave"),
+        (["wait=barrier,barrier()"], "and 'wait=barrier()', which are the same"),
         (["workers=1,2", "workers=3"], "--grid gives workers twice"),
         (["wait.k=1,2", "wait=quorum(k=3)"], "one of which is inside of the other"),
         (["name=a,b"], "names its arms after their values"),

@@ -158,6 +158,9 @@ def leaves():
 def fails():
     raise KeyError("none")
 
+def divides(n: int = 1):
+    return n / 0
+
 constant = 3
 """
 
@@ -196,6 +199,8 @@ def test_a_factory_that_does_not_fit_is_refused_in_a_sentence(mine):
         (f"{mine}:constant", "has no function 'constant'"),
         (f"{mine}:text", "the factory gives str; let it return float"),
         (f"{mine}:fails", "the factory fails with KeyError: 'none'; correct it"),
+        (f"{mine}:divides", "the factory fails with ZeroDivisionError: division by zero; corr"),
+        (f"{mine}:divides(by=1)", "unknown parameter 'by'"),
         (f"{mine}:leaves", "the factory fails with SystemExit: 3; correct it"),
     ):
         with sentence(words):

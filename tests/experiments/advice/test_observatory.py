@@ -84,6 +84,10 @@ def test_a_run_is_looked_at(tmp_path):
     assert observatory.slowest(measured, rounds)[0]["worker"] == "0"
     assert observatory.loss(rounds).persistent > 1
     assert observatory.read("alibaba_job_4(mean=2.0)", 8).workers == 10
+    with pytest.raises(ValueError, match=r"config\.json; give one of its runs, as .*/run$"):
+        observatory.read(f"{tmp_path}", 8)
+    with pytest.raises(ValueError, match=r"nowhere\.csv is no directory, no file and no law"):
+        observatory.read("nowhere.csv", 8)
 
 
 def test_accelerators_that_jax_did_not_find_are_not_reported(monkeypatch):
@@ -92,6 +96,10 @@ def test_accelerators_that_jax_did_not_find_are_not_reported(monkeypatch):
     monkeypatch.setattr(observatory, "flags", SimpleNamespace(FLAGS=None))
     with pytest.raises(SystemExit, match="name a file of durations"):
         observatory.main(["observatory"])
+    flags = SimpleNamespace(record=None, figure="nowhere/look.png")
+    monkeypatch.setattr(observatory, "flags", SimpleNamespace(FLAGS=flags))
+    with pytest.raises(SystemExit, match=r"error: nowhere/look\.png is in no folder; make nowhere"):
+        observatory.main(["observatory", "alibaba_job_4"])
     assert logger.level == logging.WARNING
 
 

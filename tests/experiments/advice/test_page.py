@@ -82,7 +82,8 @@ def test_a_run_is_advised_on_trained_and_its_workdir_used_again(here, call):
 def test_what_cannot_be_advised_is_refused(here, call):
     before = launcher.files(here)
     for flags, words in (
-        (["--advise=nothing"], "has durations and no config; give --config"),
+        (["--advise=nothing"], "nothing is no directory, no file and no law"),
+        (["--advise=good.csv"], "has durations and no config; give --config"),
         (["--advise=nothing", "--config=config.py"], "is no directory, no file and no law"),
         (["--advise=exponential(scale=-1)", "--config=config.py"], "needs scale > 0"),
         (["--advise=empty"], "is a directory without a run's config.json"),

@@ -82,9 +82,11 @@ def test_a_file_a_folder_and_a_call_are_read(source, tmp_path):
 
 def test_what_tells_nothing_of_three_workers_is_refused(tmp_path):
     for text, words in (
-        ("worker,time,batch_time\n0,0,1.0", "has 1 workers, the config asks for 3"),
+        ("worker,time,batch_time\n0,0,1.0", "of one worker, .* record a run of at least 2 work"),
+        ("step,rank0,rank1\n" + "".join(f"{t},1,2\n" for t in range(30)),
+         "has 2 workers, the config asks for 3"),
         (long(rows="{0},{1},0.02{1:02d}"), "at equal times all workers took about equally long"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             durations.read(written("trace.csv", text)(tmp_path), config(), [])
 

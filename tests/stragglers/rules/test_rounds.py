@@ -8,7 +8,7 @@ from algorithms.links import Links, in_turn
 from stragglers import delays, round_clock
 from stragglers.inject import Injector, Measured
 from stragglers.processes import as_process, markov, persistent
-from stragglers.rule import Transfer
+from stragglers.rule import Setting, Transfer
 from stragglers.rules.rounds import drop_compute_threshold, round_deadline
 from stragglers.schedule import concatenate
 from tests import planned
@@ -167,6 +167,8 @@ test_bad_values = refused(
         lambda: rule("deadline", seconds=0.9, in_flight="cut"),
         "after 0.9 s cuts every mini-batch, the quickest takes 1 s",
     ),
+    (lambda: round_clock.RoundClock(Setting(SHIFTED, 8, 8, 0), lambda begin, ends: np.nan, "all",
+                                    "carry", "finish"), "the signal is after nan s; give seconds"),
     (lambda: rule("quorum", k=65), "1 <= k <= 64 .*, got k=65"),
     (lambda: rule("first_finisher", in_flight="drop"), "unknown in_flight='drop'; choose"),
     (lambda: rule("drop_compute", calibration=0), "needs calibration >= 1 rounds, got 0"),
