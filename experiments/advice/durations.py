@@ -131,7 +131,7 @@ def delay_of(text: str) -> Law | Process:
             raise
         raise ValueError(
             f"{text} is no directory, no file and no law ({error}); give the workdir of a run, a "
-            "schedule.npz, a trace.csv, or a law as 'pareto(minimum=0.1, shape=2)'"
+            "schedule.npz, a trace.csv, or a law as pareto(minimum=0.1, shape=2)"
         ) from error
 
 

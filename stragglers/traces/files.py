@@ -231,10 +231,13 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
         for (at, place, _), (other, later, _) in itertools.pairwise(records):
             if at == other:
                 again = later if later.path != place.path else f"line {later.line}"
+                way = "take rows in their order with time=None"
+                for host in sorted(HOSTS.intersection(columns) - {columns[whose]}):
+                    way = f"if ranks are local, name workers by their host, too: worker={host!r}"
                 raise ValueError(
                     f"trace: {place} and {again} both have worker {name!r} at "
                     f"{columns[when]}={at:.12g}, as where two runs are in one file; keep one, or "
-                    "take rows in their order with time=None"
+                    f"{way}"
                 )
     durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
     times = {name: np.array([row[0] for row in each]) for name, each in observed.items()}

@@ -220,6 +220,7 @@ def table(header, rows="{worker},{step},{seconds}"):
         (table("rank,step,step_time"), {}, 1),
         (table("host,iteration,duration_s", "n{worker},{step},{seconds}"), {}, 1),
         (table("local_rank,host,iteration,duration_s", "{worker},n,{step},{seconds}"), {}, 1),
+        (table("host,rank,step,seconds", "n,{worker},{step},{seconds}"), {"worker": "host"}, 1),
         (table("Worker,Time,Batch Time (s)"), {}, 1),
         (table("worker,step,time"), {}, 1),  # where time is what it took
         (table("rank,step,time,step_time", "{worker},{step},1{step}.5,{seconds}"), {}, 1),  # no
