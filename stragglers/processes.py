@@ -100,7 +100,7 @@ def as_process(delay: Law | Process) -> Process:
     """Return the process itself, or one that draws from a distribution for every mini-batch."""
     if not isinstance(delay, Law | Process):
         raise ValueError(
-            f"delay: needs a distribution or a process, got {f'{delay}'.split()[0]}; write "
+            f"delay: needs a distribution or a process, got {f'{delay!r}'.split()[0]}; write "
             "delays.deterministic(0.1), or delay_processes.replayed('mine', times)"
         )
     return from_law(delay) if isinstance(delay, Law) else delay

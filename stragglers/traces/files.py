@@ -666,9 +666,10 @@ def _joined(rows: Rows, whose: int, when: int | None) -> Rows:
     if plain[whose] not in HOSTS or None in (local, when) or len({*pairs}) == len(pairs):
         return rows
     return rows[:1] + [
-        (at, [*row[:whose], "/".join((row[whose], *row[local : local + 1])), *row[whose + 1 :]])
+        (at, [*row[:whose], f"{row[whose]}/{row[local]}", *row[whose + 1 :]])
+        if len(row) > max(whose, local) and row[whose] and row[local] else (at, row)
         for at, row in rows[1:]
-    ]
+    ]  # fmt: skip
 
 
 def _as_written(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:

@@ -173,6 +173,7 @@ def test_tables_of_other_programs_are_read(tmp_path, text, options, records):
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
         ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "line 2 and line 5 both have"),
         ("host,gpu,step,seconds\na,0,1,1\na,1,1,1\na,1,1,2\n", "3 and line 4 both have .* 'a/1'"),
+        ("gpu,step,seconds,host\n0,1,1,a\n1,1,1,a\n1,2,1\n", "line 4 has host=None"),
         ("host,rank,step,seconds\na,0,1,1\nb,0,1,1\n", "by their host, too: worker='host'"),
         ("worker,time,batch_time\n0,0,85\n0,1,97\n", "a median of 91, .*give scale=1e-3"),
         ("worker\ttime\tbatch_time\n0\t0\t1,500\n", "batch_time='1,500'"),  # or 1.5
