@@ -23,6 +23,6 @@ def check_floats(params: Any) -> None:
     for name, leaf in named_leaves(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize < 2:
             raise ValueError(
-                f"parameter {name!r} is {leaf.dtype}, and parameters are real floats of 16 bits "
-                "or more; keep what is no weight out of them, as a constant of losses"
+                f"parameter{name and f' {name!r}'} is {leaf.dtype}, and parameters are real floats "
+                "of 16 bits or more; keep what is no weight out of them, as a constant of losses"
             )
