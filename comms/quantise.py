@@ -309,7 +309,8 @@ def natural(x, key) -> Quantised:
     """Round entries at random to a power of two next to them, without bias.
 
     A code holds the sign and 7 bits of exponent below the largest one; entries 2^-125 times
-    smaller become 0 or this power. Horvath et al., arXiv 1905.10988, section 2.
+    smaller become 0 or this power, and what exceeds 2^127 becomes that. Horvath et al., arXiv
+    1905.10988, section 2.
     """
     x = jnp.ravel(x).astype(jnp.float32)
     largest = peak(x, initial=0)
@@ -317,7 +318,8 @@ def natural(x, key) -> Quantised:
     exponent, above = _exponent(x)
     chance = hashing.uniform(key, x.shape)
     below = top - exponent  # number of powers of two from the largest down to the entry
-    code = jnp.where(chance < above, 1, 2) + below
+    up = (chance < above) & (exponent < 127)  # to what float32 has
+    code = jnp.where(up, 1, 2) + below
     # Between 0 and the smallest power: up with their ratio as the probability.
     smallest = power_of_two(jnp.clip(125 - below, -126, 0)) * (1 + above)
     code = jnp.where(below > 125, jnp.where(chance < smallest, 127, 0), code)

@@ -408,7 +408,6 @@ def alike(config: ConfigDict) -> str | None:
     if place is None or not place.together or apart:
         return None
     shared = config.to_dict()
-    shared.pop("initial", None)
     for name in (
         "name", "baseline", "delay", "draw", "seconds", "updates", "evaluate_every", "target_loss",
         "stop_at_target",
@@ -419,6 +418,7 @@ def alike(config: ConfigDict) -> str | None:
     drawing = {"exchange", "broadcast"} & {*config.algorithm}  # codecs that may draw alone
     if not (drawing or METHOD.wants(config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as of which hashes sketch
+        shared.pop("initial", None)  # else it may decide of the method
     if optimizers.rate_is_data(config.optimizer):
         del shared["optimizer"]["learning_rate"]
     try:
@@ -611,7 +611,7 @@ def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
         if getattr(delay, "read", ""):
             spare, known = ", ".join(delay.names[config.workers :]), len(delay.names)
             others = f"; {spare} take no part among {config.workers} workers" if spare else ""
-            if config.workers > known:
+            if delay.names and config.workers > known:
                 others = f"; workers from {known} on have the same durations in turn"
             yield delay.read + others
 

@@ -132,6 +132,13 @@ class Mesh:
 
     def start(self, params) -> MeshRun:
         """Return a run of no updates from `params`, which are copied; delays and log begin anew."""
+        short = any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(params))
+        if short and self._team.divides and self._workers > 1 and jax.default_backend() == "cpu":
+            raise ValueError(  # all-reduces of divided bfloat16 end the process there
+                "mesh: XLA for CPU cannot divide a model of bfloat16 between several workers' "
+                "devices; keep it in float32 and cast inside of losses, or set "
+                "config.sharding='replicated'"
+            )
         self._input.start()
         if self._injector is not None:
             self._injector.reset(self._here)
@@ -246,6 +253,12 @@ class Mesh:
         self._input.stage(after=model)
         # Queued collective programs can wait for each other for ever on CPU: one at a time.
         model = jax.block_until_ready(model)
+        # XLA hands empty arrays back as copies on all devices, which the program does not take.
+        model = jax.tree.map(
+            lambda new, old: new if new.size else jax.device_put(new, old.sharding),
+            model,
+            run.model,
+        )
         if self._injector is None:
             seconds = packing.of_all(np.array([time.monotonic() - began])).max()
             schedule = _plain_schedule(run, self._mini_batches, count, seconds, waited)

@@ -113,6 +113,11 @@ def test_natural_gives_one_of_the_powers_of_two_next_to_the_entry():
     assert relative.mean() < 1 / 8 + 0.02  # its variance bound, Theorem 1
 
 
+def test_natural_does_not_leave_the_range_of_float32():
+    found = natural(jnp.tile(jnp.float32([3e38, -3e38]), 50), KEY)
+    assert (jnp.abs(found) == 2.0**127).all()
+
+
 def test_natural_of_entries_below_its_range():
     """2^-126 of the largest: one half of the smallest power, up half of the times."""
     x = np.float32([2.0**20, 2.0**-106, -(2.0**-106), 2.0**-120])

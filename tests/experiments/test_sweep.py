@@ -319,3 +319,5 @@ def test_a_launch_says_once_what_it_has_read_of_a_trace(config, tmp_path):
     assert len(read) == 2 and all("9 durations of 9 workers, 1 each" in line for line in read)
     assert read[0].endswith("; n4, n5, n6, n7, n8 take no part among 4 workers")
     assert read[1].endswith("in ms; workers from 9 on have the same durations in turn")
+    drawn = sweep.override(config, {"workers": 4, "delay": "alibaba_job_1"})
+    assert "in turn" not in next(prepare.traces([drawn]))  # each has draws of its own

@@ -70,6 +70,24 @@ def test_a_method_gives_what_one_device_per_worker_gives(name):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
 
 
+def test_a_model_with_an_empty_array_goes_through_several_dispatches():
+    def of_all(params, examples):
+        return losses(params["all"], examples)
+
+    own = {"workers": N, "mini_batches": M, "devices_per_worker": S, "rounds_per_dispatch": 4}
+    runtime = mesh.Mesh(METHODS["all_reduce"](), of_all, DATA, SAMPLES, **own)
+    run, _ = runtime.advance(runtime.start({"all": X0, "none": jnp.zeros(0)}), np.inf, 9)
+    ours, theirs = runtime.models(run)["all"], advanced(build(METHODS["all_reduce"]()), 9)[0]
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+def test_a_divided_model_of_bfloat16_is_refused_on_cpus():
+    """XLA would end the process."""
+    runtime = build(METHODS["all_reduce"](), sharding="fsdp")
+    with pytest.raises(ValueError, match=r"bfloat16 between .* config\.sharding='replicated'"):
+        runtime.start(X0.astype(jnp.bfloat16))
+
+
 def test_delayed_slices_are_replayed_to_the_same_parameters():
     """Workers take unequal numbers of mini-batches, and one device of each asks the host."""
     method = METHODS["local_sgd"]()
