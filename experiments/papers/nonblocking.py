@@ -83,7 +83,7 @@ CLAIMS = (
 
 figure = drawn(
     *(
-        Curves(f"mini-batches of {samples}, exchange as long as {exchange}", "demo_rounds", {
+        Curves(f"mini-batches of {samples}, exchange of {exchange}", "demo_rounds", {
             f"{side}/samples={samples}/exchange={exchange}": words
             for side, words in (("blocking", "blocking"), ("nonblocking", "non-blocking"))
         })
