@@ -71,10 +71,7 @@ def test_a_question_that_a_record_cannot_answer_is_refused(name, how, words):
 
 # Sweeps whose configs have changed since, or that never ran: a run of theirs ends their row here.
 DUE = {
-    "demo_rounds", "few_bits", "frontier_2026", "local_training", "nonblocking_traces",
-    "nonblocking_tuned", "nonblocking_tuned_images", "nonblocking_tuned_text", "public_jobs",
-    "s2_ncf_rates", "slow_and_stale", "slow_links", "small_messages", "swarm_accuracy",
-    "swarm_tuned", "swarm_tuned_slow4",
+    "few_bits", "frontier_2026", "local_training", "s2_ncf_rates", "slow_links", "small_messages",
     *(sweep.name for paper in publish.papers(["s2_reducer", "swarm"]) for sweep in paper.SWEEPS),
     # Some of their arms are refused today, which their remarks say.
     "heterogeneous_workers_64", "heterogeneous_workers_256",
