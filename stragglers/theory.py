@@ -175,7 +175,7 @@ def trial_rate(law: Law, limit: float) -> float:
     """Return the gradients a second of a worker that gives up whatever takes longer than `limit` s.
 
     F(t) / E[min(X, t)], to about .1 %: 1 / E[X] without a limit, and for exponential durations with
-    any. Raises ValueError for a limit that one of a million mini-batches exceeds. Source:
+    any. Raises ValueError for a limit that fewer than one of a million mini-batches exceed. Source:
     2410.04285, where a trial has probability p_i = F(t_i).
 
         >>> from stragglers.delays import exponential

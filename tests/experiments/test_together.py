@@ -109,6 +109,9 @@ def test_arms_of_other_programs_run_apart():
     # The seed of a method that draws by itself is no data.
     drawing = arms(base, *({"algorithm": "qsgd", "seed": seed} for seed in (0, 0, 1)))
     assert len({prepare.alike(config) for config in drawing}) == 2
+    # Nor are its initial parameters, whose first gradient may decide how it is built.
+    begun = ({"algorithm": name, "initial": path} for name in ("qsgd", "top_k") for path in "ab")
+    assert len({prepare.alike(config) for config in arms(base, *begun)}) == 3
 
 
 def test_matcha_counts_its_budget_in_the_seconds_of_the_network():

@@ -171,6 +171,14 @@ def test_rows_are_those_of_the_plan_and_replay_gives_the_parameters(wait, method
     assert difference(world, method, schedule, 2) < 2e-6
 
 
+def test_pushes_that_are_ignored_are_counted_as_in_the_plan():
+    world = World("all_reduce", "ringmaster", 2, limit=2)
+    schedule, plan = world.run(40), world.rule.extend(world.rule.init(), 40)[1]
+    same_rows(schedule, plan)
+    assert plan.ignored.any()
+    np.testing.assert_array_equal(schedule.ignored, plan.ignored)
+
+
 def test_what_is_cancelled_loses_its_samples_where_they_have_costs():
     world = World("all_reduce", "ringmaster", 2, by_sample(LAW), **RULES["ringmaster"])
     schedule = world.run(40)
