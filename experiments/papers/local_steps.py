@@ -35,6 +35,9 @@ CLAIMS = (
     Claim("demo/1 of 256 sends a hundredth of the bytes of all_reduce", "arXiv 2411.19870",
           "small_messages", "demo/1 of 256", "all_reduce", BYTES, 0.01, tuned=True, chosen_by=END,
           equal=SAMPLES),
+    Claim("10 million parameters: diloco/H=10 ends within 1% of all_reduce",
+          "arXiv 2311.08105, abstract", "language_model_10M", "diloco/H=10", "all_reduce", END,
+          1.01, equal=SAMPLES, condition="all have one learning rate"),
 )  # fmt: skip
 GROUPS = {
     "all_reduce": "all-reduce, AdamW", "local_sgd/H=30": "local SGD, H = 30",

@@ -73,8 +73,8 @@ def test_a_question_that_a_record_cannot_answer_is_refused(name, how, words):
 DUE = {
     "few_bits", "frontier_2026", "local_training", "s2_ncf_rates", "slow_links", "small_messages",
     *(sweep.name for paper in publish.papers(["s2_reducer", "swarm"]) for sweep in paper.SWEEPS),
-    # Some of their arms are refused today, which their remarks say.
-    "heterogeneous_workers_64", "heterogeneous_workers_256",
+    # Some of its arms are refused today, which its remark says.
+    "heterogeneous_workers_256",
 }  # fmt: skip
 
 

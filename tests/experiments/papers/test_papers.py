@@ -80,10 +80,20 @@ def test_sketches_are_judged_by_bytes_losses_and_steps():
     assert s2_reducer.faster(*sparse(ms="17.0")).verdict == FAILS
 
 
-def test_every_panel_of_a_figure_shows_numbers():
+def test_every_panel_of_a_figure_shows_numbers_and_every_sweep_is_read():
+    read = {claim.record for claim in EVERY}
+
+    def asked(name):
+        read.add(name)
+        return record(name)
+
     for paper in PAPERS:
-        panels = [axes for axes in paper.figure(record).axes if axes.get_visible()]
+        panels = [axes for axes in paper.figure(asked).axes if axes.get_visible()]
         assert panels, paper.TITLE
         for axes in panels:
             lines = sum(np.isfinite(line.get_ydata()).any() for line in axes.lines)
             assert lines >= 4, (paper.TITLE, axes.get_title())
+    pages = [publish.ROOT / "README.md", *(publish.ROOT / "docs").glob("*.md")]
+    lines = [line for page in pages for line in page.read_text().splitlines()]
+    tables = " ".join(line for line in lines if line.startswith("<!-- table: "))
+    assert SWEEPS.keys() <= read | set(re.findall(r"\w+", tables))
