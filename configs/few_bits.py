@@ -1,6 +1,6 @@
 """All-reduces of few bits, each at its best rate, after the same updates.
 
-Eight workers train an MLP on points of ten overlapping classes, which it cannot learn by heart. A
+Eight workers train an MLP on points of ten overlapping classes. A
 sum of codes is sent in two phases: each value is rounded once by its worker and once as part of the
 sum. Fewer bits are compared with 16 (S. Agarwal et al., arXiv 2407.01378); `feedback` adds what was
 lost to the next gradient. Muon in bfloat16 is the floor of EF21-Muon, which sends a tenth of all

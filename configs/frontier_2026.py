@@ -6,8 +6,8 @@ model over a link takes a third of a mini-batch's time. The first three conditio
 workers (`link_killed`), which are away for 15 s after 60 s of work in the mean. Then come
 
     late     all-reduces beside a last worker that takes twice as long for a mini-batch
-    heavy    durations with a heavy tail, of four mini-batches a round
-    unequal  workers of four speeds, 32 mini-batches a round by any of them
+    heavy    durations with a heavy tail
+    unequal  workers of four speeds
     apart    gossip of an MLP on a ring while the rate falls, to the end
     budget   averages over all links, 5 % of the time: evenly, late, or once at the end
 
@@ -58,6 +58,9 @@ LINKS = {  # method -> its changes
     "loscar": _local(part("loscar_sgd", ratio=0.5, every=1), count=4),  # as much, as often
     "decoupled_diloco": _local(part("decoupled_diloco", fragments=2), part("quorum_async", k=4), 4),
 }
+ROUNDS, COUNTS = (1, 2, 4), (4, 8, 16, 32)  # mini-batches of a worker, and of all workers
+BARRIERS = {f"barrier/M={m}": _reduced(BARRIER, m) for m in ROUNDS}
+BATCHES = {f"k_batch_sync/K={k}": _reduced(part("k_batch_sync", k=k)) for k in COUNTS}
 CONDITIONS = {  # condition -> (its own changes, methods with their changes, rates)
     f"{name}{end}": (
         {"delay": delay, "communication": part("link", seconds=LINK, spells=spells)},
@@ -80,19 +83,20 @@ CONDITIONS = {  # condition -> (its own changes, methods with their changes, rat
     "heavy": (
         {"delay": part("pareto", minimum=0.1, shape=1.2), "seconds": 1500.0},
         {
-            "barrier": _reduced(BARRIER, 4),
-            "mindflayer": _reduced(part("mindflayer", seconds=0.325), 4),
+            **BARRIERS,
+            **{f"mindflayer/M={m}": _reduced(part("mindflayer", seconds=0.325), m)
+               for m in ROUNDS},
             "drop_compute": _reduced(part("drop_compute", calibration=5), 4),
-            "k_batch_sync": _reduced(part("k_batch_sync", k=4 * WORKERS)),
+            **BATCHES,
         },
         RATES,
     ),
     "unequal": (
         {"delay": part("persistent", law=JITTER, factors={4: 2.0, 5: 2.0, 6: 4.0, 7: 8.0})},
         {
-            "barrier": _reduced(BARRIER, 4),
-            "ata": _reduced(part("ata", tasks=4 * WORKERS, alpha=0.01), 8),
-            "k_batch_sync": _reduced(part("k_batch_sync", k=4 * WORKERS)),
+            **BARRIERS,
+            **{f"ata/K={k}": _reduced(part("ata", tasks=k, alpha=0.01), 8) for k in COUNTS[1:]},
+            **BATCHES,
         },
         RATES,
     ),

@@ -109,8 +109,8 @@ def evident(monkeypatch, **patches):
 def test_evidence_runs_what_is_named_and_goes_on_after_a_failure(monkeypatch, capsys):
     finished = []
     ran = evident(monkeypatch, write_pages=lambda: finished.append(1))
-    wrong = publish.evidence(["matcha", "swarm"])
-    assert ran == ["matcha", "swarm"] and finished == [1]
+    wrong = publish.evidence(["matcha", "swarm_epochs"])
+    assert ran == ["matcha", "swarm_epochs"] and finished == [1]
     assert wrong == ["matcha: launch.py ended with exit code 1"]
     assert "matcha: missing" in capsys.readouterr().out
     with pytest.raises(ValueError, match="unknown sweep 'swam'; choose of demo, "):
@@ -141,8 +141,8 @@ def test_evidence_is_of_a_tier_and_of_one_commit_if_asked(monkeypatch, capsys):
     commits = iter(("abc", "abc", "ghi"))  # at first, before a sweep, before the next one
     monkeypatch.setattr(publish.provenance, "commit", lambda: next(commits))
     ran.clear()
-    wrong = publish.evidence(["swarm", "adasync"], fresh=True)
-    assert ran == ["swarm"]
+    wrong = publish.evidence(["swarm_epochs", "adasync"], fresh=True)
+    assert ran == ["swarm_epochs"]
     assert wrong == ["adasync and all after it: the code has left abc; go back"]
 
 
