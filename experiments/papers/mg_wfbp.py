@@ -88,9 +88,9 @@ def faster_in_cells(other: str, arms: Sequence[Arm], record: Mapping[str, Any]) 
     holds, fails = found.count(stats.HOLDS), found.count(stats.FAILS)
     measured = (f"{min(ratios):.2f}x to {max(ratios):.2f}x the time; faster in {holds} of "
                 f"{len(cells)} cells, slower in {fails}")  # fmt: skip
-    if holds == len(cells):
-        return Answer(stats.HOLDS, measured)
-    return Answer(*((stats.FAILS, measured) if fails else (stats.INCONCLUSIVE, measured, stats.NOISE)))
+    if fails or holds == len(cells):
+        return Answer(stats.FAILS if fails else stats.HOLDS, measured)
+    return Answer(stats.INCONCLUSIVE, measured, stats.NOISE)
 
 
 PLAIN = "in one program"  # all-reduces as XLA's program has them

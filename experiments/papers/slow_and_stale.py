@@ -19,6 +19,7 @@ WITHOUT = (*(f"k_async/K={k}" for k in (1, 2, 4)), *(f"k_batch_async/K={k}" for 
 FIXED = "k_async/K=1"
 WORKERS, SHIFT, SCALE = 8, 0.5, 0.5  # s; the config's delays, an exponential beside a constant
 ERROR = 0.02  # of a ratio of counted updates
+ONE_RATE = "all have this rate"
 
 
 def as_in_theory(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
@@ -38,9 +39,13 @@ def as_in_theory(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
 
 
 CLAIMS = (
-    Claim("rate 0.16: K-batch-async (K = 4) ends lower in loss, K-async (K = 1) is first",
+    Claim("rate 0.16: K-batch-async (K = 4) ends lower in loss than K-async (K = 1)",
           f"{PAPER}, abstract", "slow_and_stale", "k_batch_async/K=4/rate=0.16",
-          f"{FIXED}/rate=0.16", END, condition="both have this rate", headline=True),
+          f"{FIXED}/rate=0.16", END, condition=ONE_RATE, headline=True),
+    Claim("rate 0.16: K-async (K = 1) is the first at a moderate loss", f"{PAPER}, abstract",
+          "slow_and_stale", f"{FIXED}/rate=0.16",
+          tuple(f"{name}/rate=0.16" for name in WITH + WITHOUT if name != FIXED),
+          condition=ONE_RATE, headline=True),
     Claim("an update with all P workers takes P E[largest] / E[X] times as long as Async-SGD's",
           f"{PAPER}, Sec. 3", "slow_and_stale", judge=as_in_theory, headline=True),
     Claim("K-batch-async (K = 4) at its best rate ends below K-async (K = 1) at its best",
@@ -54,10 +59,13 @@ CLAIMS = (
           tuned=True, equal=("seconds",)),
     Claim("the lowest end without waiting is below the lowest with waiting", "", "slow_and_stale",
           WITHOUT, WITH, END, tuned=True, equal=("seconds",), headline=True),
-    # Beyond the largest threshold the rate is the fixed one.
-    Claim("a staleness-compensating rate ends 1 % lower than the tuned fixed rate",
-          f"{PAPER}, Sec. 4", "slow_and_stale", "compensated", FIXED, END, 0.99, tuned=True,
-          edges={"threshold": 10.0}, headline=True),
+    # Below the smallest product of rate and staleness every threshold gives the fixed rate.
+    Claim("K-async (K = 1), C = 0.01: a staleness-compensating rate ends below the tuned fixed one",
+          f"{PAPER}, Sec. 4", "slow_and_stale", "compensated/threshold=0.01", FIXED, END,
+          tuned=True, headline=True),
+    Claim("rate 0.24: a staleness-compensating rate, C = 0.01, ends below the fixed one",
+          f"{PAPER}, Sec. 4", "slow_and_stale", "compensated/threshold=0.01/rate=0.235",
+          f"{FIXED}/rate=0.235", END, condition=ONE_RATE, headline=True),
     Claim("the staleness of processes under K-async is at most 1.1x that of simulated ones",
           f"{PAPER}, Sec. 3", "slow_and_stale_real", f"real/exponential/{FIXED}",
           f"simulated/exponential/{FIXED}", "staleness_mean", 1.1),

@@ -4,7 +4,8 @@ from experiments.papers.base import Panel, drawn, swept
 from experiments.stats import BYTES, END, Claim
 
 TITLE = "Gossip on uneven data"
-DIGITS, LARGE, GPT = "heterogeneous", "heterogeneous_workers_256", "heterogeneous_text"
+DIGITS, GPT = "heterogeneous", "heterogeneous_text"
+LARGE = "heterogeneous_workers_256"
 WORDS = {DIGITS: "", LARGE: "256 workers: ", GPT: "a GPT: "}
 SWEEPS = (
     swept(DIGITS, "heterogeneous.py", 0.1),
@@ -12,8 +13,8 @@ SWEEPS = (
     swept(GPT, "heterogeneous.py:task=text", 0.5),
 )
 CLAIMS = tuple(
-    Claim(f"{WORDS[record]}{ours} ends below {theirs}", source, record, ours, theirs, END, tuned=True,
-          equal=(BYTES,), within=0.1)
+    Claim(f"{WORDS[record]}{ours} ends below {theirs}", source, record, ours, theirs, END,
+          tuned=True, equal=(BYTES,), within=0.1)
     for source, ours, theirs, records in (
         ("arXiv 2102.04761", "qg_dsgdm/ring", "dpsgd_momentum/ring", (DIGITS, GPT)),
         ("arXiv 2104.11981", "decentlam/ring", "dpsgd_momentum/ring", (DIGITS, GPT)),
