@@ -129,21 +129,33 @@ def sent_twice(coder: Codec | Encoder) -> Callable:
     """Return the payload of sums whose chunks travel in codes, before and after they are added."""
 
     def payload(leaf, workers, update):
-        size = math.prod(leaf.shape)  # of one alone nothing is rounded
+        size = math.prod(leaf.shape)
         coded = quantise.two_phase_bytes(size, workers, coder)
         return Payload((4 * size if workers == 1 else coded,), itemsize=1)
 
     return payload
 
 
+def pushed_once(coder: Codec | Encoder) -> Callable:
+    """Return the payload of an array whose codes a worker pushes to a server."""
+    return lambda leaf: Payload(gathered=(coder.payload_bytes(math.prod(leaf.shape)),))
+
+
+def read_back(encoder: Encoder, x, key) -> jax.Array:
+    """Return an array as others read it: a server takes one push, so that nothing is summed."""
+    return encoder.decode(encoder.encode(x, key), x.size).reshape(x.shape)
+
+
 def two_phase(codec: Codec) -> Reducer:
-    """Sum arrays that travel as codes twice, see `comms.quantise`.
+    """Sum arrays that travel as codes twice, see `comms.quantise`; one alone is rounded once.
 
     A worker's part also has the rounding of its chunk of the sum, whether the worker is busy or
     not, so that a memory around it misses nothing.
     """
 
     def reduce(x, state, draw):
+        if jax.lax.axis_size(AXIS) == 1:
+            return *[read_back(encoder, x, draw.own)] * 2, state
         reduced = quantise.two_phase_all_reduce(x, codec, AXIS, draw.own)
         rounding = quantise.at_own_chunk(reduced.left, x.size).reshape(x.shape)
         return reduced.total, reduced.sent - rounding, state
@@ -155,7 +167,9 @@ def two_phase(codec: Codec) -> Reducer:
         return codec.decode(jax.tree.map(lambda a: a[None], message), entries)[0]
 
     encoder = Encoder(encode, decode, codec.payload_bytes)
-    return Reducer(lambda leaf: (), reduce, sent_twice(codec), encoder=encoder)
+    return Reducer(
+        lambda leaf: (), reduce, sent_twice(codec), encoder=encoder, pushed=pushed_once(codec)
+    )
 
 
 def with_seed(inner: Reducer, seed: int | None) -> Reducer:

@@ -225,12 +225,18 @@ def ring(*reducers: Reducer) -> Reducer:
             "mxfp4, quantise, natural or sign in it, and write chain(random_k, ring(int8)) for both"
         )
 
+    coder = inner.encoder
+
     def reduce(x, state, draw):
-        keys, coder = codecs.hop_keys(draw.own), inner.encoder
+        if jax.lax.axis_size(AXIS) == 1:
+            return *[compression.read_back(coder, x, draw.own)] * 2, state
+        keys = codecs.hop_keys(draw.own)
         return *codecs.ring_all_reduce(x, coder.encode, coder.decode, AXIS, keys), state
 
-    payload = compression.sent_twice(inner.encoder)
-    return Reducer(lambda leaf: (), reduce, payload, "ring", amplifies=inner.amplifies)
+    payload, pushed = compression.sent_twice(coder), compression.pushed_once(coder)
+    return Reducer(
+        lambda leaf: (), reduce, payload, "ring", pushed=pushed, amplifies=inner.amplifies
+    )
 
 
 def dma_ring(bucket: int = 1024, seed: int = 0) -> Reducer:
@@ -243,7 +249,8 @@ def dma_ring(bucket: int = 1024, seed: int = 0) -> Reducer:
         keys = jax.vmap(lambda key: jax.random.fold_in(key, seed))(codecs.hop_keys(draw.own))
         return *kernel.all_reduce(x, bucket, AXIS, keys), state
 
-    return Reducer(lambda leaf: (), reduce, compression.sent_twice(encoder), "dma_ring")
+    payload, pushed = compression.sent_twice(encoder), compression.pushed_once(encoder)
+    return Reducer(lambda leaf: (), reduce, payload, "dma_ring", pushed=pushed)
 
 
 def refuse_amplified(name: str, reducer: Reducer) -> None:

@@ -45,7 +45,8 @@ MOST_TIMES = 2  # that a value is computed anew
 # Primitives whose result may lie where something that they read ends.
 _SHARING = _FUSED | {"dynamic_update_slice", "scan", "scatter", "scatter-add", "while"}
 # Of products: two for every element of the contracted dimensions; of a convolution, the kernel
-# without its output channels, whose input channels belong to one group.
+# without its output channels, whose input channels belong to one group. Zeros that dilate an input,
+# as in the gradient of a strided one, are not multiplied.
 FLOPS_PER_ELEMENT = {
     "dot_general": lambda eqn: (
         2 * math.prod([eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]])
@@ -54,6 +55,7 @@ FLOPS_PER_ELEMENT = {
         2
         * eqn.invars[1].aval.size
         / eqn.invars[1].aval.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
+        / math.prod(eqn.params["lhs_dilation"])
     ),
 }
 

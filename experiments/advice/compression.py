@@ -128,6 +128,13 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
     return saved / paid if paid > 0 else float("inf")
 
 
+def faster_above(line: Line, dense: Line) -> float | None:
+    """Return bytes per second above which more bytes in less latency are faster; None: at none."""
+    saved = dense.traffic - line.traffic
+    paid = line.codec + line.latency - dense.latency
+    return saved / paid if saved < 0 and paid < 0 else None
+
+
 def _row(
     line: Line, dense: Line, gradient: float, bandwidths: Mapping[str, float], overlaps: bool
 ) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def _row(
                       "gain_of_overlapped_update": overlapped})  # fmt: skip
     return {
         "method": line.method, "bytes": line.sent, "codec_seconds": line.codec,
-        "break_even": break_even(line, dense),
+        "break_even": break_even(line, dense), "faster_above": faster_above(line, dense),
         "break_even_overlapped": break_even(line, dense, gradient if overlaps else 0.0),
         "networks": found,
     }  # fmt: skip
@@ -158,7 +165,8 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
         "breaks even: the bandwidth below which it is faster than all-reduce",
         ("method", "MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]"),
         [(row["method"], f"{1e-6 * row['bytes']:.3g}", f"{1e3 * row['codec_seconds']:.3g}",
-          gigabits(row["break_even"]), gigabits(row["break_even_overlapped"]))
+          f"above {gigabits(above)}" if (above := row["faster_above"])
+          else gigabits(row["break_even"]), gigabits(row["break_even_overlapped"]))
          for row in summary["methods"]],
     )  # fmt: skip
     yield pivot(

@@ -154,7 +154,9 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
             "the advice is about seconds to a target, and config.target_loss is None; set "
             "--config.target_loss=..."
         )
-    config = override(config, {"seconds": durations.budget(source)})
+    # Rules are built for durations of any length, as the measured ones replace the config's delay.
+    any_length = registry.part("exponential", scale=1.0)
+    config = override(config, {"seconds": durations.budget(source), "delay": any_length})
     own, grids = registry.spec(config.wait), grids_of(measured, config.workers, config.mini_batches)
     arms, refused = to_play(config, [own, *named], grids)
     found, ruled_out = played(arms, measured)
@@ -176,7 +178,7 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     order[:MOST_RESAMPLED] = [
         resampled(one, measured, reference.batch) for one in order[:MOST_RESAMPLED]
     ]
-    reference = resampled(reference, measured)
+    reference = resampled(reference, measured, reference.batch)
     shorter, count = [], config.mini_batches
     while np.max(count) > 1:
         count = times(count, 0.5)
@@ -347,6 +349,8 @@ def play(
     state, pieces, until, updates = rule.init(), [], 0.0, 0
     while until < seconds and updates < MOST_UPDATES:
         state, piece = rule.extend(state, SEGMENT)
+        if not piece.updates:
+            raise ValueError("it repeats a schedule with durations of its own, and that ends")
         pieces.append(piece)
         until, updates = piece.time[-1], updates + piece.updates
     schedule = concatenate(pieces)

@@ -33,6 +33,21 @@ def test_products_and_convolutions_count_twice_a_multiply_add():
     assert convolved.flops == {"float32": 2 * (2 * 4 * 4 * 5) * (3 * 3 * 3)}
 
 
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_the_gradient_of_a_strided_convolution_takes_as_much_as_itself(stride):
+    """Of its input: the zeros between what comes back are not multiplied."""
+    kernel = jnp.zeros((3, 3, 3, 5))
+
+    def convolved(a):
+        return jax.lax.conv_general_dilated(
+            a, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    image, out = jnp.zeros((2, 8, 8, 3)), jnp.zeros((2, 8 // stride, 8 // stride, 5))
+    back = costs(lambda ct: jax.linear_transpose(convolved, image)(ct), out)
+    assert back.flops == costs(convolved, image).flops
+
+
 def test_a_loop_counts_as_often_as_it_is_known_to_run():
     def scanned(x):
         return jax.lax.scan(lambda c, _: (c @ x, None), x, length=7)[0]

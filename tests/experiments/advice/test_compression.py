@@ -34,7 +34,15 @@ def test_more_bytes_never_pay_and_fewer_for_nothing_always_do():
     few = DENSE._replace(traffic=1e6, latency=1e-3, codec=1e-3)
     assert break_even(few, late, hidden=0.01) == np.inf
     # At lower bandwidths more bytes take longer, though fewer messages may be faster at this one.
-    assert break_even(few._replace(traffic=9e6), late, hidden=0.2) is None
+    more = few._replace(traffic=9e6)
+    assert break_even(more, late, hidden=0.2) is None
+    above = compression.faster_above(more, late)
+    assert more.codec + more.seconds(above) == pytest.approx(late.seconds(above))
+    assert more.codec + more.seconds(2 * above) < late.seconds(2 * above)
+    assert compression.faster_above(few, late) is compression.faster_above(DENSE, DENSE) is None
+    row = compression._row(more, late, 0.2, {"1 GB/s": 1e9}, overlaps=False)
+    table, *_ = compression._tables({"methods": [row]})
+    assert table.rows[0][3] == f"above {8e-9 * above:.3g}"
 
 
 def test_an_update_is_as_long_as_its_parts_where_the_network_lets_nothing_overlap():
@@ -65,7 +73,9 @@ def test_methods_are_weighed_for_a_config_by_codecs_that_take_time(config, monke
     dense = 4 * 4  # bytes that two workers send of four numbers, once each
     for row in methods.values():
         if row["bytes"] > dense:
-            assert row["break_even"] is None  # faster above a bandwidth, if at all
+            above = row["faster_above"] or np.inf
+            for one, gigabits in zip(row["networks"], compression.GIGABITS, strict=True):
+                assert (one["gain"] > 1) == (gigabits * 1e9 / 8 > above), row
             continue
         for one, gigabits in zip(row["networks"], compression.GIGABITS, strict=True):
             below = row["break_even"] is not None and gigabits * 1e9 / 8 < row["break_even"]

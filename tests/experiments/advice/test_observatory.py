@@ -30,6 +30,10 @@ def test_the_loss_at_a_barrier_has_three_parts():
     assert found.persistent == pytest.approx(2.0 / mean - 1)
     assert found.drifting == pytest.approx(0.5 / mean, rel=0.05)
     assert observatory.loss(np.ones((3, 40))) == (0, 0, 0)
+    short = np.ones((4, 32))  # the last worker is slow in the middle, which windows see most of
+    short[3, 10:20] = 5.0
+    found = observatory.loss(short)
+    assert sum(found) == pytest.approx(short.max(axis=0).mean() / short.mean() - 1)
 
 
 def test_spells_are_counted_in_rounds_without_a_break():
@@ -58,6 +62,7 @@ def test_gains_are_those_of_known_durations():
     assert fresh["mean"] == pytest.approx((3 * 8 + 2) / 8 / (4 * 8 / 32), rel=0.01)
     assert stale["mean"] == pytest.approx((3 + 1 / 4) / (4 / 4), rel=0.02)
     assert stale["staleness"] > 0 == fresh["staleness"]
+    assert {"quorum(k=29)", "rennala(k=4)"} <= found.keys()  # nine tenths of 32; 4 have 8 each
     assert record["slowest"][0] == {
         "worker": "0", "times_the_mean": pytest.approx(16 / 7), "share_of_rounds_last": 1.0
     }  # fmt: skip

@@ -7,10 +7,11 @@ import pytest
 
 from configs import slow_and_stale
 from experiments import prepare
-from experiments.advice import durations, play
+from experiments.advice import durations, page, play
 from experiments.config_files import override
 from stragglers import delays
 from stragglers.processes import persistent
+from stragglers.rule import Setting, whole
 from stragglers.rules import RULES, quorum
 
 
@@ -151,3 +152,34 @@ def test_a_schedule_that_ends_with_the_run_is_trained_with_its_end(tmp_path, mon
     monkeypatch.setattr(play.sweep, "run", run)
     assert play._seconds([(one, 0.5, 0)], arm, tmp_path) == {}
     assert trained[0].config.optimizer.schedule.samples > 0
+
+
+def test_advice_depends_on_the_measured_durations_alone():
+    """A limit below the quickest mini-batch of the config's own delay is weighed all the same."""
+    seconds = tuple(0.01 * np.random.default_rng(0).gamma(4.0, size=(4, 200)))
+    source = durations.Source(durations.Measured(seconds, "trace"), None, [])
+
+    def advised(delay):
+        own = config(delay=delay, seconds=20.0)
+        return play.weigh(source._replace(config=own))
+
+    delays_of_configs = "none", "deterministic(value=0.04)", "exponential(scale=0.04)"
+    found = [{one.arm.wait.name for one in advised(delay).order} for delay in delays_of_configs]
+    assert all({"anytime", "deadline", "drop_compute"} <= names for names in found), found
+
+
+def test_a_rule_over_itself_is_1_in_every_resample():
+    seconds = tuple(0.01 * np.random.default_rng(0).gamma(4.0, size=(4, 400)))
+    own = config(wait="first_finisher", seconds=20.0, delay="none")
+    advice = play.weigh(durations.Source(durations.Measured(seconds, "trace"), own, []))
+    row = next(row for row in page.rows(advice) if row["rule"] == advice.reference.name)
+    assert row["predicted"] == 1 and row["predicted_range"] == [1, 1]
+
+
+def test_a_recorded_schedule_is_not_played(tmp_path):
+    rule = RULES["barrier"](Setting(delays.deterministic(1.0), 4, 2, 0))
+    whole(rule, 5).save(tmp_path / "s.npz")
+    own = config(wait=f"replay(path='{tmp_path}/s.npz')", seconds=20.0, delay="none")
+    seconds = tuple(np.ones((4, 200)))
+    with pytest.raises(ValueError, match=r"durations of its own, and that ends.*; set another"):
+        play.weigh(durations.Source(durations.Measured(seconds, "trace"), own, []))
