@@ -95,7 +95,7 @@ CONDITIONS = {  # condition -> (its own changes, methods with their changes, rat
         {"delay": part("persistent", law=JITTER, factors={4: 2.0, 5: 2.0, 6: 4.0, 7: 8.0})},
         {
             **BARRIERS,
-            **{f"ata/K={k}": _reduced(part("ata", tasks=k, alpha=0.01), 8) for k in COUNTS[1:]},
+            **{f"ata/K={k}": _reduced(part("ata", tasks=k, alpha=0.01), 8) for k in COUNTS},
             **BATCHES,
         },
         RATES,

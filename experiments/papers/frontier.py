@@ -37,6 +37,13 @@ CLAIMS = (
           "link/loscar", "link/diloco", tuned=True),
     Claim("one slow link: LOSCAR-SGD takes at most the time of Streaming DiLoCo", "", NAME,
           "link/loscar", "link/streaming_diloco", tuned=True),
+    *(
+        Claim(f"killed workers: {words} takes less time than DiLoCo", source, NAME,
+              f"usual_killed/{ours}", "usual_killed/diloco", tuned=True)
+        for words, ours, source in (("Decoupled DiLoCo", "decoupled_diloco", "arXiv 2604.21428"),
+                                    ("GASLoC", "gasloc", "arXiv 2606.11081"),
+                                    ("NoLoCo", "noloco", "arXiv 2506.10911"))
+    ),
     Claim("EDiT's penalty takes at most the time of DiLoCo", "arXiv 2412.07210", NAME,
           "usual/edit", "usual/diloco", tuned=True),
     Claim("DSGD-AC is more accurate than D-PSGD", "arXiv 2602.02899", NAME, "apart/dsgd_ac",
@@ -71,7 +78,8 @@ figure = drawn(
     *(
         Panel(title, NAME, {f"{condition}/{key}": label for key, label in LINKS.items()}, log=True)
         for condition, title in (("usual", "equal links"), ("link", "one slow link"),
-                                 ("spells", "spells of all links"))
+                                 ("spells", "spells of all links"),
+                                 ("usual_killed", "equal links, killed workers"))
     ),
     Panel("rules and all-reduces", NAME, RULES, log=True),
     Panel("sums of few bits, after the same updates", BITS, CODECS, END),
