@@ -39,7 +39,8 @@ PROFILE = "measured_profile.json"  # of a method that plans with measured times
 ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
 REMOVED_BY = "removed_by.txt"  # in the place of a run that `--overwrite` has removed: the launch
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
-DATA = "files_sha256"  # in a config: files that its parts name -> their SHA-256
+DATA = "files_sha256"  # in a config: files and folders that its parts name -> their SHA-256
+ENDS = 2**20  # bytes at both ends of a file in a folder, which count for all of it
 BESIDE = {MODULES, INITIAL, DATA}  # what a config.json has that is no entry
 # What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
 # one. The rest, config.json first, is replaced when it is written again.
@@ -222,18 +223,36 @@ def _described(config: ml_collections.ConfigDict) -> dict:
         brought[INITIAL] = initial.digest(path)
     parts = [config.get(name) for name in (*registry.PARTS, *registry.NUMBER_OR_PART)]
     if found := sorted(_named_files(parts)):
-        brought[DATA] = {name: initial.digest(os.path.expanduser(name)) for name in found}
+        brought[DATA] = {name: _digest(Path(name).expanduser()) for name in found}
     return config.to_dict() | brought
 
 
 def _named_files(value: Any) -> set[str]:
-    """Return the files that a value names anywhere, but as the name of a part."""
+    """Return the files that a value names anywhere, but as the name of a part; and `folder`s."""
     if isinstance(value, list | tuple):
         return set().union(*map(_named_files, value))
     if hasattr(value, "items"):
-        return _named_files([one for key, one in value.items() if key != "name"])
+        found = _named_files([one for key, one in value.items() if key != "name"])
+        folder = value.get("folder")
+        is_folder = isinstance(folder, str) and os.path.isdir(os.path.expanduser(folder))
+        return found | {folder} if is_folder else found
     is_file = isinstance(value, str) and os.path.isfile(os.path.expanduser(value))
     return {value} if is_file else set()
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's names and sizes and the ends of its files."""
+    if path.is_file():
+        return initial.digest(str(path))
+    found = hashlib.sha256()
+    for file in sorted(one for one in path.rglob("*") if one.is_file()):
+        size = file.stat().st_size
+        found.update(f"{file.relative_to(path).as_posix()} {size}\n".encode())
+        with file.open("rb") as content:
+            found.update(content.read(ENDS))
+            content.seek(max(0, size - ENDS))
+            found.update(content.read(ENDS))
+    return found.hexdigest()
 
 
 def check(

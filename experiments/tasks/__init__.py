@@ -344,15 +344,17 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
 
 def _by_length(task: Task, losses: Callable, params: Any, batch: int) -> dict[str, float]:
     """Return the mean losses of the tenths of the training samples that cost most and least."""
-    order = np.argsort(task.cost, kind="stable")
-    tenth = max(1, len(order) // 10)
-    if task.evaluated is not None:
-        tenth = min(tenth, task.evaluated)
+    count = len(task.cost)  # samples of equal cost in no order of the data
+    order = np.lexsort((np.random.default_rng(0).permutation(count), task.cost))
+    tenth = max(1, count // 10)
+    size = tenth if task.evaluated is None else min(tenth, task.evaluated)
+    even = np.arange(size) * tenth // size
     found = {}
-    for name, chosen in (("long", order[-tenth:]), ("short", order[:tenth])):
-        parts = [np.sort(chosen)[begin : begin + batch] for begin in range(0, tenth, batch)]
+    for name, members in (("long", order[-tenth:]), ("short", order[:tenth])):
+        chosen = np.sort(members[even])
+        parts = [chosen[begin : begin + batch] for begin in range(0, size, batch)]
         sums = [_totals(losses, None, params, take(task.train, part))[0] for part in parts]
-        found[f"train_loss_{name}"] = float(np.sum(np.asarray(sums, np.float64)) / tenth)
+        found[f"train_loss_{name}"] = float(np.sum(np.asarray(sums, np.float64)) / size)
     return found
 
 
@@ -376,10 +378,16 @@ def worker_accuracy(task: Task, models) -> dict[str, float]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _hits(correct, models, examples):
-    return jax.lax.map(lambda params: correct(params, examples).sum(), models)
+    return jax.lax.map(lambda params: _sum(correct(params, examples)), models)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _totals(losses, correct, params, examples):
-    hits = jnp.zeros(()) if correct is None else correct(params, examples).sum()
-    return jnp.stack([losses(params, examples).sum(), hits])
+    hits = jnp.zeros(()) if correct is None else _sum(correct(params, examples))
+    return jnp.stack([_sum(losses(params, examples)), hits])
+
+
+def _sum(values: jax.Array) -> jax.Array:
+    """Return the sum; short floats are added in float32."""
+    short = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize < 4
+    return (values.astype(jnp.float32) if short else values).sum()

@@ -68,6 +68,11 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
     for label in range(10):
         members = rng.permutation(np.flatnonzero(everything.label == label))
         held_out[members[: round(test_fraction * len(members))]] = True
+    if held_out.all() or not held_out.any():
+        raise ValueError(
+            f"digits: test_fraction={test_fraction:g} leaves no image to train on or none to test "
+            "on; set it nearer to 0.2"
+        )
     return Dataset(
         train=Images(*(a[~held_out] for a in everything)),
         test=Images(*(a[held_out] for a in everything)),
@@ -192,7 +197,7 @@ def classes_of(where: str, train: np.ndarray, test: np.ndarray) -> int:
 
 
 def checked(name: str, dataset: Dataset) -> Dataset:
-    """Return the same; raise ValueError for images of which a model would learn nothing.
+    """Return the same with its classes; raise ValueError for images that teach a model nothing.
 
     name: of the data in errors. Of records that are decoded when they are read, a few are seen.
     """
@@ -203,6 +208,11 @@ def checked(name: str, dataset: Dataset) -> Dataset:
             examples = examples.read(np.unique(np.linspace(0, len(examples) - 1, 16, dtype=int)))
         _check_labels(f"{name}, {split}", examples.label, dataset.classes)
         _check_images(f"{name}, {split}", examples.image)
+    if dataset.classes is None:
+        if not isinstance(dataset.train, Images) or not isinstance(dataset.test, Images):
+            raise ValueError(f"{name}: the data set has classes=None; give it their number")
+        found = classes_of(name, dataset.train.label, dataset.test.label)
+        dataset = dataset._replace(classes=found)
     return dataset
 
 
@@ -346,6 +356,9 @@ SOURCES = {
 # --- who holds what ---
 
 
+LARGEST_ALPHA = 1e12  # of which shares are equal; sums of larger gammas are infinite
+
+
 def iid(labels: np.ndarray, workers: int, seed: int) -> list[np.ndarray]:
     """Deal all samples at random to workers, equally up to one sample; labels play no role."""
     _check_workers(labels, workers)
@@ -366,7 +379,7 @@ def dirichlet(labels: np.ndarray, workers: int, alpha: float, seed: int) -> list
     shards: list[list[int]] = [[] for _ in range(workers)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        share = rng.dirichlet(np.full(workers, float(alpha)))
+        share = rng.dirichlet(np.full(workers, min(float(alpha), LARGEST_ALPHA)))
         cuts = np.rint(np.cumsum(share)[:-1] * len(members)).astype(int)
         for shard, part in zip(shards, np.split(members, cuts), strict=True):
             shard.extend(part)

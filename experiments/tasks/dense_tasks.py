@@ -106,6 +106,8 @@ def noise(
 
     They have the shape of a data set, and nothing can be learnt from them but themselves.
     """
+    data.at_least("noise", samples=(samples, 1), size=(size, 1), classes=(classes, 1))
+    data.at_least("noise", channels=(channels, 1))
     rng = np.random.default_rng(seed)
 
     def draw() -> data.Images:

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -138,6 +139,8 @@ def _in_one_order(parts: Sequence[Named]) -> list[Read]:
         if names is not None and sorted(names) != sorted(first):
             only = ", ".join(sorted(set(names) ^ set(first))[:8])
             raise ValueError(f"they have other columns than each other: {only}")
+        if names != first and len(set(names)) < len(names):
+            raise ValueError("two of their columns have one name, and their orders differ")
         found.append((x if names == first else x[:, [names.index(n) for n in first]], y))
     return found
 
@@ -199,6 +202,10 @@ def _column(columns: list[str], target: str) -> int:
         shown = ", ".join([*columns[:12], *(["..."] if columns[12:] else [])])
         count = "one column" if len(columns) < 2 else f"{columns.count(target)} columns {target!r}"
         raise _NoTarget(f"has {count}, but one and features are due; give target='...' of {shown}")
+    rows = [name for name in columns if not name or re.fullmatch(r"__index_level_\d+__", name)]
+    if rows:
+        raise _NoTarget(f"has a column {rows[0]!r}, the number of the row as pandas writes it; "
+                        "write it with index=False, or name the column")  # fmt: skip
     return columns.index(target)
 
 

@@ -125,6 +125,7 @@ def files(
     The test part has the last `test_fraction` of the characters of each, from the end of a line on.
     """
     check_fraction("files", test_fraction)
+    at_least("files", most=(1 if most is None else most, 1))
     found = glob_module.glob(os.path.expanduser(glob), recursive=True)
     paths = sorted(path for path in found if os.path.isfile(path))[:most]
     if not paths:
@@ -259,6 +260,7 @@ def standard_library(files: int | None = None, test_fraction: float = 0.1) -> Co
     `files` of them (None: all) are taken. A function of the Python version alone.
     """
     check_fraction("python", test_fraction)
+    at_least("python", files=(1 if files is None else files, 1))
     root = Path(sysconfig.get_path("stdlib"))
     paths = {path.relative_to(root).as_posix(): path for path in _sources(root)}
     if not paths:

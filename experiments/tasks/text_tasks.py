@@ -281,6 +281,12 @@ def ncf(
     at_least("ncf", width=(width, 1), hidden=(hidden, 1), negatives=(negatives, 1))
     at_least("ncf", evaluated=(evaluated, 1))
     user, item, group = text.INTERACTION.build(interactions)
+    if (np.diff(user, prepend=0) < 0).any() or len(group) != user[-1] + 1:
+        raise ValueError(
+            f"ncf: interactions={interactions} have users that do not ascend, or {len(group)} "
+            f"groups for {int(user.max()) + 1} users; sort by user, then by time, and give each a "
+            "group"
+        )
     users, items = len(group), int(item.max()) + 1
     last = np.append(user[1:] != user[:-1], True)
     rng = np.random.default_rng(seed)

@@ -234,6 +234,15 @@ def test_a_run_knows_the_files_that_its_parts_name(tmp_path, monkeypatch):
     (tmp_path / "data.npz").write_text("2")
     with pytest.raises(ValueError, match=r"differs in files_sha256\.data\.npz"):
         records.check(tmp_path / "run", config)
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "train.npy").write_bytes(b"1" * 3000000)
+    config.task = {"name": "packed_text", "folder": "tokens"}
+    with records.start(tmp_path / "other", config):
+        pass
+    records.check(tmp_path / "other", config)
+    (tmp_path / "tokens" / "train.npy").write_bytes(b"1" * 2999999 + b"2")
+    with pytest.raises(ValueError, match=r"differs in files_sha256\.tokens"):
+        records.check(tmp_path / "other", config)
 
 
 # --- locks ---

@@ -12,7 +12,7 @@ import pytest
 from algorithms import all_reduce
 from configs import nonblocking
 from experiments import prepare, sweep, tasks
-from experiments.tasks import Task
+from experiments.tasks import Task, data, text
 from tests.refusals import sentence
 
 X = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
@@ -116,9 +116,67 @@ def test_an_accuracy_that_is_none_ends_the_first_evaluation():
         tasks.evaluate(made, weights(None))
 
 
+@pytest.mark.parametrize("kind", [jnp.float16, jnp.bfloat16])
+def test_losses_of_short_floats_are_added_in_float32(kind):
+    """Of 1,500 samples, of which 1,295 are right: more than float16 holds, or bfloat16 counts."""
+    x, right = np.full((1500, 3), 44.375, np.float32), np.arange(1500) < 1295
+    made = task(
+        train=(x, right), test=(x, right), losses=lambda p, e: e[0][:, 0].astype(kind),
+        correct=lambda p, e: e[1].astype(kind),
+    )  # fmt: skip
+    found = tasks.evaluate(made, weights(None))
+    assert found["train_loss"] == jnp.asarray(44.375, kind)
+    assert found["test_accuracy"] == pytest.approx(1295 / 1500)
+
+
+def test_the_longest_tenth_is_spread_over_samples_that_cost_alike():
+    """All losses are places in the data: neither ties nor `evaluated` prefer the last ones."""
+    count = 4000
+    place = np.arange(count, dtype=np.float32)
+    made = task(train=(place, place), test=(place[:9], place[:9]), labels=np.zeros(count, int))
+    made = made._replace(losses=lambda p, e: e[0], cost=np.ones(count), evaluated=200)
+    found = tasks.evaluate(made, weights(None))
+    assert all(abs(found[f"train_loss_{end}"] / 2000 - 1) < 0.15 for end in ("long", "short"))
+    made = made._replace(cost=place)
+    assert tasks.evaluate(made, weights(None))["train_loss_long"] == pytest.approx(3799, abs=2)
+
+
 def test_workers_that_are_processes_are_not_started_for_it(monkeypatch):
     with pytest.raises(ValueError, match="losses of 7 examples must be"):
         prepared(monkeypatch, task(losses=lambda p, e: squares(p, e).mean()), runtime="actors")
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("images(source=noise(classes=0), model=logistic)", "classes must be finite"),
+        ("digits(test_fraction=0.999, model=logistic)", "=0.999 leaves no image to train on"),
+        ("next_token(corpus=python(files=-5))", "python: files must be finite"),
+    ],
+)
+def test_parameters_that_leave_no_samples_are_one_sentence(written, words):
+    with pytest.raises(ValueError, match=words):
+        tasks.build(written)
+
+
+def test_images_of_ones_own_have_as_many_classes_as_their_labels(monkeypatch):
+    image, label = np.zeros((6, 8, 8, 1), np.float32), np.int32([0, 1, 2, 0, 1, 2])
+    image[:, 0, 0, 0] = label
+    part = data.Images(image, label)
+    source = brought(monkeypatch, "source", lambda: data.Dataset(part, part))
+    made = tasks.build({"name": "images", "source": source, "model": "logistic"})
+    (bias,) = (leaf for leaf in jax.tree.leaves(made.init(jax.random.key(0))) if leaf.ndim == 1)
+    assert bias.shape == (3,)
+
+
+def test_interactions_that_are_not_sorted_by_user_are_one_sentence(monkeypatch):
+    user, item = np.int32([0, 1, 0, 1, 2]), np.int32([0, 1, 2, 3, 4])
+    for group in (np.zeros(3, int), np.zeros(2, int)):
+        order = np.argsort(user) if len(group) == 2 else slice(None)
+        pairs = text.Interactions(user[order], item[order], group)
+        own = brought(monkeypatch, "inter", lambda pairs=pairs: pairs)
+        with sentence(r"have users that do not ascend, or \d groups for 3 users; sort by user"):
+            tasks.build({"name": "ncf", "interactions": own})
 
 
 def test_usual_trees_are_trained(monkeypatch):

@@ -107,6 +107,25 @@ def test_columns_of_test_points_go_by_their_names(tmp_path):
         task(tmp_path / "a.csv", test=str(tmp_path / "b.csv"))
 
 
+    for name, row in (("a", "a,b,a,y\n1,2,9,0\n3,4,8,1\n"), ("b", "b,a,a,y\n2,1,9,0\n")):
+        (tmp_path / f"{name}.csv").write_text(row)
+    with pytest.raises(ValueError, match="two of their columns have one name, and their orders"):
+        task(tmp_path / "a.csv", test=str(tmp_path / "b.csv"))
+
+
+def test_numbers_of_rows_as_pandas_writes_them_are_no_features(tmp_path):
+    """A model would learn labels from them if the rows were sorted by class once."""
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"a": X[:, 0], "y": np.sort(Y)}).sample(frac=1, random_state=0)
+    frame.to_csv(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"has a column '', the number of the row .*index=False"):
+        task(tmp_path / "a.csv")
+    pytest.importorskip("pyarrow")
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="has a column '__index_level_0__', the number"):
+        task(tmp_path / "a.parquet")
+
+
 def test_points_without_names_are_one_sentence(tmp_path):
     (tmp_path / "a.csv").write_text("0.5,-2e3,1\n0.25,3,0\n")
     with pytest.raises(ValueError, match=r"its first line \(0.5, -2e3, 1\) and no names; put a"):
