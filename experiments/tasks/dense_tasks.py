@@ -49,22 +49,6 @@ def digits(
     return classification("digits", dataset, _model(model, dataset.classes), l2)
 
 
-def gaussians(
-    model: str | Mapping, samples: int = 32_768, dimension: int = 64, classes: int = 10,
-    separation: float = 5.0, noise: float = 0.5, test: int = 10_000, seed: int = 0, l2: float = 0.0,
-) -> Task:  # fmt: skip
-    """Classify points of a mixture of Gaussians; reports `bayes_accuracy` of the same test points.
-
-    That is the test accuracy of the classifier which knows the mixture; no other has a higher
-    expected one. model: logistic or mlp, as a point is an image of one row. samples, test: numbers
-    of examples. separation: of any two means, in units of `noise`, the standard deviation of an
-    entry within a class; at 5 the Bayes error of ten classes is 4.1 %. See `data.gaussians`.
-    """
-    drawn = data.gaussians(samples, dimension, classes, separation, noise, test, seed)
-    task = classification("gaussians", drawn.dataset, _model(model, classes), l2)
-    return task._replace(metrics=lambda params, means: {"bayes_accuracy": drawn.bayes_accuracy})
-
-
 def images(
     name: str, model: str | Mapping, l2: float = 0.0, data_dir: str | None = None,
     size: int | None = None, reading: str | Mapping = "memory",
@@ -190,7 +174,11 @@ def synthetic_logistic(
 
 
 MODEL = Kind("model", MODELS, models.GIVES, ("classes", "rngs"))
-SOURCE = Kind("source", data.SOURCES | {"gaussians": data.images, "noise": noise}, data.Dataset)
+SOURCE = Kind(
+    "source",
+    data.SOURCES | {"gaussians": "experiments.tasks.mixtures:images", "noise": noise},
+    data.Dataset,
+)
 mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
     functools.partial(images, name) for name in data.IMAGE_CLASSES
 )

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from scipy import stats
 
-from experiments.tasks import data, sources
+from experiments.tasks import data, mixtures, sources
 
 LABELS = np.repeat(np.arange(10), [30, 1, 20, 20, 20, 20, 20, 20, 20, 29])
 
@@ -115,15 +115,15 @@ def test_dirichlet_alpha_says_how_alike_workers_are():
 
 def test_the_error_of_the_bayes_classifier_is_that_of_drawn_scores():
     """A class's own score is N(a, 1), all others N(0, 1); of two classes the nearer mean wins."""
-    assert data.bayes_error(2, 5.0) == pytest.approx(stats.norm.cdf(-2.5), abs=1e-8)
+    assert mixtures.bayes_error(2, 5.0) == pytest.approx(stats.norm.cdf(-2.5), abs=1e-8)
     scores = np.random.default_rng(0).standard_normal((200_000, 10))
     scores[:, 0] += 3.0 / np.sqrt(2)
     drawn = (scores.argmax(1) != 0).mean()
-    assert data.bayes_error(10, 3.0) == pytest.approx(drawn, abs=0.004)
+    assert mixtures.bayes_error(10, 3.0) == pytest.approx(drawn, abs=0.004)
 
 
 def test_examples_lie_around_means_that_are_equally_far_apart():
-    made = data.gaussians(20_000, 8, 3, 4.0, 0.5, 10_000, seed=1)
+    made = mixtures.mixture(20_000, 8, 3, 4.0, 0.5, 10_000, seed=1)
     train, test, classes = made.dataset
     assert train.image.shape == (20_000, 1, 1, 8) and train.image.dtype == np.float32
     assert test.label.shape == (10_000,) and test.label.dtype == np.int32 and classes == 3
@@ -137,7 +137,7 @@ def test_examples_lie_around_means_that_are_equally_far_apart():
 
 def test_the_bayes_classifier_is_as_good_on_the_test_points_as_it_is_expected_to_be():
     """Within four standard errors; the nearest mean is another way to say it."""
-    made = data.gaussians(10, 16, 5, 3.0, 2.0, 10_000, seed=2)
+    made = mixtures.mixture(10, 16, 5, 3.0, 2.0, 10_000, seed=2)
     points, label = made.dataset.test.image[:, 0, 0], made.dataset.test.label
     distance = np.linalg.norm(points[:, None] - made.means[None], axis=-1)
     assert made.bayes_accuracy == (distance.argmin(1) == label).mean()
@@ -146,8 +146,8 @@ def test_the_bayes_classifier_is_as_good_on_the_test_points_as_it_is_expected_to
 
 
 def test_an_image_shows_the_point_that_was_drawn_in_squares_of_one_colour():
-    shown = data.images(samples=6, size=8, patches=2, classes=4, test=5, seed=3)
-    drawn = data.gaussians(6, 12, 4, 7.0, 0.5, 5, 3).dataset
+    shown = mixtures.images(samples=6, size=8, patches=2, classes=4, test=5, seed=3)
+    drawn = mixtures.mixture(6, 12, 4, 7.0, 0.5, 5, 3).dataset
     for part, points in ((shown.train, drawn.train), (shown.test, drawn.test)):
         assert part.image.shape == (len(points.label), 8, 8, 3) and part.image.dtype == np.float32
         np.testing.assert_array_equal(part.label, points.label)

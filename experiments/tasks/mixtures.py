@@ -1,0 +1,121 @@
+"""Mixtures of Gaussians, of which it is known how well any classifier can do."""
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.tasks import Task, data, models
+from experiments.tasks.dense_tasks import MODEL, classification
+
+
+def gaussians(
+    model: str | Mapping, samples: int = 32_768, dimension: int = 64, classes: int = 10,
+    separation: float = 5.0, noise: float = 0.5, test: int = 10_000, seed: int = 0, l2: float = 0.0,
+) -> Task:  # fmt: skip
+    """Classify points of a mixture of Gaussians; reports `bayes_accuracy` of the same test points.
+
+    That is the test accuracy of the classifier which knows the mixture; no other has a higher
+    expected one. model: logistic or mlp, as a point is an image of one row. samples, test: numbers
+    of examples. separation: of any two means, in units of `noise`, the standard deviation of an
+    entry within a class; at 5 the Bayes error of ten classes is 4.1 %. See `mixture`.
+    """
+    drawn = mixture(samples, dimension, classes, separation, noise, test, seed)
+    built = models.build(MODEL, model, classes=classes)
+    task = classification("gaussians", drawn.dataset, built, l2)
+    return task._replace(metrics=lambda params, means: {"bayes_accuracy": drawn.bayes_accuracy})
+
+
+class Gaussians(NamedTuple):
+    """Drawn examples, and what the Bayes classifier makes of them."""
+
+    dataset: data.Dataset  # train, test: Images [N, 1, 1, d] float32
+    means: np.ndarray  # [classes, d] float64
+    bayes_accuracy: float  # of the Bayes classifier on exactly these test examples
+    bayes_error: float  # its expected share of errors, by quadrature
+
+
+@functools.lru_cache(maxsize=2)
+def mixture(
+    samples: int, dimension: int, classes: int, separation: float, noise: float, test: int,
+    seed: int,
+) -> Gaussians:  # fmt: skip
+    """Draw x ~ N(mu_y, noise^2 I), with all classes y as likely.
+
+    The means are orthogonal and of one length, such that any two of them are `separation` times
+    `noise` apart. samples, test: numbers of examples.
+    """
+    data.at_least(
+        "gaussians",
+        samples=(samples, 1),
+        test=(test, 1),
+        classes=(classes, 2),
+        dimension=(dimension, classes),  # for means that are orthogonal
+        separation=(separation, 0),
+        noise=(noise, 1e-6),
+    )
+    rng = np.random.default_rng(seed)
+    directions, _ = np.linalg.qr(rng.standard_normal((dimension, classes)))
+    means = noise * separation / np.sqrt(2) * directions.T
+
+    def draw(count: int) -> data.Images:
+        labels = rng.integers(0, classes, count, dtype=np.int32)
+        points = means[labels] + noise * rng.standard_normal((count, dimension))
+        return data.Images(points.astype(np.float32)[:, None, None], labels)
+
+    dataset = data.Dataset(draw(samples), draw(test), classes)
+    predicted = bayes_classifier(dataset.test.image[:, 0, 0], means)
+    accuracy = float((predicted == dataset.test.label).mean())
+    return Gaussians(dataset, means, accuracy, bayes_error(classes, separation))
+
+
+def bayes_classifier(points: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Return the most likely class of every point: points [N, d], means [classes, d] -> [N] int.
+
+    With one covariance noise^2 I and equal shares it is the class with the nearest mean, which is
+    linear where all means are of one length (T. Hastie, R. Tibshirani, J. Friedman, The Elements of
+    Statistical Learning, 2nd ed., Sec. 4.3).
+    """
+    return (points.astype(np.float64) @ means.T).argmax(axis=1)
+
+
+def bayes_error(classes: int, separation: float) -> float:
+    """Return the expected share of errors of the Bayes classifier, exact up to quadrature.
+
+    An example's coordinates along the means, in units of the noise, are independent: N(a, 1) along
+    its own class's and N(0, 1) along all others, with a = separation / sqrt(2). So the error is
+    1 - E[Phi(z + a)^(classes - 1)] over z ~ N(0, 1); with two classes it is Phi(-separation / 2).
+    """
+    from scipy import special  # late: it takes a moment to load
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(100)
+    right = special.ndtr(nodes + separation / np.sqrt(2)) ** (classes - 1)
+    return float(1 - weights @ right / weights.sum())
+
+
+def images(
+    samples: int = 4096, size: int = 32, patches: int = 2, channels: int = 3, classes: int = 10,
+    separation: float = 7.0, noise: float = 0.5, test: int = 1024, seed: int = 0,
+) -> data.Dataset:  # fmt: skip
+    """Square images whose patches are drawn by `mixture`, one colour in each patch.
+
+    size: pixels of a side. patches: of a side, each a square of size / patches pixels. A point of
+    the mixture is a colour per patch, so that its dimension is patches^2 * channels, and the Bayes
+    error is that of the mixture: an image shows its point and nothing else.
+    """
+    if patches < 1 or size < patches or size % patches:
+        raise ValueError(
+            f"gaussians: size must be a multiple of patches, got size={size} and "
+            f"patches={patches}; set size"
+        )
+    drawn = mixture(
+        samples, patches * patches * channels, classes, separation, noise, test, seed
+    ).dataset
+
+    def enlarged(points: data.Images) -> data.Images:
+        colours = points.image.reshape(-1, patches, patches, channels)
+        side = size // patches
+        return data.Images(colours.repeat(side, axis=1).repeat(side, axis=2), points.label)
+
+    return data.Dataset(enlarged(drawn.train), enlarged(drawn.test), classes)
