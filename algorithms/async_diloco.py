@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm, check_momentum, map_columns
+from algorithms.base import Algorithm, check_momentum, map_columns, whole
 from algorithms.local_sgd import local_sgd
 
 
@@ -75,6 +75,7 @@ def async_diloco(
     for rules that update at every push.
     """
     check_momentum("async_diloco", server_momentum)
+    whole("async_diloco", workers=workers, period=period)
     if period is not None and period < 1:
         raise ValueError(f"async_diloco: needs period >= 1, got {period}; 1 is Nesterov momentum")
     server = delayed_nesterov(server_learning_rate, server_momentum, period or workers)

@@ -33,6 +33,7 @@ update: its draws follow from the other arguments.
 """
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -66,6 +67,13 @@ def choose(what: str, options: Mapping[str, Choice], name: str) -> Choice:
     if name not in options:
         raise ValueError(f"{what}: unknown choice {name!r}; known choices: {', '.join(options)}")
     return options[name]
+
+
+def whole(name: str, **parameters: Any) -> None:
+    """Raise ValueError for a parameter that is neither None nor a whole number; name: who asks."""
+    for key, value in parameters.items():
+        if isinstance(value, bool) or not isinstance(value, Integral | None):
+            raise ValueError(f"{name}: {key} must be a whole number, got {value}; round it")
 
 
 class Parted(NamedTuple):

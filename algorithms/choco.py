@@ -180,6 +180,7 @@ def choco_sgd(
             "the same neighbours; use a graph that stays, as ring or hypercube"
         )
     chosen = reducers.top_k(0.1) if exchange is None else exchange
+    reducers.compression.check_reducer("choco_sgd", chosen)
     encoder = chosen.encoder
     if encoder is None:
         raise ValueError(

@@ -100,6 +100,12 @@ class Velocity(NamedTuple):
     inner: Any
 
 
+def check_reducer(name: str, given: Any, what: str = "exchange") -> None:
+    """Raise ValueError for what is no reducer; name: of the method that it is given to."""
+    if not isinstance(given, Reducer):
+        raise ValueError(f"{name}: {what}={given} is no reducer; write reducers.bf16()")
+
+
 def dense() -> Reducer:
     """All-reduce everything."""
 

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm, Parted, choose, equal, servers_own
+from algorithms.base import Algorithm, Parted, choose, equal, servers_own, whole
 from algorithms.compression import Reducer
 from algorithms.streaming_diloco import fragment_of, fragment_size, mean_by, step_by_fragment
 from comms.lattice import ravel_floats
@@ -154,6 +154,7 @@ def decoupled_diloco(
     `algorithms.reducers`; None: their mean. server: None: Nesterov momentum .9 at rate .7. The
     server's model is evaluated.
     """
+    whole("decoupled_diloco", fragments=fragments)
     if fragments < 1:
         raise ValueError(f"decoupled_diloco: needs fragments >= 1, got {fragments}; 1 is the model")
     if not 0 <= alpha < 1:

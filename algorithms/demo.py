@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, choose
+from algorithms.base import AXIS, Algorithm, choose, whole
 from algorithms.compression import Reducer, with_error_feedback
 from algorithms.mean import compressed
 from comms import chunked, quantise
@@ -71,6 +71,7 @@ def demo(
     are sent. decay: of the momentum, in [0, 1). blocks: cut matrices in both directions, into chunk
     by chunk entries. mean_of: workers in the mean of a frequency, all "workers" or its "senders".
     """
+    whole("demo", k=k, chunk=chunk)
     most = chunk**2 if blocks else chunk
     if not 1 <= k <= most or not chunk <= 256:
         bounds = "k <= chunk^2 and chunk <= 256" if blocks else "k <= chunk <= 256"

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, equal, freeze_when_idle
+from algorithms.base import AXIS, Algorithm, equal, freeze_when_idle, whole
 from algorithms.mean import mean_messages
 from comms import collectives
 
@@ -119,6 +119,7 @@ def edit(
     server: optimizer, as for `local_sgd`; None: the models are averaged. clip: longest mean
     progress; temperature: of the weights by length; threshold, decay, warmup: of outliers.
     """
+    whole("edit", warmup=warmup)
     if not (clip > 0 and temperature > 0 and threshold > 0 and 0 < decay < 1 and warmup >= 2):
         raise ValueError(
             f"edit: needs clip, temperature and threshold above 0, 0 < decay < 1 and warmup >= 2, "

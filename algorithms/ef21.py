@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import reducers
+from algorithms import compression, reducers
 from algorithms.base import Algorithm, extended
 from algorithms.compression import Reducer
 from algorithms.mean import compressed
@@ -162,6 +162,7 @@ def ef21_sgdm(
 
 def _estimated(name, optimizer, workers, eta, exchange, broadcast) -> Algorithm:
     inner = reducers.top_k() if exchange is None else exchange
+    compression.check_reducer(name, inner)
     if reducers.remembers(inner):
         raise ValueError(
             f"{name}: {inner.name} keeps a memory of what was not sent, in place of which this "
@@ -170,6 +171,7 @@ def _estimated(name, optimizer, workers, eta, exchange, broadcast) -> Algorithm:
     reducers.refuse_amplified(name, inner)
     reducer = with_estimates(inner, eta, workers)
     if broadcast is not None:
+        compression.check_reducer(name, broadcast, "broadcast")
         if broadcast.encoder is None:
             raise ValueError(
                 f"{name}: broadcast={broadcast.name} writes no message of one sender; take top_k, "

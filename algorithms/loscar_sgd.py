@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs
+from algorithms.base import AXIS, Algorithm, Needs, whole
 from algorithms.links import Links, given
 from algorithms.reducers import check_ratio
 from comms import sparse
@@ -89,6 +89,7 @@ def loscar_sgd(
     workers: a rule in rounds, of which `neighbour_barrier` waits only where something is sent.
     """
     check_ratio("loscar_sgd", ratio)
+    whole("loscar_sgd", workers=workers, every=every, overlap=overlap)
     if not 0 <= overlap <= every or every < 1:
         raise ValueError(
             f"loscar_sgd: needs every >= 1 and 0 <= overlap <= every, got {every} and {overlap}; "

@@ -247,8 +247,7 @@ def reduced_by(
     name: str, exchange: Reducer, collective: str | None
 ) -> Callable[[str, Any], Reducer]:
     """Return the one reducer of all parameters; refuse others, or a collective, by ValueError."""
-    if not isinstance(exchange, Reducer):
-        raise ValueError(f"{name}: exchange={exchange} is no reducer; write reducers.bf16()")
+    compression.check_reducer(name, exchange)
     if collective is not None:
         raise ValueError(
             f"{name}: collective={collective!r} is for a plain mean, but exchange says how it is "

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import compression
-from algorithms.base import AXIS, Algorithm
+from algorithms.base import AXIS, Algorithm, whole
 from algorithms.compression import Reducer
 from algorithms.mean import CompressionState, compressed
 from comms import quantise
@@ -129,6 +129,7 @@ def one_bit_adam(
     b1, b2, eps: of Adam. Parameters whose signs would not be smaller than themselves are always
     all-reduced dense. Every update needs all workers: a rule in rounds.
     """
+    whole("one_bit_adam", workers=workers, warmup_updates=warmup_updates)
     if warmup_updates < 1:
         raise ValueError(
             f"one_bit_adam: needs warmup_updates >= 1, got {warmup_updates}; without Adam's "

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import compression
-from algorithms.base import AXIS, Algorithm
+from algorithms.base import AXIS, Algorithm, whole
 from algorithms.compression import Reducer
 from algorithms.mean import compressed
 from comms.messages import Payload
@@ -24,6 +24,7 @@ def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | No
 
     Raises ValueError without a rank.
     """
+    whole("powersgd", rank=rank)
     if rank < 1:
         raise ValueError(f"powersgd: rank {rank} leaves nothing of a matrix; set rank >= 1")
     if len(shape) < 2 or 0 in shape:

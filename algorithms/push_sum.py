@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle
+from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle, whole
 from algorithms.links import Links, given, in_turn
 from comms import cost, gossip, topology
 from comms.messages import over_links
@@ -75,6 +75,7 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
     waits for it. Rules in rounds wait accordingly; on a mesh no part of the exchange is hidden.
     Every update needs all workers: a rule in rounds.
     """
+    whole("sgp", workers=workers, overlap=overlap)
     if overlap < 0:
         raise ValueError(f"sgp: needs overlap >= 0 updates, got {overlap}; 0 waits for messages")
     hops = 2 ** np.arange(max(1, (workers - 1).bit_length()))

@@ -192,6 +192,8 @@ def chain(*reducers: Reducer) -> Reducer:
         raise ValueError(
             "chain: got no reducer; write them one after the other, as in chain(top_k)"
         )
+    for reducer in reducers:
+        compression.check_reducer("chain", reducer, "a part")
     names = [reducer.name for reducer in reducers]
     for name in names:
         if names.count(name) > 1:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs, equal, freeze_when_idle
+from algorithms.base import AXIS, Algorithm, Needs, equal, freeze_when_idle, whole
 from comms import cost
 from comms.collectives import HEADROOM
 from comms.messages import Payload
@@ -37,6 +37,7 @@ def trimmed_mean(optimizer: optax.GradientTransformation, *, trim: int = 1) -> A
     trim: number of largest values, and of smallest values, that are left out; fewer where none
     would be left.
     """
+    whole("trimmed_mean", trim=trim)
     if trim < 0:
         raise ValueError(f"trimmed_mean: needs trim >= 0 workers, got {trim}; 0 is the mean")
     return _robust(optimizer, _between(lambda count: jnp.minimum(trim, (count - 1) // 2)))
@@ -48,6 +49,7 @@ def krum(optimizer: optax.GradientTransformation, *, faulty: int = 1, keep: int 
     faulty: workers that may send anything; the proof wants 2 faulty + 2 < n. keep: number of
     nearest contributions in the mean, Multi-Krum.
     """
+    whole("krum", faulty=faulty, keep=keep)
     if faulty < 0 or keep < 1:
         raise ValueError(
             f"krum: needs faulty >= 0 and keep >= 1 workers, got {faulty} and {keep}; Krum itself "
@@ -64,6 +66,7 @@ def centred_clipping(
     v <- v + mean_i (g_i - v) min(1, radius / |g_i - v|), from the v of the update before, so that
     every update needs all workers. iterations: repetitions of this in an update.
     """
+    whole("centred_clipping", iterations=iterations)
     if not radius > 0 or iterations < 1:
         raise ValueError(
             f"centred_clipping: needs radius > 0 and iterations >= 1, got {radius} and "

@@ -98,6 +98,7 @@ def before_all_reduce(transform, optimizer) -> Algorithm:
 
 def delay_adaptive(optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
     """Take full steps up to a staleness of `workers`, then in inverse proportion (2206.08307)."""
+    _refuse("delay_adaptive", workers >= 1, f"workers >= 1, got {workers}")
     return before_all_reduce(
         scale_by_staleness(lambda s: workers / jnp.maximum(s, workers)), optimizer
     )

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import reducers
+from algorithms import base, compression, reducers
 from algorithms.base import Algorithm, Needs, Parted, extended, servers_own
 from algorithms.compression import Reducer
 from algorithms.mean import compressed, mean_messages, mean_over_workers
@@ -74,6 +74,7 @@ def mean_by(name: str, exchange: Reducer | None, whole: Container[str] = ()) -> 
     """
     if exchange is None:
         return Algorithm(mean_over_workers(), messages=mean_messages)
+    compression.check_reducer(name, exchange)
     if reducers.remembers(exchange):
         raise ValueError(
             f"{name}: {exchange.name} keeps a memory of one fragment, but every round sends "
@@ -159,6 +160,7 @@ def streaming_diloco(
     mean. server: None: Nesterov momentum .9 at rate .7. The server's model is evaluated. Every
     update needs all workers: a rule in rounds, or k_sync with K equal to the number of workers.
     """
+    base.whole("streaming_diloco", fragments=fragments, overlap=overlap)
     if fragments < 1 or not 0 <= overlap < fragments:
         raise ValueError(
             f"streaming_diloco: needs fragments >= 1 and 0 <= overlap < fragments, got {fragments} "

@@ -149,7 +149,7 @@ def meet(
     wire_of = _wire_of(partners)
 
     def init_fn(params):
-        return SwarmState(jax.tree.map(jnp.asarray, params), _start_codec(params, quantised))
+        return SwarmState(jax.tree.map(jnp.array, params), _start_codec(params, quantised))
 
     def update_fn(
         updates, state, params, *, batches=1, worker=None, partner=None, active=None, **extra

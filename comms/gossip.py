@@ -84,6 +84,11 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
 
         return jax.tree.map(leaf, mixed, tree)
 
+    if active is not None and jnp.shape(active) != (len(partners),):
+        raise ValueError(
+            f"gossip: active has shape {jnp.shape(active)}, where a bool of each of the "
+            f"{len(partners)} matchings is due; give [{len(partners)}]"
+        )
     if active is not None and collectives.is_on_one_device():
         return _pulled_at_once(start, tree, alpha, partners, active, axis)
     weights = [alpha] * len(partners) if np.ndim(alpha) == 0 else np.asarray(alpha)
@@ -141,6 +146,11 @@ def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
 
 def hear(tree: Tree, senders: np.ndarray, axis: str = AXIS) -> Tree:
     """Return every leaf as one's sender holds it; `senders`: host array [n], a permutation."""
+    if len(senders) != jax.lax.axis_size(axis):
+        raise ValueError(
+            f"gossip: senders or partners are given for {len(senders)} workers, and the axis "
+            f"{axis!r} has {jax.lax.axis_size(axis)}; give one for each"
+        )
     links = [(int(sender), worker) for worker, sender in enumerate(senders)]
     return jax.lax.ppermute(tree, axis, links)
 

@@ -13,12 +13,23 @@ import networkx as nx
 import numpy as np
 
 
+def _check(graph: nx.Graph) -> None:
+    """Raise ValueError for a graph of which no matrix here would be symmetric."""
+    simple = isinstance(graph, nx.Graph) and not graph.is_directed() and not graph.is_multigraph()
+    if not simple or set(graph) != set(range(len(graph))) or nx.number_of_selfloops(graph):
+        raise ValueError(
+            "mixing: needs an undirected nx.Graph of nodes 0 to n - 1 without loops or double "
+            "links; number the nodes, or build it by graphs.edge_list(n, edges)"
+        )
+
+
 def laplacian(graph: nx.Graph) -> np.ndarray:
     """Return the Laplacian L = D - A [n, n] float64 of a graph with nodes 0..n-1.
 
         >>> laplacian(nx.path_graph(3)).tolist()
         [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
     """
+    _check(graph)
     adjacency = nx.to_numpy_array(graph, nodelist=range(len(graph)), weight=None)
     return np.diag(adjacency.sum(axis=1)) - adjacency
 
@@ -28,6 +39,7 @@ def metropolis(graph: nx.Graph) -> np.ndarray:
 
     Xiao, Boyd, Lall, "Distributed average consensus with time-varying Metropolis weights", 2006.
     """
+    _check(graph)
     W = np.zeros((len(graph), len(graph)))
     for i, j in graph.edges:
         W[i, j] = W[j, i] = 1 / (1 + max(graph.degree[i], graph.degree[j]))
@@ -48,6 +60,7 @@ def uniform_neighbour(graph: nx.Graph) -> np.ndarray:
 
     On a regular graph it is the average over a worker and its neighbours.
     """
+    _check(graph)
     step = 1 / (1 + max(degree for _, degree in graph.degree))
     return np.eye(len(graph)) - step * laplacian(graph)
 

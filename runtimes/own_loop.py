@@ -122,13 +122,14 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
     work = extended(method.work)
 
     def init_fn(params):
-        params = jax.tree.map(jnp.asarray, params)
-        return LocalState(core.init(params), work.init(params), params, jnp.int32(0))
+        base = jax.tree.map(jnp.array, params)  # copies, so that params can be donated
+        return LocalState(core.init(params), work.init(params), base, jnp.int32(0))
 
     def step_fn(updates, state, params, **extra):
         params = _needed(params)
         given = core.given(state.method, extra, nominal=1)
         moved, inner = work.update(updates, state.work, params, **given)
+        moved = jax.tree.map(lambda m, p: m.astype(jnp.result_type(m, p)), moved, params)
         return moved, state._replace(work=inner, steps=state.steps + 1)
 
     def exchange_fn(state, params, **extra):
@@ -138,7 +139,7 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
         moved, inner = core.update(progress, state.method, state.base, **extra)
         base = optax.apply_updates(state.base, moved)
         change = jax.tree.map(jnp.subtract, base, params)
-        return change, LocalState(inner, state.work, base, jnp.int32(0))
+        return change, LocalState(inner, state.work, base, 0 * state.steps)  # varies like steps
 
     return LocalSteps(init_fn, step_fn, exchange_fn)
 
@@ -166,8 +167,8 @@ class _Core:
             jnp.asarray(hashing.words(0)),
             method.exchange.init(params),
             () if method.server is None else method.server.init(params),
-            () if method.adopt is None else params,
-            () if method.grad_params is None else params,
+            () if method.adopt is None else jax.tree.map(jnp.array, params),
+            () if method.grad_params is None else jax.tree.map(jnp.array, params),
         )
 
     def update(self, contribution, state: MethodState, params=None, **extra):
@@ -185,7 +186,7 @@ class _Core:
         base = params if method.grad_params is None else state.raw
         weight = {} if full else {"weight": method.weight(given["batches"])}
         moved, exchange = method.exchange.update(
-            contribution, state.exchange, base, **weight, **given
+            contribution, state.exchange, base, **(weight | given)
         )
         after = after._replace(exchange=exchange)
         given["batches"] = total

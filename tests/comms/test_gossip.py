@@ -135,3 +135,21 @@ test_mix_refuses_matchings_of_another_graph = refused(
         jnp.zeros(4)
     ),
 )
+
+
+@pytest.mark.parametrize(
+    ("partners", "active", "words"),
+    [
+        ([[1, 0]], [True], "partners are given for 2 workers, and the axis 'workers' has 4"),
+        ([[1, 0, 3, 2], [3, 2, 1, 0]], [True], r"active has shape \(1,\), where .* the 2 matchi"),
+        ([[1, 0, 3, 2]], [[True]], r"active has shape \(1, 1\), where a bool of each"),
+    ],
+)
+def test_links_of_other_workers_or_matchings_are_refused(spmd, partners, active, words):
+    """JAX would take the last flag for a missing one, and zeros for what nobody sends."""
+
+    def body(x):
+        return gossip.mix_active(x, 0.5, np.array(partners), jnp.array(active))
+
+    with pytest.raises(ValueError, match=words):
+        spmd(body, np.arange(4, dtype=np.float32))

@@ -162,6 +162,59 @@ def test_an_exchange_without_local_steps_changes_nothing():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found[1]))
 
 
+LOCAL = {
+    "local_sgd": lambda: local_sgd(optax.sgd(0.1), server=optax.sgd(0.7)),
+    "swarm": lambda: swarm(optax.sgd(0.1), topology.complete(N), lockstep=True),
+    "easgd": lambda: easgd(optax.sgd(0.1), N),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_loop_with_local_steps_may_donate_and_take_short_gradients(name):
+    """Parameters and state share no memory, and steps are of the parameters' type."""
+    tx = as_optax(LOCAL[name](), local_steps=2)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    @functools.partial(jax.vmap, axis_name=AXIS)
+    def step(params, state):
+        short = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+        moved, state = tx.update(short, state, params)
+        return optax.apply_updates(params, moved), state
+
+    params = {"w": jnp.arange(float(N)) + 1}
+    state = jax.vmap(tx.init)(params)
+    for _ in range(3):
+        params, state = step(params, state)
+    assert params["w"].dtype == jnp.float32 and params["w"].mean() < (N + 1) / 2
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_local_steps_trace_where_jax_checks_what_varies(name):
+    tx = as_optax(LOCAL[name](), local_steps=2)
+
+    def steps(params):
+        state = tx.init(params)
+        for _ in range(2):
+            moved, state = tx.update(params, state, params)
+            params = optax.apply_updates(params, moved)
+        return params
+
+    mapped = jax.shard_map(steps, mesh=make_mesh(N), in_specs=P(AXIS), out_specs=P(AXIS))
+    jax.eval_shape(mapped, jnp.arange(float(N)))
+
+
+def test_a_weight_beside_batches_takes_precedence():
+    tx, weight = as_optax(all_reduce(optax.sgd(1.0))), jnp.arange(N) + 1.0
+
+    @functools.partial(jax.vmap, axis_name=AXIS)
+    def moved(gradient, weight):
+        given = {"batches": jnp.int32(1), "nominal": 2, "weight": weight}
+        return tx.update(gradient, tx.init(gradient), gradient, **given)[0]
+
+    expected = -np.average(np.arange(N), weights=np.arange(N) + 1)
+    np.testing.assert_allclose(moved(jnp.arange(float(N)), weight), expected, rtol=1e-6)
+
+
 def test_a_round_in_which_workers_finish_different_numbers():
     """Non-blocking rounds: `batches` and `nominal` are given, and samples are counted from them."""
     M, updates = 3, 15
