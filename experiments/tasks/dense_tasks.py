@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.hashing import lowbias32
+from comms.registry import Registry
 from experiments.registry import Kind
 from experiments.tasks import Task, data, models, sources, take
 from experiments.tasks.models import MODELS
@@ -174,10 +175,9 @@ def synthetic_logistic(
 
 
 MODEL = Kind("model", MODELS, models.GIVES, ("classes", "rngs"))
+MIXTURES = "experiments.tasks.mixtures:images"
 SOURCE = Kind(
-    "source",
-    data.SOURCES | {"gaussians": "experiments.tasks.mixtures:images", "noise": noise},
-    data.Dataset,
+    "source", Registry(data.SOURCES | {"gaussians": MIXTURES, "noise": noise}), data.Dataset
 )
 mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
     functools.partial(images, name) for name in data.IMAGE_CLASSES

@@ -10,6 +10,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from scipy import stats
 
+from experiments import tasks
 from experiments.tasks import data, mixtures, sources
 
 LABELS = np.repeat(np.arange(10), [30, 1, 20, 20, 20, 20, 20, 20, 20, 29])
@@ -162,3 +163,8 @@ def test_parameters_are_finite_and_not_below_their_bounds():
     for value, way in ((0.5, "raise"), (np.nan, "raise"), (np.inf, "lower")):
         with pytest.raises(ValueError, match=f"x must be .* at least 1, got {value}; {way} x"):
             data.at_least("it", x=(value, 1))
+
+
+def test_images_of_a_mixture_are_a_source_by_name():
+    made = tasks.build("images(source=gaussians(samples=9, size=4, test=5), model=logistic)")
+    assert made.train.image.shape == (9, 4, 4, 3) and made.test.label.shape == (5,)
