@@ -31,7 +31,7 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms import reducers
+from algorithms import compression, reducers
 from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle, map_columns
 from algorithms.compression import Reducer
 from algorithms.gossip import graph_matchings, matrix_of
@@ -180,7 +180,7 @@ def choco_sgd(
             "the same neighbours; use a graph that stays, as ring or hypercube"
         )
     chosen = reducers.top_k(0.1) if exchange is None else exchange
-    reducers.compression.check_reducer("choco_sgd", chosen)
+    compression.check_reducer("choco_sgd", chosen)
     encoder = chosen.encoder
     if encoder is None:
         raise ValueError(

@@ -193,7 +193,7 @@ def chain(*reducers: Reducer) -> Reducer:
             "chain: got no reducer; write them one after the other, as in chain(top_k)"
         )
     for reducer in reducers:
-        compression.check_reducer("chain", reducer, "a part")
+        compression.check_reducer("chain", reducer, "part")
     names = [reducer.name for reducer in reducers]
     for name in names:
         if names.count(name) > 1:

@@ -120,7 +120,7 @@ test_what_makes_no_sense_is_refused = refused(
     (lambda: use.choco_sgd(SGD, RING, exchange=by.bf16), "choco_sgd: exchange=.* is no reducer"),
     (lambda: use.ef21(SGD, N, broadcast="top_k"), "ef21: broadcast=top_k is no reducer; write"),
     (lambda: use.decoupled_diloco(SGD, exchange="int8"), "exchange=int8 is no reducer"),
-    (lambda: by.error_feedback(by.sign), "chain: a part=.* is no reducer; write reducers.bf16"),
+    (lambda: by.error_feedback(by.sign), "chain: part=.* is no reducer; write reducers.bf16"),
     (lambda: use.sparse_loco(SGD, chunk=8, k=9), "chunked_top_k: needs 1 <= k <= chunk"),
     (lambda: use.demo(SGD, chunk=512), "demo: needs 1 <= k <= chunk <= 256, got 8 and 512"),
     (lambda: use.demo(SGD, decay=1), "demo: needs 0 <= decay < 1, got 1"),
