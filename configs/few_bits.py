@@ -47,7 +47,7 @@ OTHERS = {  # group -> its changes, its rates
     # A control: one bit, and what is lost is not added again.
     "sign": (
         {"algorithm": part("all_reduce", exchange=part("sign"))},
-        (0.005, 0.0075, 0.011, 0.016, 0.025, 0.035, 0.05),
+        (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2),
     ),
     "muon": (_muon(0.9), (0.02, 0.028, 0.04, 0.057, 0.08)),  # sums in bf16
     "ef21_muon": (_both_ways() | _muon(0.0), (0.02, 0.028, 0.04, 0.057, 0.08)),

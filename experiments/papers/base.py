@@ -57,6 +57,16 @@ class Panel(NamedTuple):
     log: bool = False
 
 
+class Scatter(NamedTuple):
+    """A panel with a dot per group of arms, at its best setting, over two logarithmic axes."""
+
+    title: str
+    record: str
+    groups: Mapping[str, str]  # group of arms -> its label
+    x: str
+    y: str  # by this the best setting is chosen
+
+
 class Curves(NamedTuple):
     """A panel with a line per group of arms: seconds to the target by M, at the best rate each."""
 
@@ -77,13 +87,15 @@ class Lines(NamedTuple):
     share: bool = False  # the vertical axis is one from 0 to 100 %
 
 
-def drawn(*panels: Panel | Curves, columns: int = 2) -> Callable[[Records], Figure]:
+def drawn(*panels: Panel | Scatter | Curves, columns: int = 2) -> Callable[[Records], Figure]:
     """Return the function `figure(records)` of a paper."""
     return functools.partial(draw, panels, columns=columns)
 
 
 def draw(
-    panels: Sequence[Panel | Curves | Lines], records: Records | None = None, columns: int = 2
+    panels: Sequence[Panel | Scatter | Curves | Lines],
+    records: Records | None = None,
+    columns: int = 2,
 ) -> Figure:
     """Draw panels in rows, 1500 pixels wide; a line below explains the dots.
 
@@ -98,6 +110,8 @@ def draw(
         plain(axes)
         if isinstance(panel, Panel):
             missing += _dots(axes, panel, stats.arms(records(panel.record)))
+        elif isinstance(panel, Scatter):
+            missing += _scatter(axes, panel, stats.arms(records(panel.record)))
         else:
             if isinstance(panel, Curves):
                 _curves(axes, panel, stats.arms(records(panel.record)))
@@ -140,19 +154,66 @@ def _curves(axes: Axes, panel: Curves, found: Sequence[stats.Arm]) -> None:
     mark(axes.yaxis)
 
 
+def _scatter(axes: Axes, panel: Scatter, found: Sequence[stats.Arm]) -> list[str]:
+    """Draw a labelled dot per group; return the labels of the groups that have no such number.
+
+    Dots that lie upon each other have one label.
+    """
+    scales = [stats.UNITS.get(quantity, (1.0, ""))[0] for quantity in (panel.x, panel.y)]
+    places, missing = {}, []
+    for name, label in panel.groups.items():
+        try:
+            best, inside = _best(stats.group(found, name), panel.y)
+        except stats.Inconclusive:
+            missing.append(label)
+            continue
+        x, y = (scale * best[of] for scale, of in zip(scales, (panel.x, panel.y), strict=True))
+        axes.plot(x, y, "o", color=COLOURS[0], markersize=7,
+                  markerfacecolor=COLOURS[0] if inside else "white")  # fmt: skip
+        places[label] = np.log([x, y])
+    wide = np.ptp([*places.values()], axis=0)
+    last = max(place[0] for place in places.values())
+    while places:
+        place = next(iter(places.values()))
+        near = [label for label, other in places.items()
+                if np.all(np.abs(other - place) <= 0.06 * wide)]  # fmt: skip
+        left = place[0] > last - 0.25 * wide[0]
+        axes.annotate(literal("\n".join(near)), np.exp(place), xytext=(-7 if left else 7, 0),
+                      textcoords="offset points", fontsize=8, va="center",
+                      ha="right" if left else "left")  # fmt: skip
+        places = {label: other for label, other in places.items() if label not in near}
+    axes.set(xscale="log", yscale="log")
+    axes.margins(0.06, 0.1)
+    mark(axes.xaxis)
+    mark(axes.yaxis)
+    axes.set_xlabel(_label(panel.x), fontsize=9)
+    axes.set_ylabel(_label(panel.y), fontsize=9)
+    return missing
+
+
+def _best(members: Sequence[stats.Arm], by: str) -> tuple[stats.Arm, bool]:
+    """Return the best arm of a group, and True if it lies inside of its grid."""
+    best = stats.best(members, by)
+    return best, not stats.ends(best, members)
+
+
+def _label(quantity: str, own: str = "") -> str:
+    """Return the label of an axis: the group's own one or the quantity's, with a unit."""
+    unit = stats.UNITS.get(quantity, (1.0, ""))[1].strip()
+    return (own or LABELS[quantity]) + (f" [{unit}]" if unit in ("MB", "%") else "")
+
+
 def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
     """Draw a row of dots per group; return the labels of the groups that have no such number."""
-    scale, unit = stats.UNITS.get(panel.quantity, (1.0, ""))
+    scale = stats.UNITS.get(panel.quantity, (1.0, ""))[0]
     labels, missing = [], []
     for name, label in panel.groups.items():
         try:
-            members = stats.group(found, name)
-            best = stats.best(members, panel.by or panel.quantity)
+            best, inside = _best(stats.group(found, name), panel.by or panel.quantity)
             stats.finite(panel.quantity, best)
         except stats.Inconclusive:
             missing.append(label)
             continue
-        inside = not stats.ends(best, members)
         row, values = len(labels), best.get(f"{panel.quantity}_by_seed") or []
         axes.plot(scale * best[panel.quantity], row, "o", color=COLOURS[0], markersize=7,
                   markerfacecolor=COLOURS[0] if inside else "white")  # fmt: skip
@@ -166,9 +227,7 @@ def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
         mark(axes.xaxis)
     elif panel.quantity in (stats.SECONDS, "share", "there", *stats.COUNTED):
         axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * axes.dataLim.x1))  # no dot is cut
-    label = panel.label or LABELS[panel.quantity]
-    label += f" [{unit.strip()}]" if unit.strip() in ("MB", "%") else ""
-    axes.set_xlabel(label, fontsize=9)
+    axes.set_xlabel(_label(panel.quantity, panel.label), fontsize=9)
     return missing
 
 

@@ -1,6 +1,6 @@
 """Methods of 2024 to 2026: rules for heavy tails and unequal speeds, local steps, an all-reduce."""
 
-from experiments.papers.base import Panel, drawn, swept
+from experiments.papers.base import Panel, Scatter, drawn, swept
 from experiments.stats import ACCURACY, BYTES, END, SECONDS, Claim
 
 TITLE = "Methods of 2024 to 2026"
@@ -15,6 +15,10 @@ CODECS = {  # group of arms -> its label; the first two are compared with
     "float32": "float32", SUM: "bf16", "int8": "int8", "fp8_e4m3": "fp8, E4M3",
     "fp8_e5m2": "fp8, E5M2", "int4": "int4", "mxfp4": "MXFP4",
     "int4_feedback": "int4, error feedback", "mxfp4_feedback": "MXFP4, error feedback",
+}  # fmt: skip
+SHORT = CODECS | {
+    "int4_feedback": "int4, EF", "mxfp4_feedback": "MXFP4, EF", "muon": "Muon, bf16",
+    "ef21_muon": "EF21-Muon", "ef21_sgdm": "EF21-SGDM",
 }  # fmt: skip
 CLAIMS = (
     Claim("the last worker 2x slower: StragglAR takes less time than a ring", "arXiv 2505.23523",
@@ -83,5 +87,7 @@ figure = drawn(
     ),
     Panel("rules and all-reduces", NAME, RULES, log=True),
     Panel("sums of few bits, after the same updates", BITS, CODECS, END),
-    Panel("sums of few bits, at that setting", BITS, CODECS, BYTES, by=END),
+    Scatter("one slow link: seconds and bytes to the same loss", NAME,
+            {f"link/{key}": label for key, label in LINKS.items()}, BYTES, SECONDS),
+    Scatter("few bits, error feedback (EF), EF21: loss and bytes", BITS, SHORT, BYTES, END),
 )  # fmt: skip
