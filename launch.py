@@ -320,6 +320,7 @@ def plan() -> Callable[[], int] | None:
 def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     """Check the arms of a config, see `plan`."""
     from experiments import distributed, dry_run, executors, loggers, prepare, restarts, sweep
+    from experiments.papers import Judged
     from runtimes.asynchronous import pool
 
     pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
@@ -361,6 +362,8 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     if FLAGS.sweep and not grids:  # what they say is of the arms of sweep() alone
         ends = ("claims", "numbers", "figures")
         how |= {name: getattr(file.module, name, None) for name in ends}
+        if isinstance(how["claims"], Judged):
+            how["claims"] = how["claims"].of(FLAGS.config, _ENTRIES)
     followed = {}
     if FLAGS.executor == "slurm":
         from experiments import slurm

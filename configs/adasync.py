@@ -62,5 +62,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield from base.at_rates(name, {"optimizer.batch_power": power}, ADAPTIVE)
 
 
-claims = papers.claims("adasync", "adasync")
+claims = papers.Judged("adasync", "adasync")
 numbers = stats.at_best(stats.SECONDS, stats.END)

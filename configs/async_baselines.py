@@ -77,5 +77,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield from base.at_rates("/".join(place), changes | chosen, RATES)
 
 
-claims = papers.claims("asynchronous", "async_baselines")
+claims = papers.Judged("asynchronous", "async_baselines")
 numbers = stats.at_best(stats.SECONDS)

@@ -66,7 +66,7 @@ VARIANTS = {
         "of them. Every length of a round has its best learning rate.",
         _rounds,
         sweep=_rounds_sweep,
-        claims=papers.claims("nonblocking", "demo_rounds"),
+        claims=papers.Judged("nonblocking", "demo_rounds"),
         numbers=papers.at_best("seconds_to_target", "updates_to_target"),
     ),
 }

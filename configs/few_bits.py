@@ -87,5 +87,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield from base.at_rates(name, changes, rates)
 
 
-claims = papers.claims("frontier", "few_bits")
+claims = papers.Judged("frontier", "few_bits")
 numbers = stats.at_best(stats.END, "bytes_per_worker", "test_accuracy")

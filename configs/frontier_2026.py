@@ -151,5 +151,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield from base.at_rates(f"{condition}/{method}", own | changes, rates)
 
 
-claims = papers.claims("frontier", "frontier_2026")
+claims = papers.Judged("frontier", "frontier_2026")
 numbers = papers.at_best("seconds_to_target", "test_accuracy")

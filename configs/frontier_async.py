@@ -98,5 +98,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
         yield from base.at_rates(group, changes | own.get(group, {}), rates_of(group), "g")
 
 
-claims = papers.claims("asynchronous", "frontier_async")
+claims = papers.Judged("asynchronous", "frontier_async")
 numbers = stats.at_best(stats.END, stats.SECONDS)

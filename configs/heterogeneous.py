@@ -132,5 +132,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
         yield from base.at_rates(group, changes, grid)
 
 
-claims = papers.claims("uneven_data", "heterogeneous")
+claims = papers.Judged("uneven_data", "heterogeneous")
 numbers = stats.at_best(stats.END, stats.ACCURACY, "updates", "bytes_per_worker")

@@ -111,5 +111,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield from base.at_rates(f"{group}{name}", changed, rates, "g")
 
 
-claims = papers.claims("local_steps", "local_training")
+claims = papers.Judged("local_steps", "local_training")
 numbers = stats.at_best(stats.END, "bytes_per_worker")

@@ -68,5 +68,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
         yield from base.at_rates(name, {"algorithm": algorithm}, RATES + more)
 
 
-claims = papers.claims("matcha", "matcha")
+claims = papers.Judged("matcha", "matcha")
 numbers = papers.at_best("seconds_to_target")

@@ -53,7 +53,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield buckets.replace(":", "_"), {"buckets": buckets}
 
 
-claims = papers.claims("mg_wfbp", "mg_wfbp")
+claims = papers.Judged("mg_wfbp", "mg_wfbp")
 
 
 # --- simulated on 4 to 2048 workers ---

@@ -110,7 +110,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield f"{mixer}/deadline", common | {"wait": part("deadline", seconds=NOMINAL)}
 
 
-claims = papers.claims("nonblocking", "nonblocking_slow4")
+claims = papers.Judged("nonblocking", "nonblocking_slow4")
 
 
 # --- each side at its best round length and learning rate ---
@@ -192,7 +192,7 @@ def _tuned_variant(about: str, get_config, record: str, *grid: Iterable) -> base
         about,
         get_config,
         sweep=lambda: _grid(*grid),
-        claims=papers.claims("nonblocking", record),
+        claims=papers.Judged("nonblocking", record),
         numbers=papers.at_best("seconds_to_target"),
     )
 
@@ -293,7 +293,7 @@ VARIANTS = {
         "the third hardly any is.",
         _tuned,
         sweep=_traces_sweep,
-        claims=papers.claims("nonblocking", "nonblocking_traces"),
+        claims=papers.Judged("nonblocking", "nonblocking_traces"),
         numbers=papers.at_best("seconds_to_target"),
     ),
     "weightings": base.Variant(
@@ -306,7 +306,7 @@ VARIANTS = {
         "the test accuracy are compared.",
         _weightings,
         sweep=_weightings_sweep,
-        claims=papers.claims("nonblocking", "nonblocking_weightings"),
+        claims=papers.Judged("nonblocking", "nonblocking_weightings"),
         numbers=papers.at_best("final_train_loss", "test_accuracy"),
     ),
 }  # fmt: skip

@@ -113,7 +113,7 @@ def _of_workers(of_4: float, workers: int) -> float:
     return float(f"{1 - (1 - of_4) ** (workers / 4):.3g}")
 
 
-claims = papers.claims("s2_reducer", "s2_ncf")
+claims = papers.Judged("s2_reducer", "s2_ncf")
 numbers = papers.analyse("s2_reducer", "numbers")
 
 
@@ -137,7 +137,7 @@ VARIANTS = {
         "has the noise level of a loss.",
         get_config,
         sweep=_rates_sweep,
-        claims=papers.claims("s2_reducer", "s2_ncf_rates"),
+        claims=papers.Judged("s2_reducer", "s2_ncf_rates"),
         numbers=papers.at_best("train_loss", "bytes_per_worker"),
     ),
 }

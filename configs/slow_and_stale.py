@@ -86,7 +86,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
         yield from base.at_rates(f"compensated/threshold={threshold}", changes, ETA_MAX)
 
 
-claims = papers.claims("slow_and_stale", "slow_and_stale")
+claims = papers.Judged("slow_and_stale", "slow_and_stale")
 numbers = stats.at_best(stats.SECONDS, stats.END)
 
 
@@ -142,7 +142,7 @@ VARIANTS = {
         "270 MB of memory.",
         _real,
         sweep=_real_sweep,
-        claims=papers.claims("slow_and_stale", "slow_and_stale_real"),
+        claims=papers.Judged("slow_and_stale", "slow_and_stale_real"),
         numbers=stats.at_best("staleness_mean", "updates", "seconds"),
     )
 }

@@ -89,5 +89,5 @@ def sweep() -> Iterator[tuple[str, dict]]:
             yield from base.at_rates(f"{condition}/{method}", own | changes, rates)
 
 
-claims = papers.claims("slow_links", "slow_links")
+claims = papers.Judged("slow_links", "slow_links")
 numbers = stats.at_best(stats.SECONDS)

@@ -53,5 +53,5 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
             yield f"{method}/rate={rate:g}", changes | own
 
 
-claims = papers.claims("local_steps", "small_messages")
+claims = papers.Judged("local_steps", "small_messages")
 numbers = stats.at_best(stats.END, "bytes_per_worker")

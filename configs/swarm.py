@@ -153,7 +153,7 @@ def _pairs(algorithm: str, steps: int, wait: str = "random_pairs") -> dict:
     return _rounds(algorithm, steps, wait) | {"updates": EIGHTHS * MINI_BATCHES // steps}
 
 
-claims = papers.claims("swarm", "swarm")
+claims = papers.Judged("swarm", "swarm")
 numbers = papers.at_best(
     "test_accuracy", "test_accuracy_worst_worker", "consensus_distance", "bytes_per_worker",
     "decode_failures", "extra_bytes_per_worker",
@@ -314,7 +314,7 @@ VARIANTS = {
         "in 8 bits may take its best number of local steps as well.",
         get_config,
         sweep=_tuned_sweep,
-        claims=papers.claims("swarm", "swarm_tuned"),
+        claims=papers.Judged("swarm", "swarm_tuned"),
         numbers=papers.at_best("seconds_to_target"),
     ),
     "accuracy": base.Variant(
@@ -323,7 +323,7 @@ VARIANTS = {
         "best classifier known. 8 bits stand beside 16 and 32, and beside large batches.",
         _gaussians,
         sweep=_accuracy_sweep,
-        claims=papers.claims("swarm", "swarm_accuracy"),
+        claims=papers.Judged("swarm", "swarm_accuracy"),
         numbers=papers.at_best("test_accuracy", "seconds_to_target", "bytes_per_worker"),
     ),
     "epochs": base.Variant(
@@ -333,7 +333,7 @@ VARIANTS = {
         "length. Rates are untuned.",
         _gaussians,
         sweep=_epochs_sweep,
-        claims=papers.claims("swarm", "swarm_epochs"),
+        claims=papers.Judged("swarm", "swarm_epochs"),
         numbers=numbers,
     ),
     "real": base.Variant(
@@ -346,7 +346,7 @@ VARIANTS = {
         "method has the learning rate of its shortest simulated time to the target.",
         _real,
         sweep=_real_sweep,
-        claims=papers.claims("swarm", "swarm_real"),
+        claims=papers.Judged("swarm", "swarm_real"),
         numbers=papers.at_best("seconds_to_target", "updates"),
     ),
     "scale": base.Variant(

@@ -1,9 +1,11 @@
 """The evidence, a file per paper or family: its sweeps, its claims and its figure."""
 
 import importlib
-from collections.abc import Callable, Iterator
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 PAPERS = (
     "nonblocking",
@@ -23,12 +25,36 @@ PAPERS = (
 )
 
 
-def claims(paper: str, record: str) -> Callable[..., Iterator[tuple[str, str]]]:
-    """Return the function `claims(arms)` of a config whose sweeps are judged as this record is.
+class Judged(NamedTuple):
+    """The function `claims(arms)` of a config whose sweeps are judged as a record is.
 
-    The paper's file, which draws as well, and the tests are loaded when a sweep has ended.
+    A command that makes another record of the paper is judged as that one. The paper's file, which
+    draws as well, and the tests are loaded when a sweep has ended.
     """
-    return lambda arms: _module("stats").printed(_module(f"papers.{paper}").CLAIMS, record)(arms)
+
+    paper: str
+    record: str
+    flags: frozenset[str] = frozenset()  # of the command, that say which arms it runs
+
+    def __call__(self, arms: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+        """Yield claims and what was measured; a claim with other conditions names these."""
+        paper, record, here = _module(f"papers.{self.paper}"), self.record, ""
+        made = {_about_arms(shlex.split(one.arguments)): one.name for one in paper.SWEEPS}
+        if self.flags in made:
+            record = made[self.flags]
+        elif any(":" in flag or flag.startswith("--config.") for flag in self.flags):
+            here = f"; here {' '.join(sorted(self.flags))}"
+        for claim, measured in _module("stats").printed(paper.CLAIMS, record)(arms):
+            yield claim + here, measured
+
+    def of(self, config: str, entries: Mapping[str, str | bool]) -> "Judged":
+        """Return the claims of a command: the value of --config, and what stands beside it."""
+        others = [f"--config.{name}={value}" for name, value in entries.items()]
+        return self._replace(flags=_about_arms([f"--config={os.path.normpath(config)}", *others]))
+
+
+def _about_arms(arguments: Sequence[str]) -> frozenset[str]:
+    return frozenset(flag for flag in arguments if flag.startswith("--config"))
 
 
 def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:

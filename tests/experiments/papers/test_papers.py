@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from experiments import publish, stats
+from experiments import papers, publish, stats
 from experiments.papers import s2_reducer
 from experiments.papers.base import HEADLINE
 from experiments.stats import FAILS, HOLDS, INCONCLUSIVE, arms, judge
@@ -97,3 +97,18 @@ def test_every_panel_of_a_figure_shows_numbers_and_every_sweep_is_read():
     lines = [line for page in pages for line in page.read_text().splitlines()]
     tables = " ".join(line for line in lines if line.startswith("<!-- table: "))
     assert SWEEPS.keys() <= read | set(re.findall(r"\w+", tables))
+
+
+def test_a_sweep_is_judged_as_the_record_that_its_command_makes():
+    judged, on_ring = papers.Judged("matcha", "matcha"), arms(record("matcha_graph_5"))
+
+    def labels(config, **entries):
+        return [claim for claim, _ in judged.of(config, entries)(on_ring)]
+
+    assert all(label.startswith("a ring: ") for label in labels("./configs/matcha.py:graph=5"))
+    assert labels("configs/matcha.py")[0].startswith("graph 0: half the communication")
+    (other, *_) = labels("configs/matcha.py:graph=5", workers="8")
+    assert other.endswith("; here --config.workers=8 --config=configs/matcha.py:graph=5")
+    for paper, base in (("s2_reducer", "s2_ncf"), ("nonblocking", "nonblocking_slow4")):
+        found = papers.Judged(paper, base).of("configs/x.py:task=lstm", {})(on_ring)
+        assert all("; here --config=configs/x.py:task=lstm" in claim for claim, _ in found)
