@@ -194,6 +194,9 @@ COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
      "--restarts is for the processes of one run; leave out --jobs and --executor"),
     (lambda: FLAGS.num_processes is not None, is_elsewhere,
      "--num_processes is for one arm on many machines; leave out --jobs and --executor"),
+    (lambda: FLAGS.report or FLAGS.watch,
+     lambda: given("coordinator_address", "num_processes", "process_id"),
+     "--report and --watch are of one process; leave out {}"),
 )  # fmt: skip
 
 
@@ -230,7 +233,7 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def executor() -> Callable:
+def executor(arms) -> Callable:
     """Return what runs the arms, as the flags say; ValueError where it cannot."""
     from experiments import executors, restarts
 
@@ -240,7 +243,7 @@ def executor() -> Callable:
     if FLAGS.executor == "slurm":
         from experiments import slurm
 
-        slurm.check(FLAGS.slurm, FLAGS.jobs)
+        slurm.check(FLAGS.slurm, FLAGS.jobs, [arm.config for arm in arms])
         if FLAGS.overwrite:
             slurm.refuse_to_overwrite(pathlib.Path(FLAGS.workdir))
         return functools.partial(slurm.run, settings=FLAGS.slurm, at_once=FLAGS.jobs, **many)
@@ -304,6 +307,11 @@ def plan() -> Callable[[], int] | None:
     from experiments import distributed, sweep
 
     distributed.initialize(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
+    if distributed.processes() > 1 and is_elsewhere():
+        raise ValueError(
+            f"--jobs and --executor start arms from one process, and this is one of "
+            f"{distributed.processes()}, as the environment says; start the command once"
+        )
     sweep.keep_programs()
     endings.raising()
     if __name__ == "__main__" and distributed.processes() == 1:
@@ -346,17 +354,19 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
                 "it out"
             )
         pool.SESSION.join(FLAGS.cluster)
-    sweep.check(arms, place, FLAGS.overwrite, here=not FLAGS.jobset)
+    sweep.check(arms, place, FLAGS.overwrite, here=not FLAGS.jobset, part=bool(FLAGS.arm))
     if FLAGS.print_commands or FLAGS.jobset:
         grouped = sweep.groups(arms, FLAGS.together)
         command = functools.partial(executors.command, sys.argv)
         if FLAGS.jobset:  # a Pod has another home for the ~ of --workdir=~/x
             argv = [*restarts.without(sys.argv, ["workdir"]), f"--workdir={place}"]
             command = functools.partial(executors.command, argv)
-            return executors.write_jobsets(FLAGS.jobset, grouped, command, FLAGS.pods)
+            return executors.write_jobsets(
+                FLAGS.jobset, grouped, pathlib.Path(place), command, FLAGS.pods
+            )
         print("\n".join(shlex.join(command(group)) for group in grouped))
         return None
-    how = {"together": FLAGS.together, "execute": executor()}
+    how = {"together": FLAGS.together, "execute": executor(arms)}
     if FLAGS.arm:
         return lambda: 1 if sweep.run(arms, place, FLAGS.overwrite, **how) else 0
     if FLAGS.sweep and not grids:  # what they say is of the arms of sweep() alone

@@ -187,6 +187,8 @@ def is_alone(environment: Mapping[str, str]) -> bool:
     by = "OMPI_COMM_WORLD_SIZE" if "OMPI_COMM_WORLD_SIZE" in environment else "SLURM_NTASKS"
     stepless = by == "SLURM_NTASKS" and "SLURM_STEP_NODELIST" not in environment
     count = "1" if stepless else environment.get(by, "1")
+    if by == "SLURM_NTASKS" and not stepless:  # the shell of salloc is a step of one task
+        count = environment.get("SLURM_STEP_NUM_TASKS", count)
     if not re.fullmatch(r"[1-9]\d{0,8}", count):
         raise ValueError(
             f"several processes: {by}={count!r} in the environment is no number of processes; "

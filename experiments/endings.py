@@ -3,7 +3,9 @@
 Three phases. Until `raising` there is nothing to tidy up: a sentence, and out. From then on ctrl-C
 is a KeyboardInterrupt and the others are `Asked`, both of which undo what is under way. Within
 `deferred`, where a run trains, a signal is only noted: the run asks at every evaluation, makes a
-checkpoint and raises the exception itself. A second one does not wait for that.
+checkpoint and raises the exception itself. A second one does not wait for that, but a scheduler
+sends its signal to all processes, each of which also gets it from the one that started it: the same
+one again within `SAME` seconds, ctrl-C excepted, counts once.
 
 A signal that was ignored when the program began, as SIGHUP under nohup, stays ignored. Loading this
 module takes no time, so that it can be the first thing that a program does.
@@ -14,9 +16,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside ctrl-C
+SAME = 2.0  # seconds, within which a signal that comes again is the one that was sent before
 
 
 class Asked(BaseException):
@@ -29,6 +33,7 @@ class Asked(BaseException):
 
 _asked: list[int] = []  # signals that have been noted and not yet raised
 _deferring = 0  # nested `deferred`
+_last: dict[int, float] = {}  # signals and when they came
 
 
 def name_of(number: int) -> str:
@@ -81,6 +86,7 @@ def raising() -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt | Asked):
             # It came in a callback, where Python drops exceptions: it comes once more.
             number = getattr(unraisable.exc_value, "number", signal.SIGINT)
+            _last.clear()
             threading.Timer(0.02, os.kill, (os.getpid(), number)).start()
         else:
             usual(unraisable)
@@ -102,6 +108,10 @@ def _out(number: int, _) -> None:
 
 
 def _raise(number: int, _) -> None:
+    now = time.monotonic()
+    if number != signal.SIGINT and now - _last.get(number, -SAME) < SAME:
+        return
+    _last[number] = now
     if _deferring and number not in _asked:
         _asked.append(number)
         if number == signal.SIGINT:

@@ -40,7 +40,6 @@ from stragglers import slow_worker
 
 OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
 POLL_SECONDS = 0.5
-GRACE_SECONDS = 10.0  # to end after a polite request
 SECONDS_BETWEEN_LINES = 5.0
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -190,7 +189,8 @@ class Job(NamedTuple):
     """A group that runs somewhere else."""
 
     poll: Callable[[], str | None]  # None while it runs; then how it ended, where "" means well
-    stop: Callable[[], None]  # ends it if it still runs
+    stop: Callable[[], None]  # asks it to end if it still runs, and waits until it has
+    kill: Callable[[], None] = lambda: None  # ends it at once
     note: Callable[[], str | None] = lambda: None  # what has happened since, in a sentence
 
 
@@ -228,10 +228,23 @@ def follow(
                         failures |= {} if failure is None else {arm.path: failure}
                 if ended is not None:
                     running.remove(entry)
-    finally:  # all at once: each may have to be waited for
-        with concurrent.futures.ThreadPoolExecutor(max(1, len(running))) as pool:
-            list(pool.map(lambda entry: entry[1].stop(), running))
+    finally:  # all at once: each makes a checkpoint at its next evaluation
+        _stop([job for _, job in running])
     return failures
+
+
+def _stop(jobs: Sequence[Job]) -> None:
+    """End jobs, each after its checkpoint; where a signal asks once more, at once."""
+    if jobs:
+        print(f"waiting for the checkpoints of {len(jobs)}; once more ends at once", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(jobs))) as pool:
+        try:
+            for each in [pool.submit(job.stop) for job in jobs]:
+                each.result()
+        except BaseException:
+            for job in jobs:
+                job.kill()
+            raise
 
 
 def _last_record(place: Path) -> dict | None:
@@ -291,13 +304,9 @@ def local(
 
         def stop() -> None:
             process.terminate()
-            try:
-                process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait()
 
-        return Job(lambda: process_words(process.poll(), output), stop)
+        return Job(lambda: process_words(process.poll(), output), stop, process.kill)
 
     return follow(unfinished(groups, root, shown), start, jobs, root, shown)
 
@@ -375,7 +384,11 @@ def on_ray(
             except ray.exceptions.RayError as error:
                 return registry.brief(f"its task ended: {error}")
 
-        return Job(poll, lambda: ray.cancel(reference, force=True))
+        def stop() -> None:
+            ray.cancel(reference)  # a KeyboardInterrupt in `_execute`
+            ray.wait([reference])
+
+        return Job(poll, stop, lambda: ray.cancel(reference, force=True))
 
     return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
 
@@ -387,14 +400,20 @@ def _execute(command: Sequence[str], output: str, folder: str) -> int:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
 
     with files.stream(Path(output)) as stream:
-        return subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
             preexec_fn=die_with_parent,
-        ).returncode
+        )
+        try:
+            return process.wait()
+        except BaseException:  # the task is cancelled, or its node is being left
+            process.terminate()
+            process.wait()
+            raise
 
 
 # --- JobSets of Kubernetes: a Job of Pods per arm, one Pod per process of the run ---
@@ -420,6 +439,13 @@ def read_pods(settings: str) -> dict[str, Any]:
             f"--pods={settings}: a Pod needs an image and a run a process; give image=IMAGE and "
             "processes=1 or more"
         )
+    for given, lacks, way in (
+        (found["gpus"] and found["tpus"], True, "no node has gpus and tpus; give one of them"),
+        (found["topology"], not found["tpus"], "topology is of tpus; give them, too"),
+        (found["mount"] != SETTINGS["mount"], not found["claim"], "mount is of a claim; give both"),
+    ):
+        if given and lacks:
+            raise ValueError(f"--pods={settings}: {way}")
     return found
 
 
@@ -472,10 +498,21 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
 
 
 def write_jobsets(
-    file: str, groups: Groups, command: Callable[[Sequence[Arm]], list[str]], settings: str
+    file: str,
+    groups: Groups,
+    root: Path,
+    command: Callable[[Sequence[Arm]], list[str]],
+    settings: str,
 ) -> None:
     """Write a list of JobSets, one of each group, for `kubectl apply`; settings: of Pods."""
     pods = read_pods(settings)
+    if pods["claim"] and root.is_absolute() and Path(pods["mount"]) not in (root, *root.parents):
+        raise ValueError(
+            f"--workdir={root} is not on the volume, which is mounted at {pods['mount']}, and "
+            "records would go with the Pod; give a --workdir below it"
+        )
+    if not Path(file).parent.is_dir():
+        raise ValueError(f"--jobset={file}: there is no folder {Path(file).parent}; make it first")
     for arm in (arm for group in groups for arm in group):
         runtime_builders.check_processes(arm.config, pods["processes"])
     items = [manifest(group[0].path, command(group), pods) for group in groups]

@@ -74,8 +74,8 @@ class Attendance:
                 self._asked = time.monotonic()
                 try:
                     self._queued = bool(slurm.under_way(self._root))
-                except ValueError:  # Slurm does not answer, and its jobs go on
-                    self._queued = True
+                except ValueError:  # Slurm does not answer, and its jobs go on, if any are left
+                    self._queued = bool(state(self._root).left)
             return self._queued
         return False
 

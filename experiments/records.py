@@ -221,10 +221,15 @@ def _described(config: ml_collections.ConfigDict) -> dict:
     if path is not None:
         initial.check(path)
         brought[INITIAL] = initial.digest(path)
-    parts = [config.get(name) for name in (*registry.PARTS, *registry.NUMBER_OR_PART)]
-    if found := sorted(_named_files(parts)):
+    if found := sorted(_files_of(config)):
         brought[DATA] = {name: _digest(Path(name).expanduser()) for name in found}
     return config.to_dict() | brought
+
+
+def _files_of(config: ml_collections.ConfigDict) -> set[str]:
+    """Return the files and folders that the parts of a config name."""
+    names = (*registry.PARTS, *registry.NUMBER_OR_PART)
+    return _named_files([config.get(name) for name in names])
 
 
 def _named_files(value: Any) -> set[str]:
@@ -265,6 +270,13 @@ def check(
         if place.exists() and not place.is_dir():
             raise ValueError(
                 f"workdir {workdir}: {place} is not a directory; choose another --workdir"
+            )
+    at = workdir.resolve()
+    for name in _files_of(config):
+        if Path(name).expanduser().resolve() in (at, *at.parents):
+            raise ValueError(
+                f"workdir {workdir} lies in {name}, a folder of data that has to stay as it is; "
+                "choose another --workdir"
             )
     # First what lies there, then whether it is ours: another process may be about to begin.
     there = present(workdir, (*RUN_FILES, *RUN_FOLDERS))

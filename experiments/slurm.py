@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import files, formats, registry
+from ml_collections import ConfigDict
+
+from experiments import files, formats, registry, runtime_builders
 from experiments.executors import (
     Arm,
     Groups,
@@ -44,6 +47,16 @@ ENDED = frozenset(
         "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
         "PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN,
     )
+)  # fmt: skip
+SIGNAL, PARALLEL = "slurm_signal_delay_s", "slurm_array_parallelism"
+LISTS = ("srun_args", "setup", "teardown")  # settings that have several words
+# Options of sbatch that submitit passes on without knowing them.
+SBATCH = (
+    "begin", "clusters", "core_spec", "cores_per_socket", "distribution", "export",
+    "gpu_bind", "gpus", "hint", "licenses", "mem_bind", "mincpus", "nice", "no_requeue",
+    "ntasks_per_core", "ntasks_per_socket", "overcommit", "oversubscribe", "prefer", "priority",
+    "requeue", "reservation", "sockets_per_node", "spread_job", "switches", "thread_spec",
+    "threads_per_core", "time_min", "tmp", "wait_all_nodes",
 )  # fmt: skip
 # What submitit names alike for all schedulers; other settings are Slurm's own.
 GENERAL = (
@@ -237,6 +250,9 @@ class _Job:
     def stop(self) -> None:
         self._job.cancel(check=False)
 
+    def kill(self) -> None:
+        """Leave the rest to Slurm, which has been asked."""
+
     def _may_be_late(self, seen: Seen) -> bool:
         now = time.monotonic()
         self._completed = self._completed or now
@@ -266,8 +282,10 @@ def _result(path: Path) -> int:
 # --- a launch ---
 
 
-def check(settings: str, at_once: int = 1, cluster: str = "slurm") -> None:
-    """Raise ValueError where submitit or Slurm is missing, or a setting is unknown.
+def check(
+    settings: str, at_once: int = 1, configs: Iterable[ConfigDict] = (), cluster: str = "slurm"
+) -> None:
+    """Raise ValueError where submitit or Slurm is missing, or a setting is unknown or in vain.
 
     Settings are lines of a shell script in the end, so that they have no control characters.
     """
@@ -286,6 +304,10 @@ def check(settings: str, at_once: int = 1, cluster: str = "slurm") -> None:
         )
     with tempfile.TemporaryDirectory() as folder:  # as it is made on the spot
         _executor(folder, settings, at_once, cluster)
+    given = _read(settings)
+    for config in configs:
+        tasks = given.get("nodes", 1) * given.get("tasks_per_node", 1)
+        runtime_builders.check_processes(config, tasks)
 
 
 def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> tuple[Any, float]:
@@ -296,23 +318,17 @@ def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> 
     import cloudpickle
     import submitit
 
-    given: dict[str, Any] = {"slurm_signal_delay_s": WARNING}
-    given["slurm_additional_parameters"] = {"requeue": True}  # where a site's habit is not to
-    if at_once > 1:
-        given["slurm_array_parallelism"] = at_once
-    for item in filter(None, settings.split(",")):
-        name, equals, value = (part.strip() for part in item.partition("="))
-        if not (name and equals and value):
-            raise ValueError(f"cannot read {item!r} in --slurm; write name=value,name=value")
-        name = name if name in GENERAL or name.startswith("slurm_") else f"slurm_{name}"
-        is_number = re.fullmatch(r"\d+(\.\d+)?" if name == "mem_gb" else r"\d+", value)
-        given[name] = (float if "." in value else int)(value) if is_number else value
-    minutes, warning = given.get("timeout_min"), given["slurm_signal_delay_s"]
-    if isinstance(minutes, int) and isinstance(warning, int) and 60 * minutes <= warning:
+    given = _read(settings)
+    minutes, warning = given.get("timeout_min", given.get("slurm_time")), given[SIGNAL]
+    if not isinstance(warning, int):
+        raise ValueError(f"--slurm={settings}: signal_delay_s has to be whole seconds; correct it")
+    if isinstance(minutes, int) and 60 * minutes <= warning:
         raise ValueError(
             f"--slurm={settings}: a job of {minutes} min is asked to end {warning} s before its "
             "time is over, that is at once; give a longer timeout_min or a shorter signal_delay_s"
         )
+    if at_once > 1 and given.setdefault(PARALLEL, at_once) != at_once:
+        raise ValueError(f"--slurm={settings}: array_parallelism is --jobs; give one of them")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs need no path to it then
     # A run that resumes may be out of time as often as it needs.
     made = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=10_000)
@@ -321,6 +337,32 @@ def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> 
         return made, warning * 2 / 3
     except (NameError, AssertionError, TypeError, ValueError) as error:
         raise ValueError(f"--slurm={settings}: {error}; correct the setting") from error
+
+
+def _read(settings: str) -> dict[str, Any]:
+    """Return the parameters of submitit that settings say, and others as it passes them on."""
+    given: dict[str, Any] = {SIGNAL: WARNING}
+    others: dict[str, Any] = {"requeue": True}  # where a site's habit is not to
+    for item in filter(None, settings.split(",")):
+        name, equals, text = (part.strip() for part in item.partition("="))
+        if not (name and equals and text):
+            raise ValueError(f"cannot read {item!r} in --slurm; write name=value,name=value")
+        short = name.removeprefix("slurm_")
+        is_number = re.fullmatch(r"\d+(\.\d+)?" if name == "mem_gb" else r"\d+", text)
+        value = (float if "." in text else int)(text) if is_number else text
+        value = {"True": True, "False": False}.get(text, value)
+        if short in LISTS:
+            value = shlex.split(text) if short == "srun_args" else [text]
+        if name in GENERAL:
+            given[name] = value
+        elif short in SBATCH:
+            others[short] = value
+        else:
+            given[f"slurm_{short}"] = value
+    if not others["requeue"] or others.get("no_requeue"):
+        others |= {"requeue": False, "no_requeue": True}
+    others = {name: value for name, value in others.items() if value is not False}
+    return given | {"slurm_additional_parameters": others}
 
 
 def _submitted(root: Path) -> dict[str, dict]:

@@ -255,10 +255,13 @@ def to_the_end(arms: list[Arm]) -> list[Arm]:
     return found
 
 
-def check(arms: list[Arm], workdir: str, overwrite: bool, here: bool = True) -> None:
+def check(
+    arms: list[Arm], workdir: str, overwrite: bool, here: bool = True, part: bool = False
+) -> None:
     """Refuse the whole sweep, with nothing written, if any of its arms cannot run.
 
     here: on this machine, so that the workdir has to be writable.
+    part: these are some arms of a sweep, whose other ones may lie there.
     """
     records.check_path(workdir, "workdir")
     root = pathlib.Path(workdir)
@@ -281,6 +284,7 @@ def check(arms: list[Arm], workdir: str, overwrite: bool, here: bool = True) -> 
         ours = bool(provenance.read(root))
     ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
     records.refuse(root, present, ours)
+    asked = {root / arm.path for arm in arms}
     task, described = None, None
     with patience() as said:
         for number, arm in enumerate(arms, 1):
@@ -294,6 +298,13 @@ def check(arms: list[Arm], workdir: str, overwrite: bool, here: bool = True) -> 
                     raise ValueError(
                         f"workdir {root}: {other} holds the arm as another number of --seeds has "
                         "laid it out, and a report would count it too; choose another --workdir"
+                    )
+            beyond = set(place.parent.glob("seed_*")) - asked if is_seed and not part else ()
+            for other in sorted(beyond):
+                if (other / records.CONFIG).exists():
+                    raise ValueError(
+                        f"workdir {root}: {other} is beyond --seeds, and a report would count it "
+                        "too; give as many --seeds as there are, or choose another --workdir"
                     )
             records.check(root / arm.path, arm.config, overwrite)
             for other in arms if overwrite and arm.config.get("initial") else ():
@@ -512,7 +523,7 @@ def keep_programs() -> None:
 
     Seeds, learning rates and delays are data to a program, so the arms of a sweep share many.
     """
-    home = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", os.path.join(home, "gossax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

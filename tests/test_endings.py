@@ -97,8 +97,10 @@ def test_a_second_signal_does_not_wait(monkeypatch):
         endings.begin()
         endings.raising()
         with pytest.raises(endings.Asked), endings.deferred():
-            signal.raise_signal(signal.SIGTERM)
-            assert endings.asked() == signal.SIGTERM
+            for _ in range(2):  # from a scheduler, and once more from the process above
+                signal.raise_signal(signal.SIGTERM)
+                assert endings.asked() == signal.SIGTERM
+            monkeypatch.setattr(endings, "_last", {signal.SIGTERM: time.monotonic() - 3})
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

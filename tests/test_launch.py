@@ -106,7 +106,7 @@ def test_what_runs_elsewhere_overwrites_nothing(monkeypatch):
     monkeypatch.setattr(sys, "argv", argv)
     with flagsaver.flagsaver():
         launch.FLAGS(argv)
-        run = launch.executor()
+        run = launch.executor([])
     assert "--overwrite" not in run.keywords["command"](group=[])
 
 

@@ -69,6 +69,7 @@ def test_the_environment_says_who_is_there():
         ({"OMPI_COMM_WORLD_SIZE": "1"}, True),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://h:1"}, False),
         ({"SLURM_STEP_NODELIST": "n", "SLURM_NTASKS": "2"}, False),
+        ({"SLURM_STEP_NODELIST": "n", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, True),
         ({"KUBERNETES_SERVICE_HOST": "h"}, True),
         ({"KUBERNETES_SERVICE_HOST": "h", "JOB_COMPLETION_INDEX": "0"}, False),
         ({}, False),

@@ -82,6 +82,30 @@ def test_all_jobs_are_asked_to_end_before_any_is_waited_for(tmp_path):
         executors.follow([group(name) for name in "abc"], begins, 3, tmp_path, shown)
 
 
+def test_jobs_have_time_for_their_checkpoints_until_a_second_signal(tmp_path):
+    asked, ended = threading.Event(), threading.Event()
+
+    def begins(_):
+        def poll():
+            raise KeyboardInterrupt
+
+        def stop():
+            asked.set()
+            assert ended.wait(20)
+
+        return executors.Job(poll, stop, ended.set)
+
+    def again():
+        assert asked.wait(20)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    shown = SimpleNamespace(arm=lambda config: executors.Watched(lambda _: None, lambda _: None))
+    threading.Thread(target=again, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        executors.follow([group("a")], begins, 1, tmp_path, shown)
+    assert ended.is_set()
+
+
 def test_no_process_is_left_behind(tmp_path, monkeypatch):
     """A system ends a launch as soon as both of its processes have begun."""
     monkeypatch.setattr(executors, "POLL_SECONDS", 0.05)

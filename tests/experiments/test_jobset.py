@@ -26,7 +26,8 @@ PODS = "image=me/gossax:1,processes=4,tpus=4,accelerator=tpu-v5-lite-podslice,to
 
 
 def test_every_arm_is_a_jobset_with_a_pod_per_process(call, tmp_path):
-    pods = f"{PODS},claim=disk,restarts=5"
+    home = os.path.expanduser("~")
+    pods = f"{PODS},claim=disk,mount={home},restarts=5"
     flags = ("--config.communication=0", "--workdir=~/a", "--jobset=a.json", f"--pods={pods}")
     code, shown, err = call(*ARMS, *flags)
     assert (code, shown, err) == (0, "4 JobSets: a.json\n", "")
@@ -47,7 +48,7 @@ def test_every_arm_is_a_jobset_with_a_pod_per_process(call, tmp_path):
         assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
         (container,) = pod["containers"]
         assert container["resources"]["limits"] == {"google.com/tpu": 4}
-        assert container["volumeMounts"][0]["mountPath"] == "/gossax/runs"
+        assert container["volumeMounts"][0]["mountPath"] == home
         assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "disk"
         commands[name] = container["command"]
         assert f"--workdir={os.path.expanduser('~/a')}" in commands[name]
@@ -74,6 +75,12 @@ def test_impossible_jobsets_are_refused(call, tmp_path):
         (("--jobset=a.json", "--pods=image=i", "--overwrite"), "leave out --overwrite"),
         (("--jobset=a.json", "--pods=image=i,processes=2", "--config.runtime=simulate"),
          "its workers live in one process, and there are 2; use runtime='mesh'"),
+        (("--jobset=a.json", "--pods=image=i,gpus=1,tpus=2"), "no node has gpus and tpus"),
+        (("--jobset=a.json", "--pods=image=i,topology=2x4"), "topology is of tpus; give them"),
+        (("--jobset=a.json", "--pods=image=i,mount=/x"), "mount is of a claim; give both"),
+        (("--jobset=a.json", "--pods=image=i,claim=c", "--workdir=/tmp/a"),
+         "is not on the volume, which is mounted at /gossax/runs"),
+        (("--jobset=no/a.json", "--pods=image=i"), "there is no folder no; make it first"),
     ):  # fmt: skip
         refused(call(*ARMS, *flags), words)
         assert not (tmp_path / "a.json").exists()

@@ -174,5 +174,7 @@ def test_jobs_of_slurm_are_at_work_whether_or_not_it_answers(root, monkeypatch):
         monkeypatch.setattr(live.slurm, "under_way", answer)
         attended = live.Attendance(root)
         assert bool(attended) is expected
+    monkeypatch.setattr(live, "state", lambda _: live.State(3, 0, []))
+    assert not live.Attendance(root)  # nothing is left that jobs could do
     monkeypatch.setattr(live.slurm, "under_way", lambda _: {})
     assert attended  # it is asked every half minute only

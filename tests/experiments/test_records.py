@@ -243,6 +243,8 @@ def test_a_run_knows_the_files_that_its_parts_name(tmp_path, monkeypatch):
     (tmp_path / "tokens" / "train.npy").write_bytes(b"1" * 2999999 + b"2")
     with pytest.raises(ValueError, match=r"differs in files_sha256\.tokens"):
         records.check(tmp_path / "other", config)
+    with pytest.raises(ValueError, match="lies in tokens, a folder of data that has to stay"):
+        records.check("tokens/runs/a", config)
 
 
 # --- locks ---

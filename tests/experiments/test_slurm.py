@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from configs import base
 from experiments import distributed, files, slurm
 from experiments.slurm import Seen
 from tests.waiting import until
@@ -88,9 +89,16 @@ def test_wrong_settings_of_slurm_are_refused(monkeypatch):
         ("timeout_min=long", 'Parameter "timeout_min" expected type'),
         ("partion=gpu", "Unknown argument 'partion'"),
         ("timeout_min=1", "a job of 1 min is asked to end 90 s before"),
+        ("time=1", "a job of 1 min is asked to end 90 s before"),
+        ("signal_delay_s=soon", "signal_delay_s has to be whole seconds"),
     ):
         with pytest.raises(ValueError, match=words):
             slurm.check(settings, cluster="local")
+    with pytest.raises(ValueError, match="array_parallelism is --jobs; give one of them"):
+        slurm.check("array_parallelism=3", 2, cluster="local")
+    alone = base.arm(runtime="simulate")
+    with pytest.raises(ValueError, match="its workers live in one process, and there are 4"):
+        slurm.check("tasks_per_node=4", configs=[alone], cluster="local")
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ValueError, match="finds no sbatch; start it where jobs are submitted"):
         slurm.check("")
@@ -217,3 +225,13 @@ def test_a_job_ends_as_its_tasks_or_as_slurm_says(tmp_path, monkeypatch):
     assert late.poll().startswith("job 12_0 is COMPLETED; see 0.err; the same command goes on")
     gone = slurm._Job(Submitted(tmp_path / "late", 1), lambda name: Seen("FORGOTTEN", 0))
     assert gone.poll().startswith("job 12_0 is not known to Slurm any more; see 0.err")
+
+
+def test_settings_are_of_the_types_that_submitit_wants_and_options_of_sbatch_go_to_it():
+    text = "srun_args=--mpi=pmix -v,exclusive=False,use_srun=False,setup=module load x"
+    given = slurm._read(text)
+    assert given["slurm_srun_args"] == ["--mpi=pmix", "-v"]
+    assert given["slurm_setup"] == ["module load x"]
+    assert given["slurm_exclusive"] is given["slurm_use_srun"] is False
+    own = slurm._read("reservation=me,requeue=0")["slurm_additional_parameters"]
+    assert own == {"reservation": "me", "no_requeue": True}

@@ -151,6 +151,16 @@ def test_an_arm_does_not_lie_there_twice(config, sweep_file, tmp_path, seeds, mo
         sweep.check(sweep.expand(config, path, {}, seeds + 1), str(tmp_path), overwrite=False)
 
 
+def test_fewer_seeds_than_lie_there_are_refused_but_for_a_part(config, sweep_file, tmp_path):
+    path = sweep_file("yield 'a', {}")
+    for arm in sweep.expand(config, path, {}, 3):
+        records.start(tmp_path / arm.path, arm.config).finish({})
+    fewer = sweep.expand(config, path, {}, 2)
+    with pytest.raises(ValueError, match="seed_2 is beyond --seeds, and a report would count"):
+        sweep.check(fewer, str(tmp_path), overwrite=False)
+    sweep.check(fewer, str(tmp_path), overwrite=False, part=True)
+
+
 @pytest.mark.parametrize(
     ("flags", "devices"), [("", 4), ("--xla_force_host_platform_device_count=3", None)]
 )
