@@ -37,7 +37,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """Return one arm.
 
     Arguments: protocol (k_sync, k_batch_sync, k_async, k_batch_async), delay (a key of DELAYS),
-    rate (of learning).
+    rate (of learning, of this arm alone).
     """
     a = arguments.parse(arg, protocol="k_async", delay="exponential", rate=0.5)
     return base.arm(

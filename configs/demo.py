@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import base, nonblocking
+from configs import arguments, base, nonblocking
 from experiments import papers
 from experiments.registry import part
 
@@ -39,7 +39,8 @@ CASES = ((16, 4), (4, 4), (4, 16))  # samples of a mini-batch, mini-batches that
 
 
 def _rounds(arg: str | None = None) -> ConfigDict:
-    c = get_config(arg)
+    """Return one arm; arguments: workers."""
+    c = get_config(f"workers={arguments.parse(arg, workers=8)['workers']}")
     c.baseline = None
     c.evaluate_every = 0.1  # seconds on the run's clock
     c.stop_at_target = True

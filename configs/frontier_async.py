@@ -90,7 +90,8 @@ def by_speed(factor: float) -> list[int]:
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Yield every method at every rate of its grid; what depends on the slow worker follows it."""
-    factor = config.delay.factors.to_dict()[0]
+    factors = config.delay.get("factors")
+    factor = factors.to_dict().get(0, 1.0) if factors else 1.0
     limit = part("ringmaster", limit=round(factor * WORKERS))  # the slow worker counts
     own = {"async_diloco_by_speed": {"mini_batches": by_speed(factor)},
            "ringmaster": {"wait": limit}}  # fmt: skip

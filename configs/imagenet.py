@@ -94,6 +94,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     yield "dpsgd/ring", ring | {"algorithm": part("dpsgd")}
     yield (
         "swarm/H=2/8 bits",
-        {"algorithm": part("swarm", bits=8), "mini_batches": 2, "wait": part("random_pairs"),
+        {"algorithm": part("swarm", bits=8), "mini_batches": 2,
+         "wait": part("random_pairs", width=1),
          "updates": -(-config.updates * config.workers // 2)},
     )

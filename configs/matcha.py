@@ -26,8 +26,8 @@ COMMON = 0.8  # best rate of most methods on graph 0, for a single arm
 def get_config(arg: str | None = None) -> ConfigDict:
     """Return one arm: MATCHA.
 
-    Arguments: graph (0 to 5), budget (share of vanilla's communication, above 0 and up to 1) and
-    communication (seconds of one model over one link).
+    Arguments: graph (0 to 5), communication (seconds of one model over one link) and, of this arm
+    alone, budget (share of vanilla's communication, above 0 and up to 1).
     """
     a = arguments.parse(arg, graph=0, budget=0.5, communication=0.1)
 
@@ -64,7 +64,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
         for budget in budgets:
             methods.append((f"{method}/budget={budget:g}", part(method, budget=budget), budget))
     for name, algorithm, budget in methods:
-        more = RING if config.graph.k == 5 else MUCH if budget >= 0.5 else ()
+        more = RING if config.graph.get("k") == 5 else MUCH if budget >= 0.5 else ()
         yield from base.at_rates(name, {"algorithm": algorithm}, RATES + more)
 
 

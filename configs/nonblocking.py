@@ -252,10 +252,10 @@ def _weightings_sweep() -> Iterator[tuple[str, dict]]:
 GOSSIP = ("dpsgd", "matcha")  # mixers that the paper compares with
 
 
-def _traces_sweep() -> Iterator[tuple[str, dict]]:
+def _traces_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Yield gossip, blocking and not, at all round lengths and rates, with the delays of jobs."""
     for job in JOBS:
-        delay = {"delay": _tuned(f"delay={job}").delay}
+        delay = {"delay": _tuned(f"delay={job},batch={config.batch_size}").delay}
         for name, changes in _grid(GOSSIP, ((*MINI_BATCHES, 32, 64), LEARNING_RATES[1:-1])):
             yield f"{job}/{name}", changes | delay
 

@@ -18,6 +18,7 @@ import inspect
 import itertools
 import operator
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,9 @@ def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dic
     return rest, found
 
 
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")  # as one with a comma in a grid
+
+
 def value(config: ConfigDict, key: str, text: str | bool) -> Any:
     """Return what a flag says: a literal, a bare word or a part, and otherwise the text as it is.
 
@@ -180,7 +184,8 @@ def value(config: ConfigDict, key: str, text: str | bool) -> Any:
         before = functools.reduce(operator.getitem, key.split("."), config)
     except (KeyError, TypeError, AttributeError):
         before = None
-    if isinstance(text, bool) or isinstance(before, str) or key in registry.OPTIONAL_TEXTS:
+    is_text = isinstance(before, str) or key in registry.OPTIONAL_TEXTS
+    if isinstance(text, bool) or (is_text and not _QUOTED.fullmatch(text)):
         return None if text == "None" else text
     try:
         found = registry.read(text)

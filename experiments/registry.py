@@ -20,6 +20,7 @@ import inspect
 import itertools
 import operator
 import re
+import secrets
 import sys
 import types
 import typing
@@ -119,7 +120,8 @@ NUMBER_OR_PART = ("communication",)
 UNREADABLE = (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError)
 # Either a quoted text, which stays as it is, or a name that is brought along.
 _BROUGHT = re.compile(r"""("[^"]*"|'[^']*')|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)""")
-_COLON = "._brought_."  # stands in for that of such a name, which Python's grammar does not have
+# Stands in for that of such a name, which Python's grammar does not have; no text can contain it.
+_COLON = f"._{secrets.token_hex(16)}_."
 _ASSIGNED = re.compile(r"""(\w+)\s*=\s*([^\s,()'"\[\]{}=]*)""")
 _PATH = re.compile(r".*[/~\\*].*|[A-Za-z_][\w.-]*\.\w+")
 
@@ -213,6 +215,10 @@ def _value(node: ast.expr) -> Any:
     elements = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
     elements = node.values if isinstance(node, ast.Dict) else elements
     if not any(isinstance(element, ast.Call | _NAMES) for element in elements):
+        for inner in ast.walk(node):
+            what = getattr(inner, "value", None) if isinstance(inner, ast.Constant) else inner
+            if isinstance(what, ast.Set | complex | bytes | types.EllipsisType):
+                raise _Unclear(f"{ast.unparse(node)} is no value of a config, write a list")
         return ast.literal_eval(node)
     values = [spec(_inner(element)) for element in elements]
     if isinstance(node, ast.Dict):
@@ -611,8 +617,15 @@ def named_modules(value: Any) -> set[str]:
     """
     if isinstance(value, list | tuple):
         return set().union(*map(named_modules, value))
+    if isinstance(value, str):
+        found = set(_MODULE.findall(value))
+        try:  # quotes and escapes may hide a name
+            inner = read(value)
+        except UNREADABLE:
+            return found
+        return found if inner == value else found | named_modules(inner)
     if not hasattr(value, "items"):
-        return set(_MODULE.findall(value)) if isinstance(value, str) else set()
+        return set()
     name, colon, _ = str(value.get("name")).partition(":")
     return ({name} if colon else set()) | named_modules([*value.keys(), *value.values()])
 

@@ -118,7 +118,8 @@ def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
     """Return the runs that are as long as any, and those that differ in their length alone."""
     lengths = [tuple(config.get(name) or 0 for name in records.LENGTHS) for _, config, _ in runs]
     equal = [{**config, "seed": None, **dict.fromkeys(records.LENGTHS)} for _, config, _ in runs]
-    if any(config != equal[0] for config in equal):
+    several = len({config["seed"] for _, config, _ in runs}) < len(runs)  # launches
+    if several or any(config != equal[0] for config in equal):
         return list(runs), []
     kept = [length == max(lengths) for length in lengths]
     return (
@@ -490,16 +491,17 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
     met = np.where(
         drawn.partner == drawn.worker, "", np.char.mod("<br>meets worker %d", drawn.partner)
     )
-    about = (drawn.worker, kinds, drawn.update, drawn.mini_batches, drawn.staleness, met)
+    lasts = _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS)
+    about = (drawn.worker, kinds, drawn.update, drawn.mini_batches, drawn.staleness, met, lasts)
     hover = (
-        "worker %{customdata[0]}: %{customdata[1]} %{x} s<br>from %{base} s, for update "
-        "%{customdata[2]}<br>%{customdata[3]} mini-batches, %{customdata[4]} updates old"
+        "worker %{customdata[0]}: %{customdata[1]} %{customdata[6]} s<br>from %{base} s, for "
+        "update %{customdata[2]}<br>%{customdata[3]} mini-batches, %{customdata[4]} updates old"
         "%{customdata[5]}<extra></extra>"
     )
     bars = {
         "type": "bar", "orientation": "h", "width": 0.84, "hovertemplate": hover,
         "base": _rounded(drawn.begin / timeline.NANOSECONDS),
-        "x": _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS),
+        "x": lasts,
         "y": np.searchsorted(lanes, drawn.worker).tolist(),
         "customdata": [*zip(*(np.asarray(column).tolist() for column in about), strict=True)],
         "marker": {"line": {"width": 0}, "color": [figures.KIND_COLOURS[kind] for kind in kinds]},

@@ -110,6 +110,7 @@ def expand(
             f"{MOST_ARMS} are the most that one launch follows; give a part of them"
         )
     if grids:
+        _check_grids(user, grids)
         named, before = list(_at_points(named, grids)), named
         _check_apart(named, before, "--grid", only)
     arms = []
@@ -129,6 +130,15 @@ def expand(
         if path:
             records.check_arm(path)
     return arms
+
+
+def _check_grids(user: Iterable[str], grids: Iterable[str]) -> None:
+    for key, entry in itertools.product(user, grids):
+        if f"{key}.".startswith(f"{entry}."):
+            raise ValueError(
+                f"--grid={entry} replaces --config.{key}; write it into the grid's values, or "
+                "leave it out"
+            )
 
 
 def _at_points(

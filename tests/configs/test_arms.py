@@ -73,6 +73,7 @@ def test_the_default_arm_is_complete_and_changes_replace_whole_entries():
         ("language_model", "size=2B", "unknown size '2B'; known sizes: tiny, 140k"),
         ("cifar10", "delay=rain", "unknown delay 'rain'; known delays: equal"),
         ("swarm", "graph=star", "all meetings share a few nodes"),
+        ("demo:lengths", "delay=pause", "known arguments: workers"),
     ],
 )
 def test_bad_arguments_are_a_sentence(name, argument, words):
@@ -90,6 +91,22 @@ def test_tuned_rounds_of_any_length_meet_the_same_spells(delay):
     first, last, other = (float(law.duration(1, 0.0, count)) for count in (0, 31, 32))
     assert (first == last) == (delay != "slow4")
     assert min(first, last, other) == pytest.approx(nonblocking.NOMINAL / 32, rel=0.5)
+
+
+def test_jobs_of_a_sweep_have_the_durations_of_its_mini_batches():
+    for batch in (4, 16):
+        variant, argument = nonblocking.VARIANTS["traces"], f"batch={batch}"
+        arms = dict(config_files.swept_arms(variant, variant.get_config(argument)))
+        one = arms["alibaba_job_4/dpsgd/blocking/M=8/rate=0.2"]["delay"]
+        assert one == variant.get_config(f"{argument},delay=alibaba_job_4").delay
+
+
+@pytest.mark.parametrize("workers", [4, 16, 32])
+def test_a_pair_of_imagenet_has_the_images_of_two_workers(workers):
+    config = FILES["imagenet"].get_config(f"workers={workers}")
+    changes = dict(config_files.swept_arms(FILES["imagenet"], config))["swarm/H=2/8 bits"]
+    samples = changes["updates"] * changes["wait"].width * 2 * changes["mini_batches"]
+    assert 0 <= samples - 2 * config.updates * workers < 4  # two updates of one, in pairs
 
 
 @pytest.mark.parametrize("name", ["tuned_images", "tuned_text"])

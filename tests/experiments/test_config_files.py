@@ -96,6 +96,11 @@ def test_a_grid_takes_a_parameter_that_the_config_leaves_out_and_texts_with_comm
     assert [arm.config.task.l2 for arm in arms] == [0.5, 0.5, 0.25, 0.25]
     assert arms[0].config.graph.path == "a,b/c.npy"
     assert arms[0].path == "l2=0.5/graph=npy(path='a,b_c.npy')"
+    named = config_files.override(config, {"task.path": "q.csv"})
+    for grid in ("task.path='a,b.csv',c.csv", "task.target='a,b.csv',c.csv"):
+        entry = grid.partition("=")[0].removeprefix("task.")
+        paths = [arm.config.task[entry] for arm in expanded(named, None, grid)]
+        assert paths == ["a,b.csv", "c.csv"]
 
 
 def test_arms_of_a_sweep_run_at_every_point_beside_the_baseline_of_the_point(config, sweep_file):

@@ -123,6 +123,11 @@ def test_a_record_names_no_code_but_what_the_command_names_or_trusts(first, tmp_
     records.write_json(path, config)
     with pytest.raises(ValueError, match="module 'no_such_module', which would run here; if you"):
         config_files.read(str(path))
+    for law in (r"persistent(law='no_such_module\x3alaw')", "f(law='no_such_module' ':law')"):
+        hidden = {"name": "spells", "law": law}
+        records.write_json(tmp_path / "hidden.json", config | {"delay": hidden})
+        with pytest.raises(ValueError, match="module 'no_such_module', which would run here"):
+            config_files.read(str(tmp_path / "hidden.json"))
     named = "no_such_module:law(scale=1.0)"
     for flags, trusted in (
         ({"delay": named}, ()),

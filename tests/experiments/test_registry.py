@@ -51,6 +51,8 @@ UNREADABLE = [
 ]  # fmt: skip
 SHOWN = {
     "f(": "'(' was never closed",
+    "f(a={1, 2})": "{1, 2} is no value of a config, write a list",
+    "f(a=[1, ...])": "[1, ...] is no value of a config, write a list",
     "f(6)": "6 has no name, write f(parameter=6), as --list names it",
     "f(a=1, b=g('x', c=2))": "'x' has no name, write g(parameter='x')",
     "f(a=1, a=2)": "a stands there twice",

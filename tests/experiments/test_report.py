@@ -279,6 +279,12 @@ def test_seeds_that_are_trained_longer_already_stand_for_their_arm(tmp_path):
     (arm,), unfinished = report.gather(tmp_path)
     assert [place.name for place in arm.places] == ["seed_0", "seed_1"]
     assert unfinished == [report.Unfinished("a/seed_2", "as long as before")]
+    for name, updates in (("short", 30), ("long", 60)):  # two launches of one seed
+        leave(tmp_path / "two" / name, "a")
+        path = tmp_path / "two" / name / records.CONFIG
+        records.write_json(path, json.loads(path.read_text()) | {"updates": updates})
+    arms, unfinished = report.gather(tmp_path / "two")
+    assert ({arm.name for arm in arms}, unfinished) == ({"short", "long"}, [])
 
 
 def test_a_look_counts_what_the_schedule_says_and_events_are_shown(tmp_path):
@@ -292,7 +298,8 @@ def test_a_look_counts_what_the_schedule_says_and_events_are_shown(tmp_path):
     replace(load(path), events=(Event(0.1, 2, "lost"),)).save(path)
     arms, _ = report.gather(tmp_path)
     (strip,) = report.strips_of(arms, report.looks_of(arms))
-    _, events = report._strip(strip)["traces"]
+    bars, events = report._strip(strip)["traces"]
+    assert [about[6] for about in bars["customdata"]] == bars["x"]  # seconds, as base is added
     assert events["text"] == ["worker 2 is lost"] and events["y"] == [2]
     shown = json.loads((tmp_path / "a" / TIMELINE).read_text())["traceEvents"]
     assert [event["name"] for event in shown if event["ph"] == "i"] == ["lost"]

@@ -53,6 +53,15 @@ def test_a_grid_alone_has_its_first_point_as_baseline(config, sweep_file):
         f"a/mini_batches={count}" for count in (1, 2))]  # fmt: skip
 
 
+def test_a_grid_does_not_undo_what_the_command_gives(config):
+    grids = {"wait": ["deadline(seconds=0.15)", "deadline(seconds=0.3)"]}
+    for key in ("wait", "wait.leftovers"):
+        with pytest.raises(ValueError, match=rf"--grid=wait replaces --config\.{key}; write it"):
+            sweep.expand(config, None, {key: "drop"}, seeds=1, grids=grids)
+    grids = {"optimizer.learning_rate": ["0.1", "0.2"]}
+    assert len(sweep.expand(config, None, {"optimizer": "sgd"}, seeds=1, grids=grids)) == 2
+
+
 def test_a_grid_does_not_undo_what_the_sweep_varies(config, sweep_file):
     path = sweep_file("yield 'a', {'wait': 'barrier'}; yield 'b', {'seed': 3}")
     grids = {"mini_batches": ["1", "2"]}
