@@ -236,7 +236,8 @@ def follow(
 def _stop(jobs: Sequence[Job]) -> None:
     """End jobs, each after its checkpoint; where a signal asks once more, at once."""
     if jobs:
-        print(f"waiting for the checkpoints of {len(jobs)}; once more ends at once", flush=True)
+        several = "a run is" if len(jobs) == 1 else f"{len(jobs)} runs are"
+        print(f"{several} asked to end with a checkpoint; a second signal ends all at once")
     with concurrent.futures.ThreadPoolExecutor(max(1, len(jobs))) as pool:
         try:
             for each in [pool.submit(job.stop) for job in jobs]:

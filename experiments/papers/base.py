@@ -198,7 +198,7 @@ def _best(members: Sequence[stats.Arm], by: str) -> tuple[stats.Arm, bool]:
 
 
 def _label(quantity: str, own: str = "") -> str:
-    """Return the label of an axis: the group's own one or the quantity's, with a unit."""
+    """Return the label of an axis, its own one or that of the quantity, with a unit."""
     unit = stats.UNITS.get(quantity, (1.0, ""))[1].strip()
     return (own or LABELS[quantity]) + (f" [{unit}]" if unit in ("MB", "%") else "")
 
