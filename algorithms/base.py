@@ -243,7 +243,7 @@ def servers_own(name: str, *values) -> None:
 
 
 def check_momentum(name: str, momentum: float) -> None:
-    """Raise ValueError for a momentum that does not decay."""
+    """Raise ValueError for a momentum outside of [0, 1)."""
     if not 0 <= momentum < 1:
         raise ValueError(f"{name}: needs 0 <= momentum < 1, got {momentum}; 0.9 is usual")
 

@@ -43,7 +43,7 @@ _GROWTH: dict[tuple, Callable] = {}  # compiled
 
 
 class Choco(NamedTuple):
-    """State of the exchange of one worker; the first two in float32."""
+    """Exchange state of one worker; its first two fields in float32."""
 
     known: Any  # y_i, like the parameters
     heard: Any  # y_j, of the partner j in each of the M matchings: [M, ...]

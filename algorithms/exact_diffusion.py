@@ -47,7 +47,7 @@ class Diffusion(NamedTuple):
 def adapt_correct_combine(
     optimizer: optax.GradientTransformation, pull
 ) -> optax.GradientTransformationExtraArgs:
-    """Step, add the moves of all exchanges so far, mix halfway.
+    """Step, add the sum of past exchanges, mix by (I + W) / 2.
 
     pull: (tree, active matchings or None) -> W tree - tree.
     """

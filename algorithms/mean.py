@@ -104,15 +104,15 @@ def compressed_mean(
     weight_of: Callable[[jax.Array], jax.Array] = proportional,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace contributions by their weighted mean over the workers, as reducers find it.
+    """Replace contributions by their weighted mean over workers, as reducers compute it.
 
     reducer_of: ("module/kernel", array or its shape) -> its reducer; None: `rest` takes it.
     weight_of: finished mini-batches -> the weight that a worker with them has.
 
-    Weights as in `comms.collectives.weighted_mean`: NaN surfaces, but not from a worker of weight
-    0. The extra arguments `count`, `version`, `worker` and `first` address random draws. In their
-    absence the addresses are `samples`, or the counted updates, and the position in the axis.
-    `nominal` matters where reducers round for other workers.
+    Weights are as in `comms.collectives.weighted_mean`: NaN spreads, but not from weight 0. The
+    extra arguments `count`, `version`, `worker` and `first` address random draws. By default
+    `samples`, or the number of updates, and the position in the axis do so.
+    `nominal` sets the rounding weight of idle workers.
     """
 
     def init_fn(params):

@@ -69,7 +69,7 @@ def quasi_global(
 
 
 def without_gradients(mix, x, learned, *, momentum) -> tuple:
-    """Return the update's linear map, see `algorithms.gossip.check_stable`."""
+    """Apply the update's linear part, see `algorithms.gossip.check_stable`."""
     new = mix(x - momentum * learned)
     return new, momentum * learned + (1 - momentum) * (x - new)
 

@@ -256,7 +256,7 @@ def dma_ring(bucket: int = 1024, seed: int = 0) -> Reducer:
 
 
 def refuse_amplified(name: str, reducer: Reducer) -> None:
-    """Raise ValueError for a reducer whose errors would grow in a memory; name: of the memory's."""
+    """Raise ValueError for a reducer whose errors would grow in the memory kept by `name`."""
     if reducer.amplifies:
         raise ValueError(f"{name}: {reducer.amplifies}")
 

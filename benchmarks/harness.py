@@ -64,7 +64,7 @@ class Skip(Exception):
 
 
 def chosen(rows: Iterable[Row], only: str) -> Iterable[Row]:
-    """Return the rows whose section or name holds one of the words, with commas; all for ""."""
+    """Return rows with one of these comma-separated words in section or name; all for ""."""
     words = [word for word in only.split(",") if word]
 
     def named(row: Row) -> bool:
@@ -256,7 +256,7 @@ def commands(flags: Sequence[str], processes: int, address: str = "127.0.0.1") -
 
 
 def cpu(devices: int) -> dict[str, str]:
-    """Return the environment of a process that has some devices of the CPU."""
+    """Return the environment of a process with this number of CPU devices."""
     flag = f"--xla_force_host_platform_device_count={devices}"
     return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
 

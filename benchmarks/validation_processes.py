@@ -168,9 +168,9 @@ def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, addres
 
 
 def predict(path: pathlib.Path) -> None:
-    """Put what the clock says of durations and all-reduces into the cells that lack it.
+    """Add the clock's predictions from durations and all-reduces to cells without any.
 
-    `arrays_` is the clock that knows how many messages an update has, how long a swap takes, and
+    `arrays_` marks a clock that knows how many messages an update has, how long a swap takes and
     that programs on CPUs hide nothing.
     """
     task = None

@@ -39,7 +39,7 @@ def on_one_device() -> Iterator[None]:
 
 
 def is_on_one_device() -> bool:
-    """Return True if tracing goes on within `on_one_device`."""
+    """Return True while tracing within `on_one_device`."""
     return _on_one_device.get()
 
 

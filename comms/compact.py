@@ -74,7 +74,7 @@ def payload_bytes(shape: tuple[int, ...], dtype, budget: int, fell_back: bool = 
 
 
 class Room(NamedTuple):
-    """Room for rows in the list of one worker for one owner, and in that of an owner for all."""
+    """Rows that fit in a worker's list for one owner, and in an owner's list for all."""
 
     push: int
     pull: int

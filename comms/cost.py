@@ -80,7 +80,7 @@ def recursive_doubling(workers: int, alpha: float, beta: float, gamma: float = 0
 
 
 def double_binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of two pipelined binary trees, 2 ceil(log2 n) deep, with half each.
+    """Return the cost of halves on two pipelined binary trees: 2 ceil(log2 n) latencies.
 
     A byte costs the same for any number of workers.
     """

@@ -31,8 +31,8 @@ def bucket(index, seed, columns: int) -> jax.Array:
 def sign(index, seed) -> jax.Array:
     """Return the sign of every index, float32 of +1 or -1.
 
-    The top bit of the same hash: of the remainder that makes the bucket it is independent up to
-    columns / 2^32. Sign hash s of the count-sketch.
+    The top bit of the hash in `bucket`, independent of the bucket up to columns / 2^32. Sign hash s
+    of the count-sketch.
     """
     return 1.0 - 2.0 * (mix(index, seed) >> 31).astype(jnp.float32)
 

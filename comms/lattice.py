@@ -434,7 +434,7 @@ def _ask(missing, wire: Wire):
 
 
 def _send_again(rung: _Rung, known: _Known, rows, asked, needed, wire: Wire) -> _Known:
-    """Return the knowledge after `needed` buckets, at most, have gone each way of every pair."""
+    """Return the knowledge once each of a pair has sent at most `needed` buckets again."""
     count = rows.shape[0]
 
     def of_size(size: int):

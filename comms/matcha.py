@@ -424,7 +424,7 @@ class _Sparse:
         return self._factor * 2 * float(edges @ spent) / (self._shape[0] - 1)
 
     def low_modes(self, p: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return lambda_2 of L(p) and the lowest eigenvectors [n, k] that may hold it nearby."""
+        """Return lambda_2 of L(p) and eigenvectors [n, k] of eigenvalues up to 1.5 lambda_2."""
         L = self.laplacian(p).toarray()
         last = min(MOST_MODES, len(L) - 1) - 1
         shifted = L + 2 * np.trace(L) / len(L)

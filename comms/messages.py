@@ -278,9 +278,9 @@ def push_seconds(
     """Return a function: update -> seconds [workers] of a push to a server, and of the model back.
 
     Every worker has a link of its own to the server, which serves any number of them at once. An
-    update is made at the k-th end of computing and does not wait for the bytes of pushes; every
-    worker waits for its own before it begins another contribution. Answers that replace the model
-    go to all workers after every update: a worker waits for one, and earlier ones have arrived.
+    update is made when the k-th contribution is computed, and does not wait for pushes; every
+    worker waits for its own push before it begins another one. Answers that replace the model go to
+    all workers after every update; a worker waits for the last one only.
     """
     everyone = np.arange(workers)
     model = cost.payload_bytes(params)

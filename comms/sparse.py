@@ -98,9 +98,9 @@ def _unsorted(x, k: int) -> Sparse:
 
 
 def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:
-    """Send the entries whose magnitude exceeds the threshold; return also their number, int32.
+    """Pick the entries whose magnitude exceeds the threshold; also return their number, int32.
 
-    If they are more than `capacity`, the first `capacity` are sent, whatever their magnitude.
+    Of more than `capacity`, the first `capacity` are kept, whatever their magnitude.
     """
     x = jnp.ravel(x)
     words = bitmap.pack(~(jnp.abs(x).astype(jnp.float32) <= threshold))

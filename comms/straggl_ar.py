@@ -62,7 +62,7 @@ def _elements(bits: int) -> np.ndarray:
 
 @functools.cache
 def scatter_rounds(workers: int) -> np.ndarray:
-    """Return senders [n - 2, n] of the steps before the late worker is ready, who hears itself."""
+    """Return senders [n - 2, n] of the steps before the late worker is ready; it hears itself."""
     check_workers(workers)
     ring = np.append((np.arange(workers - 1) - 1) % (workers - 1), workers - 1)
     return np.tile(ring, (workers - 2, 1))

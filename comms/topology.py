@@ -148,7 +148,7 @@ def erdos_renyi(n: int, probability: float, seed: int) -> nx.Graph:
 
 
 def geometric(n: int, radius: float, seed: int) -> nx.Graph:
-    """Drop workers uniformly on the unit square, and link them within distance `radius`."""
+    """Place workers at random in the unit square, and link pairs within `radius`."""
     _check_workers("geometric", n)
     if not radius > 0:
         raise ValueError(

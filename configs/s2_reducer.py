@@ -124,7 +124,7 @@ RATED = ("dense", "dense/reordered", "bf16", "s2/median")
 
 
 def _rates_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Yield dense training, in another order and in 16 bits, and the published sketch, by rates."""
+    """Yield dense training, also reordered or in 16 bits, and the published sketch, by rates."""
     arms = dict(sweep(config))
     for name in RATED:
         yield from base.at_rates(name, arms[name] | {"baseline": None}, RATES)

@@ -100,7 +100,7 @@ class Writing:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until no kill can take the checkpoint away; raises NotWritten if it failed."""
+        """Wait until the checkpoint survives a kill; raises NotWritten if writing failed."""
         if self.is_divided:
             self._thread.join()
         if self._error is not None:
@@ -201,7 +201,7 @@ def _ends(index: tuple[slice, ...], shape: Sequence[int]) -> list[list[int]]:
 def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
     """Return the checkpoint made after an evaluation; one that cannot be read raises Unreadable.
 
-    Of divided state the processes share the comparison of digests, and `bring` reads the parts.
+    For divided state each process compares some digests, and `bring` reads the parts.
     """
     path = folder_of(workdir) / str(evaluation)
     with _readable(path):

@@ -112,7 +112,7 @@ def load(path: str) -> Any:
 
 
 def _variant(path: str, variants: Mapping[str, Any], name: str) -> Any:
-    """Return a variant of the file at this path, which refusals name by both."""
+    """Return a variant of a config file, which errors name as `path:name`."""
     variants[name].__file__ = f"{path}:{name}"
     return variants[name]
 
@@ -264,7 +264,7 @@ def meet(entry: str, other: str) -> bool:
 
 
 def _between_commas(text: str) -> list[str]:
-    """Return the pieces of a text between commas that stand in no bracket and no quotes."""
+    """Return the pieces of a text between commas outside of brackets and quotes."""
     pieces, depth, quote = [""], 0, ""
     for character in text:
         if quote:

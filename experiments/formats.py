@@ -29,11 +29,11 @@ class Damaged(ValueError):
 
 
 class Format(NamedTuple):
-    """A kind of file, or of a line of one: a JSON object.
+    """A kind of JSON object: a file, or a line of one.
 
-    fields: patterns of fields, where they are there: a type, a test, a list of a pattern, a tuple
-    of alternatives, or another format. needed: the names of fields that must be. way_out: out of a
-    damaged one, with {path} and {folder} for where it lies.
+    fields: patterns of fields that are present: a type, a test, a list of a pattern, a tuple of
+    alternatives, or another format. needed: the names of required fields. way_out: the remedy if
+    damaged, with {path} and {folder} for its place.
     """
 
     fields: Mapping[str, Any]

@@ -140,7 +140,7 @@ def _orbax(path: str) -> Arrays:
 
 
 def _matching(found: Arrays, wanted: Mapping[str, Any]) -> Arrays:
-    """Return the arrays by their possible names that fit the wanted ones best."""
+    """Return the arrays, named so that they fit the wanted names best."""
     tried = [found, {name.replace(".", "/"): array for name, array in found.items()}]
     for arrays in tried:  # which grows
         paths = {tuple(name.split("/")): array for name, array in arrays.items()}

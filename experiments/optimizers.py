@@ -51,9 +51,9 @@ def muon(*args, **given) -> optax.GradientTransformation:
 def selective_transform(
     optimizer: optax.GradientTransformation, freeze_mask: Callable | bool
 ) -> optax.GradientTransformation:
-    """Train all but what a mask freezes, a function of the parameters.
+    """Train what a mask, or a function that makes one, leaves free.
 
-    optax takes a tree of truth values alone, and a function for one that is true.
+    optax itself takes only a tree of booleans, and a function counts as True.
     """
 
     def labels(params):

@@ -357,7 +357,7 @@ def _check_method(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None
 
 
 def _built_parts(names: Collection[str], written: dict, seed: int, graph: nx.Graph | None) -> dict:
-    """Return by these names of a method's parameters what the parts in it describe."""
+    """Return what the parts among these parameters of a method describe, by name."""
 
     def mixing_matrix(W: Any) -> Any:
         known = not registry.is_part(W) or (isinstance(W, str) and W in mixing.MIXINGS)
@@ -483,7 +483,7 @@ def build_delay(part: registry.Part) -> delays.Law | processes.Process:
 
 
 def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
-    """Return the delay of a config, or None where workers take as long as they take."""
+    """Return the delay of a config, or None where workers run at their own speed."""
     return None if config.delay.name == NO_DELAY else build_delay(config.delay)
 
 

@@ -237,7 +237,7 @@ def _inside(op: _Op) -> Costs:
         body, length = params["jaxpr"].jaxpr, params["length"]
 
         def differing(inside, outside):
-            """Return what has a dimension more outside of the body: slices; a carry has not."""
+            """Return what has one more dimension outside of the body: slices, not a carry."""
             pairs = zip(inside, outside, strict=True)
             return [one for one, whole in pairs if one.aval.shape != whole.aval.shape]
 

@@ -348,7 +348,7 @@ def _verdict(answer: stats.Answer, apart: stats.Answer, limit: float) -> str:
     words = f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else "")
     words += f"; {apart.verdict} if other seeds choose" * (apart.verdict != answer.verdict)
     alone = answer.p is not None and limit < answer.p < stats.LEVEL
-    return words + "; not beside all other tests" * alone
+    return words + "; not after correction" * alone
 
 
 @functools.cache

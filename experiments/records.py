@@ -297,7 +297,7 @@ def check(
 
 
 def check_initial(workdir: Path, config: ml_collections.ConfigDict) -> None:
-    """Raise ValueError where a run that is overwritten has the parameters that a config names."""
+    """Raise ValueError if overwriting a run would remove the file of `config.initial`."""
     path = config.get("initial")
     if path is not None and workdir.resolve() in Path(path).resolve().parents:
         raise ValueError(

@@ -290,7 +290,7 @@ def is_brought(name: str) -> bool:
 def canonical(config: ConfigDict) -> ConfigDict:
     """Return a copy of a config in which every part is a mapping, whichever way it was written.
 
-    Raises ValueError for a text that cannot be read; what is no part at all stays as it is.
+    Raises ValueError for a text that cannot be read; a value that is no part stays.
     """
     copy = config.copy_and_resolve_references()
     with copy.unlocked(), copy.ignore_type():

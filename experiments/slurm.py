@@ -207,7 +207,7 @@ class Queue:
 
 
 class _Job:
-    """A `Job` by submitit; seen: what Slurm says of a job, None while it does not know."""
+    """A `Job` by submitit; seen: job -> its state in Slurm, None while it is unknown."""
 
     def __init__(self, job: Any, seen: Callable[[str], Seen | None]):
         self._job, self._seen, self.name = job, seen, f"job {job.job_id}"
@@ -263,7 +263,7 @@ class _Data(pickle.Unpickler):
     """A reader of numbers and texts, as a workdir must not choose what code runs here."""
 
     def find_class(self, module: str, name: str) -> None:
-        """Refuse whatever is no plain data."""
+        """Refuse all but plain data."""
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only data is read")
 
 

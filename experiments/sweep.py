@@ -503,8 +503,7 @@ def run(
 ) -> dict[str, str]:
     """Run the arms; return why some have failed, by their paths.
 
-    overwrite: the runs that are there are removed first, all of them before the first begins, each
-    once per launch.
+    overwrite: existing runs are removed before the first arm begins, each once per launch.
     together: arms that differ only in data run as one program, see `prepare.alike`.
     """
     root = pathlib.Path(workdir)

@@ -104,8 +104,8 @@ class Runtime(Protocol):
     ) -> tuple[Run, Schedule | None]:
         """Go on until the clock stands at `seconds`, by at most `updates` updates.
 
-        Returns the run, whose clock stands at the last update if their number has ended it, and
-        what has happened, None for no update. A wall clock may stop later than asked for. In
+        Returns the run, whose clock stands at the last update if the limit of updates ended it, and
+        the schedule, None for no update. A wall clock may stop later than asked for. In
         virtual time, two calls do what one call to the end does.
         """
 

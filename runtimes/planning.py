@@ -327,7 +327,7 @@ def _stack(arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np.ndarray:
-    """Values [T] or [T, k] in the shape [updates] or [updates, width]."""
+    """Pad values [T] or [T, k] to [updates] or [updates, width]."""
     shape = (updates, *(width for _ in values.shape[1:]))
     if values.shape == shape:
         return values.astype(dtype)

@@ -48,7 +48,7 @@ def _finish_round(algorithm, model: Model, contribution, state, batches, total, 
 
 
 def _applied(algorithm, model: Model, updates, state, total, given) -> Model:
-    """Step by what has come out of the exchange."""
+    """Step by the result of the exchange."""
     if algorithm.server is None:
         params = optax.apply_updates(model.params, updates)
         return model._replace(params=params, worker=state)

@@ -214,7 +214,7 @@ class Simulator:
         return Simulation(model, plan), concatenate(done) if done else None
 
     def _place(self, examples):
-        """Arrays of the host on all devices."""
+        """Put host arrays on all devices."""
         return jax.device_put(examples, self._everywhere)
 
     def draws(self, addresses: Addresses) -> jax.Array | None:
@@ -253,7 +253,7 @@ def _program(
     stale: bool,
     batched: bool = False,
 ) -> Callable:
-    """Compiled once per shape: (model, rows, count, examples, known) -> model.
+    """Return (model, rows, count, examples, known) -> model; one per shape.
 
     batched: model, rows and count have a leading axis of runs.
     """

@@ -116,9 +116,9 @@ class Replicated(Alone):
 class Sharded(Replicated):
     """Every device of a worker keeps a part of each array of its model and of all states.
 
-    Losses gather the parameters, and their gradient is summed where its parts are kept. For all
-    else the compiler divides a program that is written for whole arrays: what works coordinate by
-    coordinate works on parts, and what does not is gathered.
+    Losses gather parameters; a gradient is summed in parts, each where it is kept. The compiler
+    divides all other programs, which are written for whole arrays: elementwise operations work on
+    parts, and arrays of others are gathered.
     """
 
     parts = 1

@@ -18,7 +18,7 @@ AHEAD = 4096  # mini-batches of a learner that are looked up at once
 
 
 class Ran(NamedTuple):
-    """Work of a group."""
+    """Totals of a run."""
 
     seconds: float
     mini_batches: int  # of steps that no failure has lost, of all learners together

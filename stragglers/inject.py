@@ -91,7 +91,7 @@ class _Round:
     """Records of one round, an entry per worker."""
 
     def __init__(self, workers: int, measured: int = 0):
-        """Begin the records; measured: mini-batches of a worker whose durations are kept."""
+        """Begin the records; measured: mini-batches per worker with kept durations."""
         self.durations = np.zeros((workers, measured))
         self.first = np.zeros(workers, np.int64)
         self.finished = np.zeros(workers, np.int32)

@@ -60,9 +60,9 @@ class Ahead:
         return end
 
     def of(self, counter: np.ndarray, columns: int, begin: np.ndarray, until: float) -> Seconds:
-        """Return the next durations of all workers from the counters on, paths beyond `until` s.
+        """Return all workers' durations from the counters on, with paths beyond `until` s.
 
-        begin: [P] s, begin of a mini-batch, which the loop writes before it looks up its duration.
+        begin: [P] s, start of a mini-batch, which the loop sets before it reads the duration.
         """
         workers, counter = len(counter), counter.copy()
         ones = np.ones(workers)

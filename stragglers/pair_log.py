@@ -182,5 +182,5 @@ _TYPES = {
 
 
 def _finishes(row: Meeting) -> list[float]:
-    """Return the landing at each end; clocks may differ, but work ends before the landing."""
+    """Return the landing at each node, not before its work ends, as clocks may differ."""
     return [max(row.landed, e.start + e.busy) if e.batches else row.landed for e in row.ends]

@@ -68,7 +68,7 @@ def until_quorum(k: int) -> Signal:
 
 
 def until_grace(k: int, gamma: float) -> Signal:
-    """Stop all gamma q seconds after k workers have finished all M mini-batches, in q seconds."""
+    """Stop all gamma q s after k workers have finished M mini-batches, which took them q s."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> np.ndarray:
         reached = np.partition(ends[:, -1], k - 1)[k - 1]
@@ -78,9 +78,9 @@ def until_grace(k: int, gamma: float) -> Signal:
 
 
 def seconds_each(busy: np.ndarray, batches: np.ndarray, whole: int, cuts: bool) -> np.ndarray:
-    """Return the seconds of a mini-batch of each worker in a round, [P]; nan without any.
+    """Return each worker's seconds per mini-batch in a round, [P]; nan where it has none.
 
-    busy: [P] s of computing; batches: [P] finished; whole: of a full round. For a cut worker this
+    busy: [P] s of computing; batches: [P] finished; whole: a full round's. For a cut worker this
     is a lower bound: the average of its mini-batches, with the one in flight.
     """
     begun = batches + (cuts & (batches < whole))
@@ -170,8 +170,8 @@ DRAWN_AT_ONCE = 1 << 20  # limit of durations
 def _known(leaves: float, start, ready, ends, done, stops) -> np.ndarray:
     """Return the times [P] s at which messages that leave after this share are known.
 
-    The share is of the last mini-batch. A whole round's last mini-batch is known from the start;
-    another one when the signal comes. start, ready: [P] s of the work; ends: [P, M] s and done: [P]
+    `leaves`: share of the last mini-batch, which is known from the start in a whole round, else
+    when the signal comes. start, ready: [P] s of the work; ends: [P, M] s and done: [P]
     of its mini-batches; stops: [P, 1] or [1, 1] s of the signal.
     """
     if leaves in (0, 1):

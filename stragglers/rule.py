@@ -202,15 +202,15 @@ class AsyncProtocol(NamedTuple):
 
 
 class Turnout(NamedTuple):
-    """Possible participants of a rule's updates, whatever delays are; a method has to agree.
+    """Possible participants of a rule's updates under any delays; a method must suit them.
 
-    fewest: workers in an update at least, also workers without a finished mini-batch; None: all.
-    pairs: an update is meetings of two neighbours, or of a worker with itself.
+    fewest: least workers of an update, with or without a finished mini-batch; None: all.
+    pairs: an update is a set of meetings, of two neighbours or of one alone.
     stopped: both of a pair have ended their local steps.
-    early: a worker may begin a contribution before the update that has its last one.
-    twice: both may even be in the same update.
-    cancels: an update takes the work of all who are not in it, and they begin anew.
-    wastes: it may do so, or leave out work that is too old; workers never wait without a row.
+    early: a worker may begin a contribution before its last one is in an update.
+    twice: both may be in the same update.
+    cancels: an update discards the work of workers not in it, who begin anew.
+    wastes: it may do so, or leave out stale work; a worker without a row computes.
     """
 
     fewest: int | None = None

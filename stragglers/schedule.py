@@ -192,7 +192,7 @@ class Schedule:
 
     @property
     def stopped(self) -> bool:
-        """True if all workers that meet bring local steps along."""
+        """True if all workers that meet have made local steps."""
         if self.partner is None:
             return False
         met = self.partner != np.arange(self.partner.shape[1])

@@ -485,7 +485,7 @@ class GraceServer(Server):
         return _sent(state, (worker,), version, now)
 
     def on_arrival(self, state: GraceState, worker: int, version: int, now: float) -> Decision:
-        """Hold a contribution; `on_due` makes the update, after all arrivals until then."""
+        """Hold a contribution; `on_due` makes the update, after all earlier arrivals."""
         if version != state.version[worker]:
             return Decision(state, counts=False)  # its worker has begun anew in the meantime
         seconds = now - float(state.begun[worker])

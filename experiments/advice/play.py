@@ -499,11 +499,11 @@ def rate_of(config: ConfigDict) -> float:
 
 
 def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = None) -> Advice:
-    """Return the advice after training the reference and others, by default the first ones.
+    """Return the advice after training the reference and others, by default the top ones.
 
-    The first seed finds each one's two best rates; the others choose between them and judge, as a
-    rate that is the best for one seed may be unstable for another. Resampled durations belong to a
-    seed. Once the reference has arrived, all have PATIENCE times its time. Arms that are finished
+    The first seed finds each arm's two best rates; later seeds choose between them and judge, as
+    the best rate for one seed may be unstable for another. Resampled durations belong to a
+    seed. All have PATIENCE times the reference's time to the target. Arms that are finished
     are not trained again.
     """
     config, own = advice.config, advice.reference

@@ -1,6 +1,6 @@
 """SwarmSGD (Nadiradze et al., arXiv 1910.12308): asynchronous pairs, local steps, few bits.
 
-Beside its claims stands the time that nodes communicate for, simulated; that trains nothing.
+It also tabulates the simulated seconds that nodes communicate, which needs no training.
 """
 
 from collections.abc import Callable, Mapping

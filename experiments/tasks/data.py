@@ -122,10 +122,10 @@ def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
 
 
 def npy_images(folder: str, classes: int | None = None) -> Dataset:
-    """Images in memory maps: train_image.npy, train_label.npy, test_image.npy, test_label.npy.
+    """Map the images of train_image.npy, train_label.npy, test_image.npy, test_label.npy.
 
     Images are [N, height, width, channels] uint8 or float32, labels [N] whole numbers from 0 on.
-    classes: None: as many as there are labels, which then leave out no number below the highest.
+    classes: None: the number of different labels, which then may not skip a number.
     """
     axes = {"image": "samples, height, width, channels", "label": "samples"}
     parts = {

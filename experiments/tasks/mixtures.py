@@ -73,8 +73,8 @@ def mixture(
 def bayes_classifier(points: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Return the most likely class of every point: points [N, d], means [classes, d] -> [N] int.
 
-    With one covariance noise^2 I and equal shares it is the class with the nearest mean, which is
-    linear where all means are of one length (T. Hastie, R. Tibshirani, J. Friedman, The Elements of
+    With one covariance noise^2 I and equal shares it is the class with the nearest mean, a linear
+    rule if all means have one norm (T. Hastie, R. Tibshirani, J. Friedman, The Elements of
     Statistical Learning, 2nd ed., Sec. 4.3).
     """
     return (points.astype(np.float64) @ means.T).argmax(axis=1)

@@ -53,7 +53,7 @@ class Documents(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """words: by falling frequency in the training part, after SPECIAL; ids are positions in it."""
+    """Documents by ids, which are positions in words: SPECIAL, then by training frequency."""
 
     words: tuple[str, ...]
     train: Documents
@@ -184,7 +184,7 @@ def documents(corpus: registry.Part, split: str, **offered: Any) -> Iterator[str
 def tokenise(text: str) -> list[str]:
     """Return words, numbers and single punctuation marks of a text, in order, case kept.
 
-    A number stands as its shape, so that numbers share words: 3.14 is 0.00, 0xFF is 0x00.
+    Digits of a number become 0, so that numbers share words: 3.14 is 0.00, 0xFF is 0x00.
     """
     found = _WORD.findall(text)
     return [_shape(word) if word[0].isdigit() else word for word in found]
@@ -237,7 +237,7 @@ TOKENISER = Kind("tokeniser", TOKENISERS, Tokeniser, ("texts",))
 
 
 def corpus(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) -> Corpus:
-    """Return a corpus of (name, text) pairs; words of the test part alone come last."""
+    """Return a corpus of (name, text) pairs; words only in the test part come last."""
     split = [[(name, tokenise(text)) for name, text in part] for part in (train, test)]
     counts = Counter(itertools.chain.from_iterable(words for _, words in split[0]))
     counts.update(dict.fromkeys(itertools.chain.from_iterable(words for _, words in split[1]), 0))

@@ -132,8 +132,8 @@ def gpt(
 ) -> nn.Module:  # fmt: skip
     """Return a decoder-only transformer: rotary positions, RMSNorm, SwiGLU, no biases.
 
-    width: of the states, a multiple of twice the heads. hidden: of the inner layers; None: two
-        thirds of four times the width (arXiv 2002.05202 Sec. 3), up to a multiple of 32.
+    width: of the states, a multiple of twice the heads. hidden: of the inner layers; None: 8/3 of
+        the width (arXiv 2002.05202 Sec. 3), rounded up to a multiple of 32.
     remat: a block's activations are computed again in the backward pass instead of kept.
     """
     at_least("gpt", layers=(layers, 1), width=(width, 1), heads=(heads, 1))

@@ -648,7 +648,7 @@ class Supervisor:
         return self._elapsed + running
 
     def pids(self) -> dict[int, int]:
-        """Return the processes of the workers that are ready."""
+        """Return the process ids of workers that are ready."""
         places = {who: self._pool.place(who) for who in sorted(self._alive)}
         return {who: place.pid for who, place in places.items() if place is not None}
 

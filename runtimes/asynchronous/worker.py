@@ -75,7 +75,7 @@ class Computing:
             self._computing_since = None
 
     def _computing_for(self) -> float:
-        """Return the seconds of the program under way; 0 in a delay."""
+        """Return the seconds since this program began; 0 in a delay."""
         since = self._computing_since
         return 0.0 if since is None else time.monotonic() - since
 

@@ -332,7 +332,7 @@ def on_host(message: Sequence[Any]) -> list[np.ndarray]:
 
 
 class GossipWorker(Computing):
-    """One worker, as the launcher and other workers call it in a process of its own."""
+    """A worker in its own process, which the launcher and other workers call."""
 
     def __init__(self, recipe: Callable[[], GossipParts], me: int):
         """Build the parts of worker `me` by `recipe`."""

@@ -218,8 +218,7 @@ class PairClock:
     def costs(self, first: np.ndarray, columns: int) -> np.ndarray:
         """Return the seconds of communication of nodes from their `first` rounds on.
 
-        Of meetings with another node. As in a `wavefront.Lookahead`, [P, columns] or with axes of
-        one entry.
+        Meetings with another node count. The shape is [P, columns], or has axes of one entry.
         """
         if not callable(self._communication):
             return np.ravel(self._seconds(0)).astype(np.float64)[:, None]

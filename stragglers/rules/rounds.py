@@ -237,13 +237,13 @@ def drop_compute(
 def drop_compute_threshold(
     durations: ArrayLike, communication: ArrayLike = 0.0, candidates: int = 200
 ) -> float:
-    """Return DropCompute's tau, the seconds of computing per round of most throughput (2306.10598).
+    """Return DropCompute's tau, the computing seconds per round of highest throughput (2306.10598).
 
     durations: seconds of every mini-batch, [rounds, workers, M], in rounds in which all were
-    finished; communication: seconds of a round, scalar or [rounds]. A threshold keeps the
-    mini-batches that have ended by then and shortens a round to it. It has the most mini-batches
-    per second of `candidates` evenly spaced quantiles of the measured ends; of equal ones it is the
-    latest. Missing or negative numbers raise ValueError.
+    finished; communication: seconds of a round, scalar or [rounds]. A threshold keeps mini-batches
+    that have ended by then, and ends the round there. Among `candidates` even quantiles of the
+    measured ends, tau gives most mini-batches per second; among equal ones it is the latest.
+    Missing or negative numbers raise ValueError.
     """
     durations = np.asarray(durations, np.float64)
     if durations.ndim != 3 or not durations.size or not (durations > 0).all():

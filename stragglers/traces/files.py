@@ -564,7 +564,7 @@ def _name(event: dict) -> str:
 
 
 def _interval(event: dict) -> tuple[float, float]:
-    """Return the begin and the end of a profiled event [us]."""
+    """Return the start and end of a profiled event [us]."""
     return float(event["ts"]), float(event["ts"]) + float(event["dur"])
 
 
