@@ -1,9 +1,10 @@
-"""Asynchronous DiLoCo: local steps without waiting, and momentum that moves after a turn of pushes.
+"""Asynchronous DiLoCo: local steps without waiting, and server momentum updated every N pushes.
 
 B. Liu, R. Chhaparia, A. Douillard et al., *Asynchronous Local-SGD Training for Language Modeling*,
-arXiv 2401.09135, Algorithm 3. A worker pushes its progress D after its last local step, and goes on
-from the newest model. Nesterov momentum at every push would follow stale progress, and decay P
-times as fast as DiLoCo's; delayed Nesterov gathers B over N pushes before it moves m:
+arXiv 2401.09135, Algorithm 3. A worker pushes its progress D, the model before its local steps
+minus after them, and goes on from the newest model. With P workers, Nesterov momentum at every push
+would follow stale progress, and decay P times as fast as DiLoCo's; delayed Nesterov sums N pushes
+in B before it updates the momentum m:
 
     B <- B + D
     theta <- theta - lr D / N                   at every push
@@ -11,9 +12,9 @@ times as fast as DiLoCo's; delayed Nesterov gathers B over N pushes before it mo
     theta <- theta - lr beta m,  B <- 0
 
 N pushes from the same model are one step of DiLoCo with their mean. Its waiting rules are `k_async`
-and others of that kind; `k_async` has the paper's grace, in which pushes are applied together.
-Workers of unequal speed can make local steps in proportion to their speed, so that all push about
-as often: `stragglers.local_updates` counts these.
+and other asynchronous ones; `k_async` has the paper's grace period, whose pushes are applied
+together. Workers of unequal speed can make local steps in proportion to their speed, so that all
+push about as often: `stragglers.local_updates` computes the numbers of steps.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Delayed(NamedTuple):
 def delayed_nesterov(
     learning_rate: float, momentum: float, period: int
 ) -> optax.GradientTransformation:
-    """Descend by a share of every push, and by momentum at every `period`-th."""
+    """Descend by 1 / `period` of every push, and by the momentum at every `period`-th push."""
 
     def init_fn(params):
         zeros = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
@@ -71,8 +72,8 @@ def async_diloco(
 ) -> Algorithm:
     """Step locally with `optimizer`, and push the progress to delayed Nesterov momentum.
 
-    period: N, updates of the server between two moves of its momentum; None: the number of workers,
-    for rules that update at every push.
+    period: N, updates of the server per update of its momentum; None: the number of workers, which
+    suits rules that update at every push.
     """
     check_momentum("async_diloco", server_momentum)
     whole("async_diloco", workers=workers, period=period)

@@ -24,7 +24,7 @@ Extra arguments of an exchange, all from the schedule:
     active      bool [M], matchings in use, of a method with `links`
     partner     position in the axis of its partner, where the schedule has pairs
     samples     float32, seen by all workers before this update
-    count       the same, uint32 and exact, by which all workers draw alike
+    count       the same, uint32 and exact, from which all workers derive the same random draws
     staleness   updates since its parameters were read
     current     the newest parameters, where the worker's may be older
 
@@ -55,7 +55,7 @@ def proportional(batches) -> jax.Array:
 
 
 def equal(batches) -> jax.Array:
-    """Weigh every worker that finished anything alike, so that each contributes its own mean."""
+    """Give weight 1 to workers that finished anything, so that each contributes its own mean."""
     return jnp.asarray(batches > 0, jnp.float32)
 
 
@@ -70,7 +70,7 @@ def choose(what: str, options: Mapping[str, Choice], name: str) -> Choice:
 
 
 def whole(name: str, **parameters: Any) -> None:
-    """Raise ValueError for a parameter that is neither None nor a whole number; name: who asks."""
+    """Raise ValueError unless parameters are whole numbers or None; name: of the method."""
     for key, value in parameters.items():
         if isinstance(value, bool) or not isinstance(value, Integral | None):
             raise ValueError(f"{name}: {key} must be a whole number, got {value}; round it")
@@ -84,13 +84,13 @@ class Parted(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Needs of a method, of the updates that a waiting rule makes.
+    """Requirements of a method on the updates that a waiting rule makes.
 
     everybody: reason in words why an update needs every worker; "": it does not.
     pairs: updates are meetings of two; False: they are not.
     stopped: both workers of a meeting have ended their local steps.
     workers: number of workers for which the method was built; None: any.
-    otherwise: a way out other than a rule, in words.
+    otherwise: a remedy other than another rule, in words.
     """
 
     everybody: str = ""
@@ -101,7 +101,7 @@ class Needs(NamedTuple):
 
 
 class Bucketed(NamedTuple):
-    """An exchange that is a mean in buckets, keeps no state, and may begin before all is known."""
+    """Stateless exchange: a mean in buckets, which may begin before all gradients are known."""
 
     buffers_of: Callable[[Any], list]  # parameters -> `comms.buckets.buffers`, as they are sent
     all_reduce: AllReduce  # of a flat buffer
@@ -109,7 +109,7 @@ class Bucketed(NamedTuple):
 
 
 class Details(NamedTuple):
-    """Facts that few methods state, all of which `Algorithm` has as properties too.
+    """Facts that few methods state; `Algorithm` has a property for each.
 
     mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
         keeps no state, so that a simulator may take one gradient of the weighted mean loss over
@@ -121,9 +121,9 @@ class Details(NamedTuple):
     fallbacks: (exchange state with a leading axis of workers, params or their shapes, workers,
         row) -> messages sent so far in place of the messages of this row because of the data. None:
         there are never any.
-    decide: gradient of the first mini-batches of all workers -> parameters that the method leaves
-        to it, by name: with these it is built again. None: nothing is open.
-    buckets: how the mean is sent, where a runtime may do so by itself.
+    decide: gradient of the first mini-batches of all workers -> values, by name, of the parameters
+        that the method leaves open; the method is built again with them. None: nothing is open.
+    buckets: the mean in buckets, for a runtime that sends them by itself; None: it cannot.
     """
 
     mean_only: bool = False
@@ -139,23 +139,24 @@ class Algorithm(NamedTuple):
 
     exchange: optax transform over the axis `AXIS`, called once per update with the worker's
         contribution; the only part whose collectives name the axis.
-    work: transform of a worker's mini-batches between exchanges; the contribution is base - live.
-        None: the mean gradient at one point is its contribution.
+    work: transform of a worker's mini-batches between exchanges; the contribution is the parameters
+        before minus after its steps. None: the contribution is the mean gradient at one point.
     server: optimizer that is applied, outside the axis, to the result of the exchange: one copy of
-        parameters and optimizer state (*replicated*). None: every worker has its own, and the
+        parameters and optimizer state (*replicated*). None: every worker has its own copy, and the
         exchange returns the change of its parameters (*local*).
-    adopt: (own parameters, the server's, exchange state, updates that the server's have had) -> own
-        parameters, as a worker begins a contribution (on a mesh: as a round ends). Then workers
+    adopt: (own parameters, the server's, exchange state, number of the server's updates) -> own
+        parameters, as a worker begins a contribution (on a mesh: as a round ends). With it workers
         keep models beside the server's, which is evaluated, and the exchange returns a `Parted`.
-        None: they take all of the server's.
-    grad_params: (exchange state, params) -> the point of the gradients, if it is not params.
+        None: workers take the server's parameters.
+    grad_params: (exchange state, params) -> the point at which gradients are taken; None: params.
     weight: finished mini-batches -> weight of a worker in an all-reduce.
     messages: (params or their shapes, workers, row) -> the messages of a worker in an update, in
-        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from it; a config's
-        method has to have it.
-    graph, links: pairs that exchange, and its matchings that each update uses; None: all, always.
-    public: (exchange state, params) -> the model that a worker of a local method shows to others,
-        if that is not its params.
+        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from it; a method that
+        a config names must have it.
+    graph, links: pairs of workers that exchange, and the matchings of `graph` that each update
+        uses; None: all, always.
+    public: (exchange state, params) -> the model that a worker of a local method shows to others;
+        None: params.
     needs: requirements on the updates that a waiting rule makes.
     details: facts that few methods state.
     """
@@ -194,7 +195,7 @@ class Algorithm(NamedTuple):
 
 
 def map_columns(leaf: Callable, tree: Any, *others: Any) -> tuple:
-    """Return the trees of what a function of leaves returns, which are several results."""
+    """Map a function with several results over leaves; return one tree per result."""
     leaves, structure = jax.tree.flatten(tree)
     rows = [leaf(*row) for row in zip(leaves, *map(jax.tree.leaves, others), strict=True)]
     return tuple(jax.tree.unflatten(structure, column) for column in zip(*rows, strict=True))
@@ -210,10 +211,10 @@ def extended(inner: optax.GradientTransformation) -> optax.GradientTransformatio
 def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Leave parameters and the state of `inner` untouched where `batches` is 0.
 
-    A worker that finished nothing must not decay its momentum or count a step
-    (Non-blocking SGD, arXiv 2211.00889). The extra argument `busy`, a bool of Python, says that
-    `batches` is never 0, as without the argument `batches`. The choice between old and new values
-    is left out then: it would keep XLA from updating in place.
+    A worker that finished nothing must not decay its momentum or count a step (Non-blocking SGD,
+    arXiv 2211.00889). The extra argument `busy`, a Python bool, is true if `batches` is never 0, as
+    is assumed without `batches`. Then there is no choice between old and new values, which would
+    keep XLA from updating in place.
     """
     inner = extended(inner)
 
@@ -259,7 +260,7 @@ def scale_by_samples(
     shape: Callable[[jax.Array], jax.Array] | None = None,
     batch_power: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Descend by learning_rate times `shape`, a function of the samples seen so far.
+    """Descend at the rate learning_rate * shape(samples seen so far).
 
     optax schedules count updates, but an update of a non-blocking method holds a varying number of
     samples, so the schedule follows the extra argument `samples` (arXiv 2211.00889). An update of b

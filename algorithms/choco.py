@@ -9,16 +9,17 @@ y_i, the copy of x_i that all its neighbours have, and the y_j of its neighbours
     y_j <- y_j + q_j                         of itself and of its neighbours
     x_i <- x_i + gamma sum_j W_ij (y_j - y_i)
 
-W is doubly stochastic, so that the mean of the models only moves by gradients, whatever Q loses.
-As the models come to rest the differences x_i - y_i vanish, and with them the error of Q: workers
-without gradients reach their exact mean even if one entry of each model is sent at a time. With
-nothing lost and gamma 1 this is D-PSGD that adapts before it combines.
+W is doubly stochastic, so that the mean of the models only moves by gradients, whatever Q loses. As
+the models come to rest the differences x_i - y_i vanish, and with them the error of Q: workers
+without gradients reach their exact mean even if one entry of each model is sent at a time. With a
+lossless Q and gamma = 1 this is D-PSGD in the order `adapt_then_combine`.
 
-What is lost too coarsely for gamma makes the differences grow instead; this is found by following
-workers without gradients, and refused.
+If Q is too coarse for gamma, the differences grow instead; the method simulates workers without
+gradients, and raises ValueError where it finds such growth.
 
-The paper starts with y_i = 0; here all models start alike, and y_i with them. A mixture of
-the y_j in place of each would save memory, but gather rounding, which moves the mean for good.
+The paper starts with y_i = 0; here y_i starts at x_i, which is the same on all workers. A running
+sum of the W_ij y_j in place of each y_j would save memory, but accumulate rounding errors, which
+shift the mean for good.
 """
 
 import functools
@@ -52,10 +53,10 @@ class Choco(NamedTuple):
 
 
 def growth(chosen: Reducer, W: np.ndarray, size: int) -> Callable[[float], float]:
-    """Return gamma -> factor per update of the differences between workers without gradients.
+    """Return gamma -> growth factor, per update, of differences of workers without gradients.
 
-    size: entries of a parameter, of which ENTRIES at most are followed, from random models. It is a
-    bound from below, which misses growth below 1 % an update.
+    size: entries of a parameter; the simulation starts from random models and follows at most
+    ENTRIES of all workers. The factor is a lower bound, which misses growth below 1 % an update.
     """
     encoder, size = chosen.encoder, min(size, max(16, ENTRIES // len(W)))
     given = jax.ShapeDtypeStruct((size,), jnp.float32), jax.eval_shape(jax.random.key, 0)
@@ -86,7 +87,7 @@ def growth(chosen: Reducer, W: np.ndarray, size: int) -> Callable[[float], float
 
 
 def check_stable(chosen: Reducer, W: np.ndarray, gamma: float, size: int) -> None:
-    """Raise ValueError where workers without gradients go apart, see `growth`."""
+    """Raise ValueError if workers without gradients diverge from each other, see `growth`."""
     factor = growth(chosen, W, size)
     if factor(gamma) <= 1:
         return
@@ -109,7 +110,7 @@ def compressed_gossip(
 ) -> optax.GradientTransformationExtraArgs:
     """Step, send the encoded change since the last message, go a part of the way to the neighbours.
 
-    W: mixing matrix [n, n]; partners: [M, n] of its matchings.
+    W: mixing matrix [n, n]; partners: [M, n], each worker's partner in every matching.
     """
     optimizer, encoder = freeze_when_idle(optimizer), chosen.encoder
     everyone = np.arange(len(W))
@@ -163,13 +164,14 @@ def choco_sgd(
     """Step locally with `optimizer`, and gossip compressed changes over the neighbours of `graph`.
 
     exchange: encoding of changes, see `algorithms.reducers`: any reducer but random_k and those
-        with a memory, as the known models are one; None: top_k(ratio=0.1).
-    gamma: part of the way that a worker goes to its copies of the neighbours, in (0, 1]: the
-        coarser the encoding, the smaller it must be; one by which models go apart is refused.
+        with a memory, as the copies y_i are one; None: top_k(ratio=0.1).
+    gamma: part of the way that a worker goes to its copies of the neighbours' models, in (0, 1]:
+        the coarser the encoding, the smaller it must be. `exchange.init` raises ValueError if
+        models diverge.
     mixing_matrix: as in `algorithms.dpsgd`.
-    seed: of reducers that round at random.
+    seed: for reducers that round at random.
 
-    Every update needs all workers and all links: a rule in rounds, and a graph that stays.
+    Every update needs all workers and all links: take a waiting rule in rounds and a fixed graph.
     """
     if not 0 < gamma <= 1:
         raise ValueError(f"choco_sgd: needs 0 < gamma <= 1, got {gamma}; 1 is for exact messages")

@@ -1,4 +1,4 @@
-"""All-reduce SGD whose gradients travel by one codec; its names, and their own random draws.
+"""All-reduce SGD with compressed gradients: one method per codec.
 
     top_k                the largest entries, with feedback   S. U. Stich et al., arXiv 1809.07599
       momentum, warm-up  Deep Gradient Compression            Y. Lin et al., arXiv 1712.01887
@@ -9,10 +9,10 @@
                                                               arXiv 1901.09847
     int8_all_reduce      int8, sent twice
 
-Each is `all_reduce(exchange=...)` of a reducer in `algorithms.reducers`, which other methods take.
-Messages of random_k and int8_all_reduce can be added; of the others every worker gathers all, which
-pays for few workers only. qsgd, natural_compression and int8_all_reduce are unbiased and need no
-memory.
+Each is `all_reduce(exchange=...)` with a reducer of `algorithms.reducers`; other methods take
+these, too. Messages of random_k and int8_all_reduce can be summed; with the other codecs every
+worker gathers all messages, which pays for few workers only. qsgd, natural_compression and
+int8_all_reduce are unbiased and need no memory.
 """
 
 import jax
@@ -37,9 +37,9 @@ def top_k(
 ) -> Algorithm:
     """Gather the largest entries of every worker, keep the others for later, then step.
 
-    ratio: share of entries that are sent, of every parameter at least one.
+    ratio: share of entries that are sent, at least one per parameter.
     momentum: decay of DGC's momentum, which then replaces the optimizer's.
-    warmup_updates: number of updates over which the ratio falls to its value.
+    warmup_updates: number of updates over which the share falls to `ratio`.
     """
     check_momentum("top_k", momentum)
     reducer = with_ratio_warmup(ratio, warmup_updates)
@@ -60,7 +60,7 @@ def random_k(
 ) -> Algorithm:
     """All-reduce the same random entries of every worker, then step.
 
-    ratio: share of entries that are sent, of every parameter at least one.
+    ratio: share of entries that are sent, at least one per parameter.
     error_feedback: keep the others for later; false: scale the sent entries to be unbiased.
     """
     reducer = reducers.random_k(ratio, unbiased=not error_feedback, seed=None)

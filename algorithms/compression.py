@@ -1,7 +1,7 @@
 """Compressed all-reduce: the parts that methods with compressed gradients share.
 
-A `Reducer` sums one array over the workers, mostly not exactly; wrappers give it a memory of
-omitted values, or a dense start. `algorithms.mean` makes methods of them.
+A `Reducer` sums one array over the workers, usually only approximately; wrappers give it a memory
+of omitted values, or a dense start. `algorithms.mean` turns reducers into methods.
 """
 
 import math
@@ -36,7 +36,7 @@ class Draw(NamedTuple):
 
     @property
     def unit(self) -> jax.Array:
-        """[] float32, the amount in a weighed array that is 1 in this worker's memory."""
+        """[] float32, weight of values of this worker's unweighted memory; idle: `full`."""
         return jnp.where(self.busy, self.weight, self.full)
 
 
@@ -54,17 +54,18 @@ class Reducer(NamedTuple):
 
     init: array or its shape -> state of a worker.
     reduce: (x, state, draw) -> (sum over the workers, this worker's part of it, state);
-        the parts of all workers add up to the sum. x is weighed already, in float32.
+        the parts of all workers add up to the sum. x is already weighted, in float32.
     payload: (array or its shape, workers, update) -> Payload, or a tuple of payloads that follow
         one another.
     name: for errors.
     encoder: encoding of a worker's array, if all workers gather all messages.
-    within: another reducer -> this one, with the values that it picks summed by the other.
+    within: another reducer -> this one, except that the other sums the values that it picks.
     instead: (array or its shape, workers) -> the payloads of every alternative that is sent where
-        the data do not fit; its state then holds `Fallbacks`. None: data decide nothing.
+        the data do not fit the plan; the reducer's state then holds `Fallbacks`. None: messages do
+        not depend on the data.
     pushed: array or its shape -> Payload where workers push to a server; None: as `payload`.
     amplifies: why errors may be as large as the array, so that they would grow in a memory, and a
-        way out; None: they are smaller.
+        remedy; None: errors are smaller.
     """
 
     init: Callable[[Any], Any]
@@ -93,7 +94,7 @@ class Memory(NamedTuple):
 
 
 class Velocity(NamedTuple):
-    """Memory with momentum (DGC, arXiv 1712.01887 Sec. 3.2); u and v of the paper."""
+    """Memory with momentum: u and v of DGC, arXiv 1712.01887 Sec. 3.2."""
 
     velocity: jax.Array  # shape of the parameter, float32
     residual: jax.Array  # as in `Memory`
@@ -101,7 +102,7 @@ class Velocity(NamedTuple):
 
 
 def check_reducer(name: str, given: Any, what: str = "exchange") -> None:
-    """Raise ValueError for what is no reducer; name: of the method that it is given to."""
+    """Raise ValueError if `given` is no reducer; name: of the method, what: of its parameter."""
     if not isinstance(given, Reducer):
         raise ValueError(f"{name}: {what}={given} is no reducer; write reducers.bf16()")
 
@@ -132,7 +133,7 @@ def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Red
 
 
 def sent_twice(coder: Codec | Encoder) -> Callable:
-    """Return the payload of sums whose chunks travel in codes, before and after they are added."""
+    """Return `Reducer.payload` for chunks that are sent as codes before and after their sum."""
 
     def payload(leaf, workers, update):
         size = math.prod(leaf.shape)
@@ -143,20 +144,20 @@ def sent_twice(coder: Codec | Encoder) -> Callable:
 
 
 def pushed_once(coder: Codec | Encoder) -> Callable:
-    """Return the payload of an array whose codes a worker pushes to a server."""
+    """Return `Reducer.pushed` for codes that a worker pushes to a server."""
     return lambda leaf: Payload(gathered=(coder.payload_bytes(math.prod(leaf.shape)),))
 
 
 def read_back(encoder: Encoder, x, key) -> jax.Array:
-    """Return an array as others read it: a server takes one push, so that nothing is summed."""
+    """Return the array that others decode from one message, as a server does from a single push."""
     return encoder.decode(encoder.encode(x, key), x.size).reshape(x.shape)
 
 
 def two_phase(codec: Codec) -> Reducer:
-    """Sum arrays that travel as codes twice, see `comms.quantise`; one alone is rounded once.
+    """Sum arrays sent twice as codes, see `comms.quantise`; a lone worker's is encoded once.
 
-    A worker's part also has the rounding of its chunk of the sum, whether the worker is busy or
-    not, so that a memory around it misses nothing.
+    A worker's part also holds the rounding error of its chunk of the sum, whether the worker is
+    busy or not, so that a memory around the reducer misses no error.
     """
 
     def reduce(x, state, draw):
@@ -203,14 +204,14 @@ def with_seed(inner: Reducer, seed: int | None) -> Reducer:
 def with_error_feedback(inner: Reducer, decay: float = 1.0) -> Reducer:
     """Add unsent values to the next message: sum(sent) + residual = sum(contribution).
 
-    decay: share of the residual that stays from one contribution to the next; below 1 the sum
-    forgets.
+    decay: share of the residual that stays from one contribution to the next; below 1 the equation
+    does not hold.
 
-    The equation holds for every worker by itself, whatever its weights are: the residual is
-    unweighted, and weighed with the contribution that it is added to. So a worker needs to know
-    nothing of the others. The residual of a worker that finished nothing stays, but for the
-    rounding errors of the chunk that it adds up for all, which count as for a worker with a full
-    round. Karimireddy et al., arXiv 1901.09847.
+    The equation holds for every worker by itself, whatever its weights are: the residual is kept
+    unweighted, and gets the weight of the contribution that it is added to. So a worker needs to
+    know nothing of the others. An idle worker's residual changes only by the rounding errors of the
+    chunk that it sums for all, which count as for a worker with a full round. Karimireddy et al.,
+    arXiv 1901.09847.
     """
 
     def reduce(x, state, draw):
@@ -231,7 +232,7 @@ def with_error_feedback(inner: Reducer, decay: float = 1.0) -> Reducer:
 
 
 def with_momentum_correction(inner: Reducer, decay: float) -> Reducer:
-    """Apply error feedback to velocities instead of gradients: momentum comes before the omission.
+    """Apply error feedback to velocities instead of gradients: momentum precedes the compression.
 
     The velocity of sent entries is cleared as well (momentum factor masking). Lin et al., "Deep
     gradient compression", arXiv 1712.01887 Sec. 3.2; the optimizer needs no momentum of its own.
@@ -272,9 +273,9 @@ def with_dense_warmup(inner: Reducer, updates: int) -> Reducer:
 
 
 def reshaped(inner: Reducer, shape_of: Callable[[int], tuple[int, ...]]) -> Reducer:
-    """Let a reducer see arrays in another shape, filled up with zeros.
+    """Let a reducer see arrays in another shape, padded with zeros.
 
-    shape_of: entries of an array -> the shape, of as many entries or more.
+    shape_of: number of entries of an array -> the shape, with no fewer entries.
     """
 
     def seen(leaf):
@@ -297,17 +298,17 @@ def reshaped(inner: Reducer, shape_of: Callable[[int], tuple[int, ...]]) -> Redu
 
 
 def share(total, draw: Draw) -> jax.Array:
-    """Return a worker's share, by its weight, of a sum that has no parts of single workers."""
+    """Return a worker's share by weight of a sum that does not split into parts of workers."""
     return total * divide(draw.weight, draw.total)
 
 
 def no_fallbacks(alternatives: int) -> Fallbacks:
-    """Return the counters to start with."""
+    """Return zero counters for this number of alternatives."""
     return Fallbacks(jnp.zeros(alternatives, jnp.int32), jnp.float32(0))
 
 
 def count_fallback(state: Fallbacks, chosen, unresolved) -> Fallbacks:
-    """Count an update; chosen: 0 as planned, i the i-th alternative. unresolved: rows, int32."""
+    """Count an update; chosen: 0: the plan, i: the i-th alternative; unresolved: rows, int32."""
     numbers = 1 + jnp.arange(len(state.taken))
     return Fallbacks(
         state.taken + (numbers == chosen), state.unresolved + unresolved.astype(jnp.float32)

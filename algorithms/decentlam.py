@@ -7,17 +7,17 @@ for Large-batch Deep Training*, arXiv 2104.11981, Algorithm 2:
     m_i <- momentum m_i + d_i
     x_i <- x_i - lr m_i
 
-A step of D-PSGD is taken for a gradient d_i, and momentum accelerates it. So models rest at the
-points of D-PSGD without momentum, in its order `adapt_then_combine`; momentum of own gradients has
-a bias 1 / (1 - momentum) times as large. Here lr m_i is kept, in the units of the parameters,
-so that any optimizer without a momentum of its own can make the step -lr g_i.
+A whole step of D-PSGD serves as the gradient d_i, and momentum accelerates it. So the fixed points
+are as for D-PSGD without momentum in its order `adapt_then_combine`; momentum of each worker's own
+gradients would make the bias 1 / (1 - momentum) times as large. The state holds lr m_i, in the
+units of the parameters, so that any optimizer without momentum can make the step -lr g_i.
 
-Under one W that stays any momentum of the mixing is stable. On graphs of rounds the largest stable
-momentum depends on the graph: between .5 and .75 on the one-peer exponential, Base-2 and EquiTopo
-graphs of 8 and 16 workers. Beyond it models go apart at any rate; `comms.stability` finds this, and
-the method is refused.
+Under a constant W any momentum of the mixing is stable. On graphs whose links change in rounds the
+largest stable momentum depends on the graph: between .5 and .75 on the one-peer exponential, Base-2
+and EquiTopo graphs of 8 and 16 workers. Beyond it models diverge at any learning rate;
+`comms.stability` finds this, and `decentlam` raises ValueError.
 
-A worker that finished nothing mixes; its momentum neither moves it nor changes.
+A worker that finished nothing only mixes; its momentum neither moves it nor changes.
 """
 
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class Accelerated(NamedTuple):
 def accelerated_mixing(
     optimizer: optax.GradientTransformation, mix, momentum: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Accelerate the joint move of stepping and mixing by momentum.
+    """Apply momentum to the step and the mixing together.
 
     mix: (tree, active matchings or None) -> W tree.
     """
@@ -66,7 +66,7 @@ def accelerated_mixing(
 
 
 def without_gradients(mix, x, velocity, *, momentum) -> tuple:
-    """Return the update's linear map, see `algorithms.gossip.check_stable`."""
+    """Apply the update's linear part, see `algorithms.gossip.check_stable`."""
     velocity = momentum * velocity + x - mix(x)
     return x - velocity, velocity
 
@@ -81,8 +81,9 @@ def decentlam(
 ) -> Algorithm:
     """Step locally with `optimizer` and mix over `graph`, with momentum of both together.
 
-    momentum: in [0, 1), and low enough for graphs that change. mixing_matrix, links: as in
-    `algorithms.dpsgd`. Every update needs all workers: a rule in rounds.
+    momentum: in [0, 1), and low enough if the graph's links change. mixing_matrix, links: as in
+    `algorithms.dpsgd`. Every update needs all workers: take a waiting rule in rounds. Raises
+    ValueError if models diverge.
     """
     check_momentum("decentlam", momentum)
     over = mixing_over(graph, mixing_matrix, links)

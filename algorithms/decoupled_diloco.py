@@ -2,9 +2,9 @@
 
 A. Douillard et al., *Decoupled DiLoCo for Resilient Distributed Pre-training*, arXiv 2604.21428.
 The parameters are cut into F fragments, one of which is due in every update of the server, in turn.
-Learner m holds theta_m and goes on with local steps, whatever the others do. After each stretch of
-them it sends its theta_m,p of the fragment p that is due. The server merges the learners M of an
-update with its own Theta:
+Learner m holds theta_m and goes on with local steps, whatever the others do. After each period of
+local steps it sends theta_m,p, its part of the due fragment p. The server merges the learners M of
+an update with its own Theta:
 
     D_m      = Theta_p - theta_m,p
     w_m      = tokens_m^2 / steps_m           both since m has last received p
@@ -12,17 +12,17 @@ update with its own Theta:
     Theta_p <- Theta_p - outer step on D
     theta_m,p <- alpha theta_m,p + (1 - alpha) Theta_p       whenever m receives it
 
-with phi(x) = x / |x| and phi(0) = 0, for every tensor by itself. Progress in random directions adds
-up to less than its length, the more learners the less; radial-directional averaging keeps the mean
-length, so that the outer rate need not follow the number of learners. The outer optimizer, here
-Nesterov momentum, has its own state for every fragment.
+with phi(x) = x / |x| and phi(0) = 0, for every tensor by itself. The mean of vectors in random
+directions is shorter than they are, the more so the more learners there are; radial-directional
+averaging keeps the mean length, so that the outer rate need not depend on the number of learners.
+The outer optimizer, here Nesterov momentum, has its own state for every fragment.
 
-The waiting rule chooses M: `quorum_async` is the paper's, K learners and a grace. With all learners
-at equal speed, alpha 0 and plain means this is Streaming DiLoCo without overlap. Here all
-mini-batches have equally many tokens, so that w_m is proportional to steps_m. Fragments are equal
-stretches of all parameters in a row, in which a tensor may be cut in two. The paper packs whole
-tensors, and takes plain means of embeddings. Any reducer without a memory may round directions or
-entries; the lengths, one for every tensor, travel as they are.
+The waiting rule chooses M: the paper's is `quorum_async`, which waits for K learners and a grace
+period. With all learners at equal speed, alpha 0 and plain means this is Streaming DiLoCo without
+overlap. Here all mini-batches have equally many tokens, so that w_m is proportional to steps_m.
+Fragments are equal slices of the concatenated parameters, in which a tensor may be cut in two. The
+paper packs whole tensors, and takes plain means of embeddings. Any reducer without a memory may
+round directions or entries; the lengths, one for every tensor, are sent uncompressed.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ Average = Callable[[jax.Array, jax.Array, int, Mean], tuple[jax.Array, Any]]
 
 
 def lengths(x, tensor, tensors: int) -> jax.Array:
-    """Return the length [tensors] of the part of every tensor in a fragment x [n]."""
+    """Return the norms [tensors] of the parts of tensors that lie in a fragment x [n]."""
     return jnp.sqrt(jax.ops.segment_sum(x * x, tensor, tensors))
 
 
@@ -64,7 +64,7 @@ def directions(x, length, tensor) -> jax.Array:
 
 
 def radial_directional(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array, Any]:
-    """Return the mean direction, at the mean length."""
+    """Return each tensor's mean direction times its mean length, and the later state."""
     length = lengths(off, tensor, tensors)
     sent, inner = mean({DIRECTION: directions(off, length, tensor), LENGTH: length})
     direction = directions(sent[DIRECTION], lengths(sent[DIRECTION], tensor, tensors), tensor)
@@ -72,7 +72,7 @@ def radial_directional(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array
 
 
 def plain(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array, Any]:
-    """Return the mean."""
+    """Return the plain mean of the distances, and the later state."""
     del tensor, tensors
     return mean(off)
 
@@ -92,7 +92,7 @@ def tensor_numbers(params) -> Any:
 
 
 def changed(since, version, fragments: int) -> jax.Array:
-    """Mark the fragments, [fragments] bool, that were due in updates since .. version - 1."""
+    """Mark the fragments, [fragments] bool, due in the updates from `since` to `version` - 1."""
     return (jnp.arange(fragments) - since) % fragments < version - since
 
 
@@ -106,7 +106,7 @@ def sent_of(average: Average, params, fragments: int) -> Any:
 def merge_of_fragment(
     average: Average, mean: optax.GradientTransformationExtraArgs, fragments: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the learners' distance from the server in the due fragment, by `average`."""
+    """Merge the learners' distances from the server in the due fragment by `average`."""
 
     def init_fn(params):
         sent = sent_of(average, jax.tree.map(jnp.asarray, params), fragments)
@@ -146,13 +146,13 @@ def decoupled_diloco(
     exchange: Reducer | None = None,
     server: optax.GradientTransformation | None = None,
 ) -> Algorithm:
-    """Step locally with `optimizer`, and merge a fragment at a time with the learners that arrive.
+    """Step locally with `optimizer`; the server merges one fragment of the learners that arrive.
 
-    fragments: of the model; the paper has 24, and sends each about every 24 steps. alpha: share of
-    its own entries that a learner keeps, in [0, 1); the paper keeps none. average:
-    "radial_directional" or "mean". exchange: reducer of a fragment's directions or entries, see
-    `algorithms.reducers`; None: their mean. server: None: Nesterov momentum .9 at rate .7. The
-    server's model is evaluated.
+    fragments: number of fragments of the model; the paper has 24, and sends each about every 24
+    steps. alpha: weight of a learner's own entries when it receives a fragment, in [0, 1); 0 in the
+    paper. average: "radial_directional" or "mean". exchange: reducer of a fragment's directions or
+    entries, see `algorithms.reducers`; None: their mean. server: None: Nesterov momentum .9 at rate
+    .7. The server's model is evaluated.
     """
     whole("decoupled_diloco", fragments=fragments)
     if fragments < 1:

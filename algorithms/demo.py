@@ -1,4 +1,4 @@
-"""DeMo: momentum that stays with its worker, but for its fastest moving frequencies.
+"""DeMo: momentum that stays on its worker, except for its largest frequencies, which are sent.
 
 B. Peng, J. Quesnelle, D. P. Kingma, *DeMo: Decoupled Momentum Optimization*, arXiv 2411.19870,
 Algorithm 1. With C the cosine transform of chunks:
@@ -8,11 +8,11 @@ Algorithm 1. With C the cosine transform of chunks:
     m_i   <- m_i - C^-1 q_i
     theta <- theta - lr sign(C^-1 mean_i q_i)
 
-Sent frequencies leave the momentum, which is therefore a feedback of errors as well. The authors'
-code cuts matrices in both directions, into blocks of 64 by 64 of which it sends 32 frequencies, and
-takes the mean of a frequency over its senders. Both are options here: `demo(blocks=true, chunk=64,
-k=32, mean_of=senders)`. By default chunks are stretches of a parameter's entries in a row, and the
-mean is over all workers as in the equations.
+Sent frequencies leave the momentum, which therefore also serves as error feedback. The authors'
+code cuts matrices in both directions, into blocks of 64 by 64, sends 32 frequencies of each, and
+takes the mean of a frequency over its senders only. Both are options here: `demo(blocks=true,
+chunk=64, k=32, mean_of=senders)`. By default chunks are runs of a parameter's consecutive entries,
+and the mean is over all workers as in the equations.
 """
 
 import math
@@ -31,7 +31,7 @@ MEANS = {"workers": False, "senders": True}
 
 
 def largest_frequencies(cut: chunked.Blocks, blocks: bool, of_senders: bool) -> Reducer:
-    """Sum every worker's k largest coefficients of each chunk: float32, and their places."""
+    """Sum every worker's k largest coefficients per chunk, sent as float32 with their places."""
 
     def flat(shape) -> tuple[int, int]:
         return tuple(shape) if blocks and len(shape) == 2 else (1, math.prod(shape))
@@ -67,9 +67,10 @@ def demo(
 ) -> Algorithm:
     """Let `optimizer` step along the signs of the momenta's largest frequencies.
 
-    chunk: entries of a parameter that are transformed together, at most 256, of whose frequencies k
-    are sent. decay: of the momentum, in [0, 1). blocks: cut matrices in both directions, into chunk
-    by chunk entries. mean_of: workers in the mean of a frequency, all "workers" or its "senders".
+    chunk: entries of a parameter that are transformed together, at most 256. k: frequencies of a
+    chunk that are sent. decay: of the momentum, in [0, 1). blocks: cut matrices in both directions,
+    into chunk by chunk entries. mean_of: workers in the mean of a frequency, all "workers" or its
+    "senders".
     """
     whole("demo", k=k, chunk=chunk)
     most = chunk**2 if blocks else chunk

@@ -27,12 +27,12 @@ def dpsgd(
 ) -> Algorithm:
     """Step locally with `optimizer`, and average models over the neighbours of `graph`.
 
-    mixing_matrix: a name in `comms.mixing.MIXINGS`, or weights of one's own, [n, n], symmetric with
+    mixing_matrix: a name in `comms.mixing.MIXINGS`, or your own weights, [n, n], symmetric with
         rows that sum to 1, and 0 where the graph has no edge; None: metropolis. Graphs and links
         that change with time have weights of their own instead.
     order: of mixing and stepping, see the two formulas of `algorithms.gossip`.
-    weighting: "equal", "confidence" or "local_sum", the step length of a worker that finished only
-        some of its mini-batches.
+    weighting: step length of a worker that finished only some of its mini-batches: "equal",
+        "confidence" or "local_sum", see `algorithms.gossip`.
     links: links of `graph` that an update uses, and their weights, for graphs that change with
         time; None: as the graph says, see `algorithms.gossip.mixing_over`.
     """

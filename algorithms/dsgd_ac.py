@@ -1,14 +1,14 @@
 """DSGD-AC: gossip that mixes less as the rate falls, so that models stay apart until the end.
 
 Z. Wang, M. Johansson, *Decentralized SGD with Controlled Disagreement Finds Flatter Minima*, arXiv
-2602.02899, after the authors' code. A round of D-PSGD in its order `combine_while_adapting`, but
+2602.02899, after the authors' code. An update is as in D-PSGD's order `combine_while_adapting`, but
 
     x_i   <- (1 - gamma) x_i + gamma sum_j W_ij x_j - lr g_i(x_i)
     gamma <- floor + (1 - floor) (lr / lr_max)^power
 
-Where the rate falls to 0, D-PSGD's models come together; here the mixing falls sooner than that.
-The rate is to follow a cosine over `samples` of all workers, as the authors' does: the optimizer
-has a schedule of its own, and `lr / lr_max` is worked out here from the samples alone.
+As the rate falls to 0, D-PSGD's models come together; here the mixing falls faster than the rate.
+The rate has to follow a cosine over the `samples` of all workers, as in the authors' code: the
+optimizer's own schedule is not read, and `lr / lr_max` is computed here from the samples alone.
 """
 
 import jax
@@ -49,8 +49,8 @@ def dsgd_ac(
 ) -> Algorithm:
     """Step locally with `optimizer`, and average over `graph` less and less.
 
-    samples: of all workers, at the end of the rate's cosine; power: of the rate in the mixing;
-    floor: share of the mixing that stays. Every update needs all workers, who know the samples.
+    samples: of all workers, at the end of the rate's cosine; power: exponent of `lr / lr_max` in
+    gamma; floor: lowest gamma. Every update needs all workers, because they mix by the same gamma.
     """
     if not (samples > 0 and power > 0 and 0 <= floor <= 1):
         raise ValueError(

@@ -1,27 +1,27 @@
 """Elastic averaging SGD: every worker keeps a model of its own, tied to the server's by a spring.
 
 S. Zhang, A. Choromanska, Y. LeCun, *Deep learning with Elastic Averaging SGD*, arXiv 1412.6651,
-Eq. 5 and 6. Of P workers each holds x_i, the server the centre c; with alpha = beta / P,
+Eq. 5 and 6. Each of P workers holds x_i, the server holds the centre c; with alpha = beta / P,
 
     x_i <- x_i - lr g_i(x_i) - alpha (x_i - c)
     c   <- c + alpha sum_i (x_i - c)
 
-from the x_i and c of before, so that the messages are known before the gradient. The pull leaves
-workers room to explore: at rest x_i stands off c by lr g_i / alpha, on its own data's side. Only
-workers that deliver pull and are pulled (the asynchronous Algorithm 1).
+Both take the old x_i and c, so that the messages are known before the gradient. The pull leaves
+workers room to explore: at rest x_i differs from c by lr g_i / alpha, towards the optimum of its
+own data. Only workers that deliver pull and are pulled (the asynchronous Algorithm 1).
 
-With more than one mini-batch a round, its local steps all begin at the x_i of before, and the pull
-joins them at the end of the round.
+With several mini-batches per round, a worker's local steps start at the old x_i, and the pull at
+the old x_i is added at the end of the round.
 
-`momentum` is delta of EAMSGD (Algorithm 2 there): the gradient is that of the look-ahead point, and
-the pull is at the parameters,
+`momentum` is delta of EAMSGD (Algorithm 2 there): the gradient is taken at the look-ahead point,
+and the pull at the parameters,
 
     v_i <- delta v_i - lr g_i(x_i + delta v_i)
     x_i <- x_i + v_i - alpha (x_i - c)
 
-with the x_i of before. A worker's own model is its look-ahead point. A round is then one step on
-the mean gradient of its mini-batches. Nesterov momentum of `optimizer` instead makes local steps
-with one, but the pull is at the look-ahead point and leads to other models.
+The pull takes the old x_i. A worker's own model is its look-ahead point. A round is then one step
+on the mean gradient of its mini-batches. An `optimizer` with Nesterov momentum makes local steps
+with momentum instead, but its pull is taken at the look-ahead point and leads to other models.
 """
 
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ from algorithms.mean import mean_messages, mean_over_workers
 
 
 def pull_both_ways(alpha: float) -> optax.GradientTransformationExtraArgs:
-    """Turn a worker's progress into the pull at the centre, and its own change."""
+    """Turn a worker's progress into the pull on the centre, and the change of its own model."""
     mean = mean_over_workers()
 
     def update_fn(updates, state, params, *, current=None, weight=None, **extra):
@@ -70,7 +70,7 @@ class Momentum(NamedTuple):
 def pull_behind_look_ahead(
     optimizer: optax.GradientTransformation, alpha: float, momentum: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Step from look-ahead points, which are the workers' own models, and pull the parameters."""
+    """Step from look-ahead points, the workers' own models, and pull at the parameters."""
     optimizer, pull = freeze_when_idle(optimizer), pull_both_ways(alpha)
 
     def init_fn(params):
@@ -101,9 +101,9 @@ def easgd(
 ) -> Algorithm:
     """Step locally with `optimizer`, with a pull between workers and a centre.
 
-    beta: how far the centre goes towards the workers' mean in an update that all take part in, in
-    (0, 1]; the paper takes 0.9. The centre is evaluated. momentum: delta of EAMSGD, in [0, 1), the
-    paper takes 0.99; above 0 a round is one step, and `optimizer` needs no momentum of its own.
+    beta: part of the way that the centre moves to the workers' mean in an update of all workers, in
+    (0, 1]; the paper takes 0.9. The centre is evaluated. momentum: delta of EAMSGD, in [0, 1); the
+    paper takes 0.99. Above 0 a round is one step, and `optimizer` needs no momentum of its own.
     """
     if not 0 < beta <= 1:
         raise ValueError(f"easgd: needs 0 < beta <= 1, got {beta}; the paper takes 0.9")

@@ -1,4 +1,4 @@
-"""EDiT's penalty on pseudo-gradients: local steps whose outliers are left out or weigh little.
+"""EDiT's penalty on pseudo-gradients: outliers among local progress are dropped or weigh little.
 
 J. Cheng, N. Gao, Y. Yue, Z. Ye, J. Jiang, J. Sha, *EDiT: A Local-SGD-Based Efficient Distributed
 Training Method for Large Language Models*, arXiv 2412.07210, after the authors' code. For every
@@ -10,14 +10,16 @@ parameter array worker i has progress D_i, of length G_i. In a round
 
 and an outer optimizer takes D for a gradient. G is an outlier if (G - mu) / sigma is above
 `threshold` times the larger of 1 and the standard deviation of the last `warmup` such ratios, each
-of which was found with the mean and variance of its round. Otherwise they are updated:
+of which was computed with mu and sigma updated in its round. If G is no outlier, mu and sigma are
+updated:
 
     mu      <- mu + decay (G - mu)
     sigma^2 <- (1 - decay) (sigma^2 + decay (G - mu) (G - new mu))
 
-Nothing finite is an outlier in the first `warmup` rounds, and progress that is not finite always is
-one. Where all workers of a round are outliers the authors' outer optimizer rests for that array;
-here it gets a gradient of 0. Layer-wise overlap and sharding, the other half of EDiT, are not here.
+Finite progress is never an outlier in the first `warmup` rounds; progress that is not finite always
+is one. Where all workers of a round are outliers the authors' outer optimizer rests for that array;
+here it gets a gradient of 0. Layer-wise overlap and sharding, the other half of EDiT, are not
+implemented here.
 """
 
 from typing import NamedTuple
@@ -34,7 +36,7 @@ NULLIFIED = 1e6  # added to the length of an outlier
 
 
 class Lengths(NamedTuple):
-    """Lengths of a worker's progress so far; n parameter arrays."""
+    """Statistics of the lengths of a worker's progress so far; n parameter arrays."""
 
     mean: jax.Array  # [n]
     variance: jax.Array  # [n]
@@ -50,7 +52,7 @@ def _ratio(length, mean, variance, count, warmup: int) -> jax.Array:
 def watched(
     state: Lengths, length: jax.Array, threshold: float, decay: float
 ) -> tuple[jax.Array, Lengths]:
-    """Return whether lengths [n] are outliers, and what is known after them."""
+    """Return which lengths [n] are outliers, [n] bool, and the statistics after them."""
     warmup = state.ratios.shape[1]
     spread = jnp.maximum(1.0, jnp.std(state.ratios, axis=1, ddof=1))
     ratio = _ratio(length, *state[:3], warmup)
@@ -72,7 +74,7 @@ def watched(
 def penalised_mean(
     clip: float, temperature: float, threshold: float, decay: float, warmup: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace the workers' progress by its mean, without outliers and weighted by length."""
+    """Replace the workers' progress by its mean without outliers, weighted by length, clipped."""
 
     def init_fn(params):
         n = len(jax.tree.leaves(params))
@@ -116,8 +118,9 @@ def edit(
 ) -> Algorithm:
     """Step locally with `optimizer`, and let `server` step along the penalised mean progress.
 
-    server: optimizer, as for `local_sgd`; None: the models are averaged. clip: longest mean
-    progress; temperature: of the weights by length; threshold, decay, warmup: of outliers.
+    server: optimizer, as for `local_sgd`; None: the models are averaged. clip: largest norm of the
+    mean progress; temperature: of the softmax over lengths; threshold, decay, warmup: of the test
+    for outliers.
     """
     whole("edit", warmup=warmup)
     if not (clip > 0 and temperature > 0 and threshold > 0 and 0 < decay < 1 and warmup >= 2):

@@ -13,25 +13,25 @@ C is any reducer of `algorithms.reducers`:
     G   <- G + 1/P sum_i c_i                of the server, the mean of all h_i
     x   <- x - lr G
 
-Error feedback proper adds up unsent entries. Here messages become small where the gradients do not
-change, however large they are and however much they differ between workers. So a compression as
-coarse as top-1 reaches the optimum at a constant rate. Where only K of P workers deliver, the
-others' h_i stay in G. So does the old h_i of a worker that begins anew from h_i = 0 after the death
-of its process: from then on G is off by h_i / P, a lasting bias.
+Classical error feedback accumulates unsent entries. In EF21 messages become small where the
+gradients do not change, however large they are and however much they differ between workers. So a
+compression as coarse as top-1 reaches the optimum at a constant rate. Where only K of P workers
+deliver, the others' h_i stay in G. So does the old h_i of a worker that begins anew from h_i = 0
+after the death of its process: from then on G is off by h_i / P, a lasting bias.
 
-With `broadcast` the way back is compressed as well: the server steps on a model X of its own, and
-the workers hold W, at which they take gradients. EF21-Muon is `ef21_sgdm` with a server that moves
-along -U V^T of G = U S V^T, which is Muon without momentum (K. Gruntkowska, A. Gaponov, Z.
-Tovmasyan, P. Richtarik, *Error Feedback for Muon and Friends*, arXiv 2510.00643; formulas read in
-the transcription https://junaidaliop.github.io/zij/math/ef21muon/, whose beta is eta here):
+With `broadcast` the server's answer is compressed as well: the server steps on a model X of its
+own, and the workers hold W, at which they take gradients. EF21-Muon is `ef21_sgdm` with a server
+that moves along -U V^T of G = U S V^T, which is Muon without momentum (K. Gruntkowska, A. Gaponov,
+Z. Tovmasyan, P. Richtarik, *Error Feedback for Muon and Friends*, arXiv 2510.00643; formulas read
+in the transcription https://junaidaliop.github.io/zij/math/ef21muon/, whose beta is eta here):
 
     X <- X - lr U V^T                       of the server, or any optimizer's step along G
     S <- C'(X - W)
     W <- W + S                              of the server and of all workers
 
-An update begins with the workers' part, from h_i = 0, and there with the server's. W is what is
-evaluated. Only a server to whom workers push sends S, in place of its whole model: workers that
-receive all c_i find X and S by themselves.
+Here an update begins with the workers' part, from h_i = 0, and in the paper with the server's. W is
+the evaluated model. Only a server to which workers push sends S, in place of its whole model:
+workers that receive all c_i compute X and S themselves.
 """
 
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
 
 
 def add_up() -> optax.GradientTransformation:
-    """Turn changes into their running sum, from zero and in float32, as workers keep theirs."""
+    """Turn changes into their running sum, from zero and in float32, as workers compute h_i."""
 
     def update_fn(updates, state, params=None):
         del params
@@ -105,7 +105,7 @@ class Behind(NamedTuple):
 def step_ahead(
     optimizer: optax.GradientTransformation, broadcast: Reducer
 ) -> optax.GradientTransformationExtraArgs:
-    """Step on X with `optimizer`, and let the parameters, W, follow by what the codec writes."""
+    """Step X with `optimizer`, and move the parameters, W, by the encoded difference X - W."""
     optimizer, codec = extended(optimizer), broadcast.encoder
 
     def init_fn(params):
@@ -137,8 +137,8 @@ def ef21(
     """Let `optimizer` take a step along the mean of all workers' estimates.
 
     exchange: reducer of the changes of every parameter, see `algorithms.reducers`; None:
-    top_k(ratio=0.01). It keeps nothing of omitted entries: no error_feedback(...). broadcast:
-    codec of the server's way back, as top_k(ratio=0.1); None: its model, as it is.
+    top_k(ratio=0.01). It must not keep omitted entries, as error_feedback(...) does. broadcast:
+    codec of the server's answer, as top_k(ratio=0.1); None: the whole model, uncompressed.
     """
     return _estimated("ef21", optimizer, workers, 1.0, exchange, broadcast)
 

@@ -1,4 +1,4 @@
-"""Exact diffusion, also known as D2: gossip with a correction by the moves of the last exchange.
+"""Exact diffusion, also known as D2: gossip corrected by the sum of past exchanges.
 
 K. Yuan, B. Ying, X. Zhao, A. H. Sayed, *Exact Diffusion for Distributed Optimization and Learning*,
 arXiv 1702.05122, Algorithm 1; with stochastic gradients D2, H. Tang, X. Lian, M. Yan, C. Zhang,
@@ -8,19 +8,20 @@ J. Liu, arXiv 1803.07068. A worker adapts, corrects and combines:
     phi_i <- psi_i + x_i - (psi_i of the update before)
     x_i   <- sum_j ((I + W) / 2)_ij phi_j
 
-At rest every x_i is the optimum, whatever data the workers hold: there the correction takes back
-each worker's own step. One model is sent, as many bytes as D-PSGD's; the mean of W with the
-identity keeps the iteration stable where W has eigenvalues below -1/3. Every W has the same point
-of rest, so that links may come and go. The papers have no proof of that, and on many graphs of
-rounds, as Base-2 of 5 or of 64 workers, models go apart without any gradient. `comms.stability`
-finds this, and the method is refused; a symmetric W that stays is always stable.
+At rest every x_i is the optimum, whatever data the workers hold: there the correction cancels each
+worker's own step. One model is sent, as many bytes as D-PSGD's; the mean of W with the identity
+keeps the iteration stable where W has eigenvalues below -1/3. Every W has the same fixed point, so
+that links may change with time. The papers do not prove convergence then, and on many graphs whose
+links change in rounds, as Base-2 of 5 or of 64 workers, models diverge even without gradients.
+`comms.stability` finds this, and `exact_diffusion` raises ValueError; a constant symmetric W is
+always stable.
 
-The correction x_i - psi_i is kept as the sum of the moves of all exchanges, sum_j W_ij (phi_j -
-phi_i) / 2. As a difference of models, or of phi and its mixture, it would gather the rounding of
-both, as if all gradients were wrong by it.
+The correction x_i - psi_i is kept as a running sum of what each exchange has added, sum_j W_ij
+(phi_j - phi_i) / 2. Computed as a difference of models, or of phi and its mixture, it would
+accumulate their rounding errors, which act like an error of all gradients.
 
-A worker that finished nothing repeats its last step: without it the others' steps would not cancel
-at the optimum, and slow workers would bias it.
+A worker that finished nothing repeats its last step: otherwise the others' steps would not cancel
+at the optimum, and slow workers would bias the models.
 """
 
 from typing import Any, NamedTuple
@@ -69,7 +70,7 @@ def adapt_correct_combine(
 
 
 def without_gradients(mix, x, correction) -> tuple:
-    """Return the update's linear map, see `algorithms.gossip.check_stable`."""
+    """Apply the update's linear part, see `algorithms.gossip.check_stable`."""
     phi = x + correction
     correction = correction + (mix(phi) - phi) / 2
     return x + correction, correction
@@ -84,8 +85,8 @@ def exact_diffusion(
 ) -> Algorithm:
     """Step locally with `optimizer`, correct, and average models over the neighbours of `graph`.
 
-    mixing_matrix, links: as in `algorithms.dpsgd`. Every update needs all workers: a rule in
-    rounds. Raises ValueError for links that change in such a way that models go apart.
+    mixing_matrix, links: as in `algorithms.dpsgd`. Every update needs all workers: take a waiting
+    rule in rounds. Raises ValueError for links that change in such a way that models diverge.
     """
     over = mixing_over(graph, mixing_matrix, links)
     check_stable("exact_diffusion", over, without_gradients)

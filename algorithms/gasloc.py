@@ -1,26 +1,26 @@
-"""GASLoC: DiLoCo's outer optimizer over gossip, whose momentum also brings models together sooner.
+"""GASLoC: DiLoCo's outer optimizer over gossip, whose momentum also speeds up consensus.
 
 P. Cagnasso, E. Belilovsky, E. Oyallon, *Unifying Local Communications and Local Updates for LLM
 Pretraining*, arXiv 2606.11081. The formula was read in a transcription, not in the paper:
 https://junaidaliop.github.io/zij/math/gasloc/. It has all that the abstract names: gossip with an
 outer optimizer and acceleration, local steps of any optimizer, sparse random pairs. From theta_i a
-worker makes H local steps, with the progress g_i. Then it sends u_i to its neighbours:
+worker makes H local steps, whose progress is g_i. Then it sends u_i to its neighbours:
 
     u_i     <- theta_i + eta g_i
     theta_i <- u_i - alpha sum_j Lambda_ij u_j + gamma (u_i - the last u_i)
 
-with the last u_i = theta_i at first, and Lambda = I - W for a mixing matrix W. Of this follows, and
-is tested:
+where the last u_i is theta_i at first, and Lambda = I - W for a mixing matrix W. Special cases, all
+tested:
 
-    mean      moves as by DiLoCo: Nesterov's momentum gamma at the rate eta, of the mean progress
+    mean      moves as by DiLoCo: Nesterov momentum gamma at the rate eta, on the mean progress
     g = 0     Polyak's heavy ball on gossip. With alpha = 1 and a W whose second eigenvalue is
-              1 - 1/chi, chi > 3, differences shrink by 1 - 1/sqrt(chi) an update, not 1 - 1/chi, at
-              gamma = (1 - 1/sqrt(chi))^2; under any gamma by its root at best
+              1 - 1/chi, chi > 3, an update multiplies differences by 1 - 1/sqrt(chi) at gamma =
+              (1 - 1/sqrt(chi))^2, not by 1 - 1/chi; for any gamma by sqrt(gamma) at least
     gamma = 0, eta = 1    local SGD with gossip, D-PSGD's order `adapt_then_combine`
 
-On a graph that stays any gamma below 1 is stable, and alpha up to 2 (1 + gamma) / (1 - the least
-eigenvalue of W). Random pairs step here as NoLoCo's do without progress, with the same limits
-(`algorithms.noloco`), for an array less to send. An unstable choice is refused.
+On a fixed graph any gamma below 1 is stable, and alpha up to 2 (1 + gamma) / (1 - the least
+eigenvalue of W). Without progress, random pairs move as NoLoCo's do, with the same limits
+(`algorithms.noloco`), but send one array less. An unstable choice raises ValueError.
 
 A worker that finished nothing takes part with g_i = 0.
 """
@@ -48,7 +48,7 @@ class Carried(NamedTuple):
 def accelerated_gossip(
     pull, eta: float, alpha: float, gamma: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Step by the progress, then mix with momentum of both together.
+    """Step by the progress and mix, with momentum of both together.
 
     updates: negative progress of the local steps, -g. pull: (tree, active matchings or None) ->
     W tree - tree.
@@ -69,7 +69,7 @@ def accelerated_gossip(
 
 
 def without_progress(mix, x, moved, *, alpha, gamma) -> tuple:
-    """Return the update's linear map, see `algorithms.gossip.check_stable`."""
+    """Apply the update's linear part, see `algorithms.gossip.check_stable`."""
     moved = alpha * (mix(x) - x) + gamma * moved
     return x + moved, moved
 
@@ -88,10 +88,11 @@ def gasloc(
     """Step locally with `optimizer`, then mix over `graph` with momentum.
 
     eta: rate of the progress; alpha: strength of the mixing; gamma: momentum.
-    pairs: the workers of one matching, drawn from an edge colouring of `graph`, average their
-    models, not all neighbours. seed: of the matchings.
+    pairs: only the pairs of one matching, drawn from an edge colouring of `graph`, average their
+    models; false: all neighbours mix. seed: of the matchings.
     mixing_matrix: as in `algorithms.dpsgd`, without pairs.
-    Every update needs all workers: a rule in rounds.
+    Every update needs all workers: take a waiting rule in rounds. Raises ValueError for a choice
+    under which models diverge.
     """
     check_momentum("gasloc", gamma)
     if not (eta > 0 and alpha > 0):

@@ -3,8 +3,9 @@
     combine while adapting  x_i <- sum_j W_ij x_j - lr g_i(x_i)
     adapt then combine      x_i <- sum_j W_ij (x_j - lr g_j(x_j))
 
-The first lets the exchange overlap with the gradient (X. Lian et al., arXiv 1705.09056), the second
-exchanges the freshest models; same fixed points, other transients.
+The first lets the exchange overlap with the gradient (X. Lian et al., arXiv 1705.09056); the second
+exchanges the freshest models. On uneven data both have a bias of order lr, the second a smaller
+one.
 """
 
 import functools
@@ -152,10 +153,10 @@ class Mixing(NamedTuple):
         beside_gradient: bool = False,
         arrays: int = 1,
     ) -> Algorithm:
-        """Return the method with this exchange of a model per worker.
+        """Return the method of one model per worker that mixes by `exchange`.
 
         everybody: why an update needs all workers, as in `Needs`; "": it does not. beside_gradient,
-        arrays: of `gossip_messages`.
+        arrays: as in `gossip_messages`.
         """
         return Algorithm(
             exchange=exchange,
@@ -167,7 +168,7 @@ class Mixing(NamedTuple):
 
 
 def matrix_of(graph: nx.Graph, mixing_matrix: str | np.ndarray | None) -> np.ndarray:
-    """Return W [n, n] by its name in `comms.mixing.MIXINGS`, or the user's weights, checked."""
+    """Return W [n, n] named in `comms.mixing.MIXINGS`, or given and checked; None: metropolis."""
     if mixing_matrix is None:
         return mixing.metropolis(graph)
     if isinstance(mixing_matrix, str):
@@ -178,13 +179,13 @@ def matrix_of(graph: nx.Graph, mixing_matrix: str | np.ndarray | None) -> np.nda
 def mixing_over(
     graph: nx.Graph, mixing_matrix: str | np.ndarray | None = None, links: Links | None = None
 ) -> Mixing:
-    """Return sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
+    """Return the `Mixing` that sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
 
     mixing_matrix: a name in `comms.mixing.MIXINGS`, or an array [n, n] that `comms.mixing.own`
     accepts; None: metropolis, or the weights of links that have any. links: links that an update
-    uses, and their weights; None: the rounds of a graph of rounds (see `comms.topology`), of other
-    graphs all links, always. Raises ValueError for links of another graph, for a matrix beside
-    links that have weights, and for links by which workers never come together.
+    uses, and their weights; None: the graph's rounds in turn if it has any (see `comms.topology`),
+    else all links in every update. Raises ValueError for links of another graph, for a matrix
+    beside links that have weights, and for links over which models do not reach consensus.
     """
     topology.check(graph)
     brought = links is not None
@@ -219,10 +220,10 @@ def mixing_over(
 def check_stable(
     name: str, over: Mixing, step: stability.Step, arrays: int = 2, **chosen: float
 ) -> None:
-    """Raise ValueError where workers without gradients do not come together in the long run.
+    """Raise ValueError if workers without gradients do not reach consensus in the long run.
 
-    step: (mix, *arrays) -> arrays after an update in which all take part and no gradient is left,
-    see `comms.stability.radius`. chosen: keywords of step, as `momentum`, that may be lowered.
+    step: (mix, *arrays) -> arrays after an update of all workers without gradients, see
+    `comms.stability.radius`. chosen: keywords of step, as `momentum`, that may be lowered.
     """
     links = over.links
     if links is None:
@@ -242,10 +243,10 @@ def check_stable(
 def check_growth(
     name: str, radius: Callable[..., float], chosen: dict[str, float], another: str
 ) -> None:
-    """Raise ValueError where differences of models do not die away, with ways out.
+    """Raise ValueError, with remedies, if differences of models do not vanish.
 
-    radius: of the values of `chosen`, by keyword -> factor of an update without gradients.
-    another: way out besides lower values, in words.
+    radius: values of `chosen`, by keyword -> factor by which an update without gradients multiplies
+    differences. another: remedy besides lower values, in words.
     """
 
     def dies(**values: float) -> bool:
@@ -266,7 +267,7 @@ def check_growth(
 
 
 def _weights(links: Links, graph: nx.Graph, mixing_matrix: str | np.ndarray | None) -> np.ndarray:
-    """Return the weights [M, n] of the senders, by the links or else by the matrix."""
+    """Return the weights [M, n] of the senders, from the links or else from the matrix."""
     workers = len(graph)
     shape = (len(links.partners), workers)
     heard = links.weights

@@ -1,4 +1,4 @@
-"""Gradient tracking (DSGT): gossip whose every worker follows the mean gradient, not its own.
+"""Gradient tracking (DSGT): gossip in which each worker steps along the tracked mean gradient.
 
 S. Pu, A. Nedic, *Distributed Stochastic Gradient Tracking Methods*, arXiv 1805.09708, Eq. 5. A
 worker holds a model x_i and a tracker y_i, which starts at its first gradient:
@@ -6,12 +6,12 @@ worker holds a model x_i and a tracker y_i, which starts at its first gradient:
     x_i <- sum_j W_ij (x_j - lr y_j)
     y_i <- sum_j W_ij y_j + g_i(new x_i) - g_i(old x_i)
 
-W is doubly stochastic, so that the trackers sum to the workers' newest gradients at all times. Near
-the optimum every tracker vanishes although the workers' own gradients do not: uneven data leave no
-bias, where D-PSGD has one. Both x and y are sent, twice the bytes of D-PSGD.
+W is doubly stochastic, so that the sum of the trackers is always the sum of the workers' newest
+gradients. Near the optimum every tracker vanishes although the workers' own gradients do not:
+uneven data leave no bias, where D-PSGD has one. Both x and y are sent, twice the bytes of D-PSGD.
 
-A worker that finished nothing has the gradient of before: its tracker only mixes, and it goes on
-along its tracker, because the others' gradients are in it. So slow workers leave no bias either.
+A worker that finished nothing keeps its last gradient: its tracker only mixes, and the worker still
+steps along it, because the others' gradients are in it. So slow workers leave no bias either.
 """
 
 from typing import Any, NamedTuple
@@ -69,10 +69,10 @@ def gradient_tracking(
     mixing_matrix: str | np.ndarray | None = None,
     links: Links | None = None,
 ) -> Algorithm:
-    """Step locally along tracked mean gradients, by `optimizer`, over the neighbours of `graph`.
+    """Step with `optimizer` along tracked mean gradients, and mix over the neighbours of `graph`.
 
     mixing_matrix, links: as in `algorithms.dpsgd`; graphs may change with time. Every update needs
-    all workers: a rule in rounds.
+    all workers: take a waiting rule in rounds.
     """
     over = mixing_over(graph, mixing_matrix, links)
     exchange = follow_the_mean(optimizer, over.mix)

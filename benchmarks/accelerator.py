@@ -1,17 +1,17 @@
-"""The worth of all of this on the device at hand, most valuable rows first.
+"""Benchmarks of this library on the device at hand, most valuable rows first.
 
     python -m benchmarks.accelerator [--minutes=8] [--tiny] [--folder=FOLDER]
     python -m benchmarks.accelerator --only=codecs,gpt  # rows whose section or name holds a word
 
-A table, line by line as measured, and `FOLDER/accelerator_DEVICE.json`, which is replaced as a
-whole after every line: a run that is cut off leaves what it has found. With `--only` other rows of
-an earlier record stay. Every ratio is of seconds as
-`experiments.stopwatch` takes them, of two sides in one process, compiled before. A row that would
-not fit into the minutes is skipped with a word, and one that runs out of memory, or fails, says so
-while the others go on. The exit code is 1 where a row has failed.
+It prints a table line by line, and replaces `FOLDER/accelerator_DEVICE.json` as a whole after every
+line, so that a run that is cut off leaves what it has found. With `--only` other rows of an earlier
+record stay. Every ratio is between the seconds, as `experiments.stopwatch` takes them, of two sides
+that are compiled beforehand in one process. A row that would not fit into the minutes is skipped
+with a message; a row that runs out of memory or fails says so, and the others go on. The exit code
+is 1 if a row has failed.
 
-On a CPU, or with `--tiny`, it takes the smallest sizes and as many virtual devices as there are
-cores; then nothing is learnt of accelerators but that the command works.
+On a CPU, or with `--tiny`, it takes the smallest sizes; a CPU has 2 to 8 virtual devices, by its
+cores. Such a run only shows that the command works.
 """
 
 import argparse
@@ -107,7 +107,7 @@ TINY = Sizes(
 
 
 def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
-    """Yield models of text and images, in the simulator and, on several devices, on the mesh."""
+    """Yield rows of text and image models, simulated and, with several devices, on the mesh."""
     all_reduce_sides = functools.partial(floors.all_reduce_sides, loops=LOOPS)
     gossip_sides = functools.partial(floors.gossip_sides, step=ring_step, loops=LOOPS)
     for name, (task, batch) in sizes.models.items():
@@ -138,7 +138,7 @@ def _both(sides: Callable, task: str, workers: int, batch: int, updates: int):
 
 
 def _used(task: str, step, rows, updates: int, peak, taken: Mapping[str, float]) -> dict:
-    """Return the time per step and how well it uses a device; rows: the shape of its indices."""
+    """Return the time per step and its utilisation of a device; rows: shape of its indices."""
     subject, copies = built(task), rows[0] if len(rows) > 1 else None
     carry = jax.eval_shape(lambda: carry_of(subject.init(jax.random.key(0)), copies))
     indices = jax.ShapeDtypeStruct(rows, np.int32)
@@ -159,9 +159,9 @@ def _used(task: str, step, rows, updates: int, peak, taken: Mapping[str, float])
 
 
 def number_lines(count: int, budget: float) -> Iterator[Line]:
-    """Yield how far parameters are from a CPU's after some updates of `count` methods.
+    """Yield the largest distance of parameters from a CPU's after some updates of `count` methods.
 
-    In products of full precision. A method that rounds may round one value the other way.
+    Products have full precision. A method that rounds may round one value the other way.
     """
     del budget
     names = [name.replace(" ", "_") for name in every_method.METHODS]
@@ -213,7 +213,7 @@ def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
 
 
 def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
-    """Yield all-reduces in the compiled program over the plan's."""
+    """Yield the factor between the all-reduces in the compiled program and in the plan."""
     for plan, planned, compiled in _plans(devices, hidden, budget):
         program, *_ = compiled()
         found = len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
@@ -235,7 +235,7 @@ def overlap_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Itera
 
 
 def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
-    """Yield rings of int8, by `ppermute` and in a TPU's kernel, over an all-reduce of bfloat16."""
+    """Yield int8 rings' time, by `ppermute` and by a TPU kernel, over a bfloat16 all-reduce's."""
     where = floors.stacked(devices)
     x = np.random.default_rng(0).standard_normal((devices, coordinates), np.float32)
     coder = reducers.int8(seed=None).encoder
@@ -263,7 +263,7 @@ def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
 def _plans(
     devices: int, hidden: tuple[int, ...], budget: float
 ) -> Iterator[tuple[str, int, Callable]]:
-    """Yield plans by a measured profile, their numbers of buckets, and what compiles a round."""
+    """Yield (plan, its number of buckets by a measured profile, function that compiles a round)."""
     task = tasks.build({"name": "digits", "model": {"name": "mlp", "hidden": hidden}})
     steps = int(np.clip(10 * budget, 3, 40))
     profile = profiling.measure(task, BATCH, jax.devices()[:devices], steps)

@@ -1,12 +1,12 @@
-"""Quality of an advice: its ranking at equal batch against the outcome of training.
+"""Quality of advice: its ranking of rules at equal batch against the outcome of training.
 
-Durations come from laws and from statistics of public jobs. A run with a barrier ends at the target
-and says how noisy gradients are there. Then every rule is weighed, and RULES are trained at the
-parameters with which the advice compares them, at the best of several rates, with three more seeds,
-each with resampled durations of its own.
+Durations come from laws and from statistics of public jobs. A run with a barrier ends at the
+target, where the noise of gradients is measured. Then every rule is weighed, and RULES are trained
+at the parameters with which the advice compares them, at the best of several rates, with three more
+seeds, each with resampled durations of its own.
 
-A pair of rules counts where its mean difference over these seeds is larger than two standard errors
-of it, and is right where it was predicted in the order of the trained seconds. Points go to
+A pair of rules counts if its mean difference over these seeds is larger than two standard errors
+of it, and is right if it was predicted in the order of the trained seconds. Points go to
 docs/results/benchmarks/advice.json; arms that are finished in the workdir are not trained again.
 
     python -m benchmarks.advice

@@ -1,13 +1,13 @@
-"""Damaged files: refused in a sentence, or read as something that is valid.
+"""Damaged files, which readers must refuse in a sentence or read as something valid.
 
     python -m benchmarks.damage [--tries=10000] [--seed=0] [--only=schedule,summary]
 
-Every reader of files gets as many random damages of a good file: flipped bits, truncations, foreign
-bytes, members of archives replaced or in double, JSON with values of other types, names and
-depths, arrays of other shapes and types. Anything but a value or a ValueError on one line counts as
-broken, as does a schedule that is read and refused by `Schedule.validate`, a checkpoint that is
-read with another value, and a reader that computes for more than ten seconds. The exit code is 1 if
-anything is broken.
+Every reader of files gets `--tries` random damages of a good file: flipped bits, truncations,
+foreign bytes, members of archives replaced or duplicated, JSON with values of other types, names
+and depths, arrays of other shapes and types. Anything but a value or a one-line ValueError that
+names the file counts as broken, as does a schedule that is read and refused by `Schedule.validate`,
+a checkpoint that is read with another value, and a reader that computes for more than ten seconds.
+The exit code is 1 if anything is broken.
 """
 
 import argparse
@@ -44,8 +44,8 @@ VALUES = (
 class Reader(NamedTuple):
     """A file and what reads it.
 
-    write: puts a good file, and what the reader needs beside it, into an empty directory; the path
-    of the file. read: gets that path. kind: how the file can be damaged.
+    write: puts a good file, and what the reader needs beside it, into an empty directory, and
+    returns the file's path. read: reads the file at that path. kind: damages the file's content.
     """
 
     write: Callable[[Path], Path]
@@ -70,7 +70,7 @@ def of_bytes(draw: random.Random, content: bytes) -> bytes:
 
 
 def of_json(draw: random.Random, content: bytes) -> bytes:
-    """Change a value somewhere in the JSON, leave it out, or nest it without end."""
+    """Change, remove or rename values in the JSON, nest it very deeply, or damage its bytes."""
     lines = content.decode().splitlines()
     by_line = len(lines) > 1 and lines[0].endswith("}")
     at = draw.randrange(len(lines)) if by_line else 0
@@ -109,7 +109,7 @@ def _change(draw: random.Random, node: Any) -> None:
 
 
 def of_archive(draw: random.Random, content: bytes) -> bytes:
-    """Damage a member of an archive of arrays, exchange it, leave it out or repeat it."""
+    """Damage, replace, remove or repeat a member of an archive of arrays, or damage its bytes."""
     choice = draw.random()
     if choice < 0.4:
         return of_bytes(draw, content)
@@ -164,7 +164,7 @@ MODEL = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 
 
 def sweep(place: Path, *names: str) -> Path:
-    """Write a sweep of one arm that has trained; the path of one of its files."""
+    """Write a sweep with one trained arm; return the path of one of its files."""
     config = every_rule.get_config()
     config.wait, config.workers, config.updates, config.evaluate_every = "first_finisher", 3, 9, 2.0
     config.task = "synthetic_logistic(samples=64, dimension=4)"
@@ -198,7 +198,7 @@ def _taken(place: Path) -> Path:
 
 
 def _checkpoint(place: Path, file: str, model: Any = MODEL) -> Path:
-    """Write a checkpoint that is another one than that of the arm's end."""
+    """Write a checkpoint that differs from the one at the arm's end; return the path of a file."""
     run = sweep(place, "a")
     count = len(records.read_metrics(run))
     packed, done = {"params/a": model, "clock/update": np.array([3])}, run / records.SCHEDULE
@@ -219,13 +219,13 @@ def _gather(path: Path) -> None:
 
 
 def _read_lines(path: Path) -> None:
-    """Read metrics that a run is to go on from."""
+    """Read the metrics from which a run would resume."""
     (checkpoint,) = train.newest([path.parent], [str])
     assert len(records.read_metrics(path.parent)[: checkpoint.records]) == checkpoint.records
 
 
 def _read_checkpoint(path: Path) -> None:
-    """Read a checkpoint, which is the one that was written, value for value."""
+    """Read a checkpoint, and check that it is the written one, value for value."""
     checkpoint = checkpoints.read(path.parents[2], 1)
     packed = checkpoint.packed
     if checkpoint.bring is not None:
@@ -287,7 +287,7 @@ READERS = {
 
 
 def attempt(reader: Reader, path: Path) -> str:
-    """Return how a reader takes a file: "read", "refused", or in words what is broken about it."""
+    """Return the outcome of reading a file: "read", "refused", or "broken: " and the reason."""
 
     def late(*_):
         raise TimeoutError(f"no end within {LIMIT} s")
@@ -312,7 +312,7 @@ def attempt(reader: Reader, path: Path) -> str:
 
 
 def damage(name: str, tries: int, seed: int, place: Path) -> Counter:
-    """Damage the file of a reader again and again; return how often it ended in which way."""
+    """Damage the file of a reader `tries` times; return the count of each outcome."""
     reader = READERS[name]
     path = reader.write(place)
     content, outcomes = path.read_bytes(), Counter()

@@ -1,8 +1,8 @@
 """A sweep of the method battery, for `benchmarks.same_behaviour`: a few updates of every setting.
 
-Rows have the names of `tests.algorithms.methods.METHODS`. All is written as on the command line, in
-texts alone, so that checkouts whose code lies elsewhere read it too. One worker is slow, so that
-rounds leave it idle and what reaches a server is stale.
+Settings have the names of `tests.algorithms.methods.METHODS`. All entries are texts, as on the
+command line, so that checkouts with other modules read them too. One worker is slow, so that some
+rounds get nothing from it and its gradients reach a server stale.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SGD = {"optimizer": "sgd(learning_rate=0.05)"}
 
 
 def on(graph: str) -> dict[str, str]:
-    """Gossip over a graph."""
+    """Return the change to gossip over this graph."""
     return {"graph": graph}
 
 
@@ -149,7 +149,7 @@ METHODS = {
 
 
 def get_config() -> ConfigDict:
-    """Return all-reduce where the first to finish ends a round; seconds, samples a batch."""
+    """Return all-reduce in rounds that end when the first worker has finished."""
     return ConfigDict({
         "name": "method", "baseline": None, "seed": 3, "task": "digits(model=mlp(hidden=(8,)))",
         "split": "iid", "runtime": "simulate", "devices": 1, "devices_per_worker": 1,
@@ -163,6 +163,6 @@ def get_config() -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Every setting."""
+    """Yield every setting."""
     for name, (algorithm, changes) in METHODS.items():
         yield name.replace(" ", "_"), {"algorithm": algorithm} | changes

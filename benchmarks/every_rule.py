@@ -1,6 +1,6 @@
 """A sweep of every waiting rule under three delays, for `benchmarks.same_behaviour`.
 
-Sixteen mini-batches of two samples and a synthetic problem: what counts is the schedule.
+Eight workers take mini-batches of two samples of a synthetic problem: only schedules matter.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ RULES = {
 
 
 def get_config() -> ConfigDict:
-    """Return all-reduce where everybody waits for everybody."""
+    """Return all-reduce with a barrier."""
     return ConfigDict({
         "name": "rule", "baseline": None, "seed": 0, "task": "synthetic_logistic", "split": "iid",
         "runtime": "simulate", "devices": 1, "rounds_per_dispatch": 4, "workers": 8,
@@ -49,7 +49,7 @@ def get_config() -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Every rule under every delay."""
+    """Yield every rule under every delay."""
     for wait, changes in RULES.items():
         for delay, law in DELAYS.items():
             yield f"{wait}/{delay}", {"wait": wait, "delay": law} | changes

@@ -1,4 +1,4 @@
-"""Runs that are killed, asked to end, or left without room on the disk, counted.
+"""Counts of runs that recover from a kill, a request to end, or a full disk.
 
     python -m benchmarks.faults --kills=100 --terms=40 --disks=20 --seed=1
     python -m benchmarks.faults --ways=simulator --kills=3 --terms=0 --disks=0
@@ -8,9 +8,9 @@ Tiny runs are launched in several ways: three of the simulator, a sweep with --t
 
     kills   SIGKILL to one process: the others of a run under way say so and leave with exit code 3
     terms   SIGTERM to one process: the exit code is 143, of all processes of the run
-    disks   a disk of some kilobytes, as root: a sentence that says so, exit code 1 or 2
+    disks   a disk of some kilobytes, as root: a sentence says so, and the exit code is 1 or 2
 
-After each of them the same command ends as if nothing had happened: bit for bit in virtual time,
+After each fault the same command ends as if nothing had happened: bit for bit in virtual time,
 with the same parameters and counters on a mesh, and with no file left over. A traceback counts as a
 deviation.
 """
@@ -115,7 +115,7 @@ class Trials:
         return running
 
     def codes(self, running: list[subprocess.Popen]) -> list[int]:
-        """Return all exit codes; who takes too long is killed."""
+        """Return all exit codes; a process that takes longer than LIMIT is killed."""
         until = time.monotonic() + LIMIT
         for process in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -124,20 +124,20 @@ class Trials:
         return [process.wait() for process in running]
 
     def finish(self, place: pathlib.Path) -> None:
-        """Launch until all is done: children of a killed launch may still be at work."""
+        """Launch until the run is complete; children of a killed launch may still be at work."""
         while any(self.codes(self.start(place))):
             if "in use by" not in self.log.read_text():
                 raise SystemExit(f"no end of {self.name}:\n{self.log.read_text()[-3000:]}")
             time.sleep(1)
 
     def differences(self, place: pathlib.Path) -> list[str]:
-        """Return how a finished run is not the undisturbed one, and what else is left of it."""
+        """Return a finished run's differences from the undisturbed one, and leftover files."""
         over = [str(path) for path in place.rglob("*") if path.name.endswith((".tmp", ".lock"))]
         return [*(f"{path} is left" for path in over),
                 *compare(self.kept(self.whole), self.kept(place))]  # fmt: skip
 
     def kept(self, place: pathlib.Path) -> dict:
-        """Return what must be equal of a finished run: all but wall times, less on a mesh."""
+        """Return the fields of a run that must be equal: all but wall times, fewer on a mesh."""
         return {
             name: value for name, value in fields(place, WALL, {}).items()
             if "checkpoint/" not in name
@@ -147,7 +147,7 @@ class Trials:
     def signalled(self, number: int, place: pathlib.Path) -> bool | None:
         """Launch, send a signal to one process, and judge exit codes and words.
 
-        None: it had ended before.
+        Return None if the victim had ended before.
         """
         while True:
             running, moment = self.start(place), self.draw.uniform(0, self.seconds)
@@ -197,7 +197,7 @@ class Trials:
         return counts
 
     def full(self, place: pathlib.Path) -> bool | None:
-        """Launch on a disk without room, and copy what is there to one with room."""
+        """Launch on a small disk, and copy its files to a large one; return None if it had room."""
         disk = self.root / f"{self.name}_disk"
         disk.mkdir(exist_ok=True)
         size = f"size={self.draw.choice(SIZES) * 1024 + 4096}"

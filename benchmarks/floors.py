@@ -39,7 +39,7 @@ STALE_LAW = delays.shifted_exponential(1.0, 1.0)
 
 
 def plain() -> optax.GradientTransformation:
-    """Return the same optimizer as a library has it."""
+    """Return the same optimizer as optax has it."""
     return optax.sgd(RATE, momentum=DECAY)
 
 
@@ -66,12 +66,12 @@ def union_step(losses: Callable) -> Callable:
 
 
 def local_step(losses: Callable) -> Callable:
-    """Return a step of every worker on its own model, nothing is sent; rows [n, b]."""
+    """Return a step of every worker on its own model, without any exchange; rows [n, b]."""
     return jax.vmap(union_step(losses), in_axes=(0, 0, None))
 
 
 def ring_step(losses: Callable) -> Callable:
-    """Return a step of D-PSGD on a ring of three workers or more; as `local_step`.
+    """Return a step of D-PSGD on a ring of three workers or more; rows [n, b].
 
     Every worker adds its own update to the mean of itself and both neighbours.
     """
@@ -88,7 +88,7 @@ def ring_step(losses: Callable) -> Callable:
 
 
 def carry_of(params, workers: int | None = None) -> tuple[optax.Params, optax.OptState]:
-    """Return parameters, a copy for each of the workers, and the optimizer's state."""
+    """Return parameters and the optimizer's state, with a copy for each of the workers, if any."""
     if workers is None:
         return params, plain().init(params)
     stacked = jax.tree.map(lambda a: jnp.stack([a] * workers), params)
@@ -96,7 +96,7 @@ def carry_of(params, workers: int | None = None) -> tuple[optax.Params, optax.Op
 
 
 def going_on(advance: Callable, carry) -> Callable:
-    """Return a candidate: advance(carry) -> carry, from where the last turn has ended."""
+    """Return a candidate that calls advance(carry) -> carry with the last turn's carry."""
 
     def turn():
         nonlocal carry
@@ -129,7 +129,7 @@ def one_by_one(step: Callable, carry, rows, examples) -> Callable:
 
 
 def replay(task, indices, rate: float) -> Callable:
-    """Return a candidate: gradients [T, k], each at parameters of its own, and nothing else."""
+    """Return a candidate: T steps of k gradients, each at its own parameters, and nothing else."""
     gradient = gradient_of(task.losses)
     examples = jax.tree.map(jnp.asarray, task.train)
 
@@ -143,7 +143,7 @@ def replay(task, indices, rate: float) -> Callable:
 
 
 def stacked(workers: int) -> NamedSharding:
-    """Return the sharding of arrays [workers, ...] over as many devices, the first ones."""
+    """Return the sharding of arrays [workers, ...] over the first `workers` devices."""
     devices = jax.make_mesh(
         (workers,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:workers]
     )
@@ -151,10 +151,10 @@ def stacked(workers: int) -> NamedSharding:
 
 
 def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable:
-    """Return the step by hand: (params, state, table, examples, count) -> same.
+    """Return hand-written rounds: (params, state, table, examples, count) -> (params, state).
 
-    Stacked params and optimizer state; table [workers, rounds * mini_batches, b] of sample
-    indices; `count` rounds in one dispatch.
+    Params and optimizer state are stacked; table [workers, rounds * mini_batches, b] has sample
+    indices; `count` rounds run in one dispatch.
     """
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
@@ -186,7 +186,7 @@ LOOPED = {"floor": scanned}
 
 
 def noise(make: Callable, samples: int, shape: tuple[int, ...], classes: int = 10) -> tasks.Task:
-    """Classify noise of the shape of images, by a model of `experiments.models`."""
+    """Return a task: noise of the shape of images, with a model of `experiments.tasks`."""
     rng = np.random.default_rng(0)
     train = data.Images(
         rng.random((samples, *shape), np.float32),
@@ -226,7 +226,7 @@ def optimizer() -> optax.GradientTransformation:
 
 
 def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES) -> Callable:
-    """Return a candidate: go on from where it stopped by `updates` updates."""
+    """Return a candidate that advances a simulator by `updates` updates."""
     runtime = simulate.Simulator(
         method, task.losses, task.train, sampler, rule, mini_batches=mini_batches
     )
@@ -234,7 +234,7 @@ def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES) -
 
 
 def advancing(runtime, task, updates: int) -> Callable:
-    """Return a candidate: the updates of a runtime, which return its model."""
+    """Return a candidate that advances a runtime by `updates` updates and returns its model."""
     start = runtime.start(task.init(jax.random.key(0)))
     turn = going_on(lambda state: runtime.advance(state, np.inf, updates)[0], start)
     return lambda: turn().model
@@ -254,14 +254,14 @@ def neighbours(method, workers: int, mini_batches: int = MINI_BATCHES) -> Rule:
 
 
 def updates_of(workers: int) -> int:
-    """Return how many updates a timed turn has."""
+    """Return the number of updates in a timed turn."""
     return {8: 64, 64: 16, 256: 4}.get(workers, 1)
 
 
 def all_reduce_sides(
     task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, loops=LOOPED
 ) -> dict[str, Callable]:
-    """Return all-reduce SGD and plain momentum SGD on the union batch; loops: by name."""
+    """Return all-reduce SGD and plain momentum SGD on the union batch; loops: name -> loop."""
     rule = barrier(workers, mini_batches)
     ours = simulated(all_reduce(optimizer()), task, sampler, rule, updates, mini_batches)
     rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, -1)
@@ -272,9 +272,10 @@ def gossip_sides(
     task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, method=None,
     step=local_step, loops=LOOPED,
 ) -> dict[str, Callable]:  # fmt: skip
-    """Return gossip and a stacked step of the same; loops: by name.
+    """Return gossip and a hand-written step on stacked models; loops: name -> loop.
 
-    method: None: D-PSGD on a ring. step: `local_step` sends nothing, `ring_step` does the same.
+    method: None: D-PSGD on a ring. step: `local_step`, which sends nothing, or `ring_step`, which
+    is D-PSGD on a ring.
     """
     method = method or dpsgd(optimizer(), topology.ring(workers))
     rule = neighbours(method, workers, mini_batches)
@@ -284,7 +285,7 @@ def gossip_sides(
 
 
 def _by_hand(step: Callable, task, copies: int | None, rows, loops) -> dict[str, Callable]:
-    """Return a hand-written step in loops; each has a carry of its own, which it gives away."""
+    """Return a hand-written step in each loop; every loop has its own carry, which it donates."""
     examples = jax.tree.map(jnp.asarray, task.train)
     return {
         name: loop(
@@ -334,7 +335,7 @@ def compiled_round(
 ) -> tuple:  # fmt: skip
     """Return the compiled program of a plain round on the mesh, and its arguments.
 
-    These are (model, table, examples, draws, rounds). options: of the compiler.
+    The arguments are (model, table, examples, draws, rounds). options: of the compiler.
     """
     runtime = mesh.Mesh(
         method, task.losses, task.train, sampler, workers=workers, mini_batches=mini_batches,
@@ -351,7 +352,7 @@ def compiled_round(
 
 
 def dispatched(program: Callable, carry, *rest, rounds: int = 20) -> Callable:
-    """Return a candidate: some rounds, each of which has ended before the next one."""
+    """Return a candidate: `rounds` rounds, each of which ends before the next one begins."""
 
     def run(carry):
         for _ in range(rounds):
@@ -401,14 +402,14 @@ def _both(both, keys, codec) -> jax.Array:
 
 
 def _on_a_lattice(rows, bits: int) -> jax.Array:
-    """Encode and decode, met by a vector nearby."""
+    """Encode, and decode relative to a vector nearby."""
     side = lattice.side_for(jnp.full(len(rows), 0.2), bits)
     message, _ = lattice.encode(rows, side, bits)
     return lattice.decode(message, rows + 0.05, bits)
 
 
 def _on_the_wire(x, codec) -> tuple[jax.Array, jax.Array]:
-    """Return the message too, or the compiler would leave both conversions out."""
+    """Return the message and its decoding, as the compiler drops conversions without it."""
     message = codec.encode(x.reshape(1, -1), None)
     return message, codec.decode(message, x.size)
 

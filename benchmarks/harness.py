@@ -1,8 +1,8 @@
 """Rows that are measured one after the other, and the records that hold what was found.
 
-A row yields its lines as they are measured. Whatever happens in it, the next one runs: out of
-memory and any other error stand in the record in place of what was to come. The record is replaced
-as a whole after every line, so that a run which is cut off leaves all that it had found.
+A row yields its lines as they are measured. If it runs out of memory or raises any other error, the
+record has the error in place of further lines, and the next row runs. The record is replaced as a
+whole after every line, so that a run which is cut off leaves all that it had found.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 class Skip(Exception):
-    """Raised by a row that makes no sense here; its text says why."""
+    """An exception of a row that makes no sense here; its text gives the reason."""
 
 
 def chosen(rows: Iterable[Row], only: str) -> Iterable[Row]:
@@ -97,10 +97,10 @@ def run(
 ) -> bool:  # fmt: skip
     """Measure the rows in order within `seconds`; return whether none failed.
 
-    record: what is known beforehand; its `rows` are filled in, where one that has run takes the
-    place of an earlier one of its name, and its `complete` becomes true. path: of the record on the
-    disk, if any. share: of the seconds that are left, for the turns of one row. A row is not broken
-    off: the last one may end later. SystemExit where there are no rows.
+    record: what is known beforehand; its `rows` are filled in, in which a row that has run replaces
+    an earlier one of its name, and its `complete` becomes true. path: the record's file, or None.
+    share: the part of the remaining seconds that the turns of one row may take. A row is not
+    interrupted, so that the last one may end later. Raises SystemExit if there are no rows.
     """
     end = clock() + seconds
     done, own = record.setdefault("rows", []), []
@@ -146,7 +146,7 @@ def run(
 
 
 def _measured(row: Row, lines: list, budget: float, save: Callable, say: Callable) -> dict:
-    """Run one row, adding to `lines`; return its state and, unless it ran, a word on it."""
+    """Run one row, adding to `lines`; return its state and, unless it ran, the reason."""
     try:
         for line in row.measure(budget):
             lines.append(line._asdict() | {"verdict": line.verdict})
@@ -196,11 +196,11 @@ def head(command: str) -> dict:
 
 
 def put(path: pathlib.Path, command: str, key: Sequence[str], points: Sequence[dict]) -> None:
-    """Put points into the record at a path; the others in it stay, but for those with their `key`.
+    """Put points into the record at a path, in place of earlier points with the same `key`.
 
-    key: names of the fields that say what was measured. Numbers keep five digits. Points of another
-    day than the record's have their own, and a remark stays while the command does. Pages quote
-    such records, see `experiments.publish`.
+    key: names of the fields that say what was measured. Numbers keep five digits. Points of an
+    earlier day keep its date, and a remark stays if the command is the same. Pages quote such
+    records, see `experiments.publish`.
     """
     before = json.loads(path.read_text()) if path.exists() else {"summary": {"points": []}}
     now, day = head(command), before.get("date", "")[:10]
@@ -237,7 +237,7 @@ def write_record(path: pathlib.Path, record: dict) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, that these have started, and so on."""
+    """Return the ids of a process's children, of their children, and so on."""
     found = []
     with contextlib.suppress(OSError):  # it has ended
         found = [*map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]

@@ -4,10 +4,11 @@
     python -m benchmarks.links sweep --config=configs/s2_reducer.py:task=ncf,runtime=mesh
     python -m benchmarks.links launch --hosts=4 --rate=100mbit --flags='--config=configs/links.py'
 
-`sweep` trains every arm of a config that takes `workers` as an argument. It has the seconds of an
-update, and those to the config's loss, beside *expected* ones: what an update takes on links
-without a limit, where the hosts share these cores as before, and what its bytes take on the link.
-Points go to a record in which other hosts and rates stay. `launch` is any run of `launch.py`.
+`sweep` trains every arm of a config that takes `workers` as an argument. It reports the seconds of
+an update and to the config's target loss, beside *expected* ones: the seconds of an update on links
+without a limit, with the hosts on the same cores, plus the seconds of its bytes on the link. Points
+go to a record, which keeps other numbers of hosts and rates. `launch` runs `launch.py` with any
+flags.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def swept(
 def rows(
     count: int, rate: str, real: Mapping[str, dict], free: Mapping[str, dict]
 ) -> Iterator[dict]:
-    """Yield a point per arm; free: without a limit. Errors are of the expected seconds."""
+    """Yield a point per arm; real, free: summaries with and without a limit, by arm."""
     bandwidth = namespaces.bits_per_second(rate) / 8 * cost.PAYLOAD
     for name, summary in real.items():
         update, unlimited = (each[name]["seconds"] / each[name]["updates"] for each in (real, free))

@@ -5,7 +5,7 @@
 
 Every host has a veth to a bridge in a namespace of its own, and `tc tbf` on either end. A child
 removes everything when its parent has ended in whatever way, SIGKILL included, and ends what still
-runs on the hosts. All names begin with the parent's process number; nothing else is touched.
+runs on the hosts. All names begin with gossax and the parent's process id; nothing else is touched.
 
     python -m benchmarks.namespaces NAME     # that child: waits for the end of its input
 """
@@ -51,7 +51,7 @@ class Host(NamedTuple):
         return ["ip", "-n", self.hub, "link", "set", self.port, "down"]
 
     def set_rate(self, rate: str) -> None:
-        """Limit both directions, as in "1gbit"; also while the link is in use."""
+        """Limit both directions of the link to a rate as "1gbit", also while it is in use."""
         burst = max(
             16_000, round(BURST * bits_per_second(rate) / 8)
         )  # bytes, some packets at least
@@ -61,7 +61,7 @@ class Host(NamedTuple):
 
 
 def bits_per_second(rate: str) -> float:
-    """Return what a rate means to `tc`: "100mbit" -> 1e8. Raises ValueError for no rate."""
+    """Return the bits/s of a rate of `tc`: "100mbit" -> 1e8. Raises ValueError if it is none."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if match is None or not float(match[1]):
         raise ValueError(f"rate {rate!r} is none; write a number and its unit, as in 100mbit")
@@ -69,7 +69,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def unmet() -> str | None:
-    """Return what keeps hosts from being made here, if anything is known to."""
+    """Return the reason why hosts cannot be made here, or None if none is known."""
     if sys.platform != "linux" or not (shutil.which("ip") and shutil.which("tc")):
         return "links with a rate need Linux with ip and tc (iproute2)"
     return None if os.geteuid() == 0 else "links with a rate need root"
@@ -137,9 +137,9 @@ def started(hosts: Sequence[Host], commands: list[list[str]]) -> Iterator[list[s
 
 
 def remove(own: str) -> None:
-    """End what runs on the hosts of a switch and remove them; `own`: what their names begin with.
+    """End all processes on the hosts of a switch and remove the hosts; own: prefix of their names.
 
-    What has been removed already is left out.
+    Hosts that are already removed are skipped.
     """
     ours = re.compile(rf"{re.escape(own)}(hub|h\d+)")
     inside = set()  # namespaces that lost their names
@@ -165,7 +165,7 @@ def remove(own: str) -> None:
 
 
 def _running(namespaces: set[int]) -> set[int]:
-    """Return the numbers of the processes in these namespaces (by inode)."""
+    """Return the ids of the processes in these namespaces (by inode)."""
     found = set()
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is not ours to look at

@@ -5,15 +5,15 @@
 
 Every host is a namespace with a core of its own, and its link has a rate. Per model and rate one
 pair of processes measures the profile of `overlap=threads`, then trains under all schedules in
-turns, whose first steps are not timed: they pay for the schedule before. `dear` and
-`byte_scheduler` end in the next forward pass, except in the last step of a turn. With `--hosts=4`,
-more than there are cores, layers sleep the seconds that one of the hosts has measured alone, and
-only exchange for real. A point has the median seconds of a step, the seconds of all turns, what the
-profile foresees and the share that is hidden of what the plan of `optimal` would hide, if that is
-at least LITTLE of a step. Some more steps of one model at one rate are a Chrome trace, which
-Perfetto opens, with the plans beside them; of each schedule the step nearest to its median is in a
-picture. A second picture has the gains of all models and rates in the record, over the ratio of
-communication to computing.
+turns, whose first steps are not timed, as the previous schedule still affects them. Exchanges of
+`dear` and `byte_scheduler` end in the next forward pass, except in the last step of a turn. With
+`--hosts=4`, more than there are cores, layers sleep the seconds that one of the hosts has measured
+alone, and only exchanges are real. A point has the median seconds of a step, the seconds of all
+turns, the profile's prediction, and the hidden share of the seconds that the plan of `optimal`
+would hide, if that plan hides more than LITTLE of a step. Further steps of one model at one rate go
+to a Chrome trace for Perfetto, with the plans beside them; a picture shows each schedule's step of
+median length. A second picture has the gains of all models and rates in the record, over the ratio
+of communication to computing.
 """
 
 import argparse
@@ -74,10 +74,10 @@ def one_large_layer(classes: int) -> Any:
 
 
 def foreseen(profile, sizes: list[int], made, decoupled: bool) -> tuple[float, list]:
-    """Return seconds of a step without its update, and spans of a plan.
+    """Return the predicted seconds of a step without its update, and the spans of its plan.
 
-    They begin with the forward pass, or with the first message where the next forward pass waits
-    for layers one by one. What is sent after the backward pass does not slow it down.
+    Spans begin with the forward pass, or with the first message if the next forward pass waits for
+    layers one by one. Messages sent after the backward pass do not slow it down.
     """
     import numpy as np
 
@@ -113,7 +113,7 @@ def foreseen(profile, sizes: list[int], made, decoupled: bool) -> tuple[float, l
 
 
 def slept(task: Any, batch: int) -> Any:
-    """Return a profile whose computing process 0 has measured, while all others waited."""
+    """Return a profile whose computing times process 0 has measured, while all others waited."""
     import jax
     import numpy as np
 
@@ -127,7 +127,7 @@ def slept(task: Any, batch: int) -> Any:
 
 
 def let_sleep(threads, profile, of_buckets: list[list[int]]) -> None:
-    """Have the stages of rounds in threads sleep, and give what they have computed first.
+    """Make stages of threaded rounds sleep as profiled, and return their first results again.
 
     of_buckets: layers of each bucket.
     """
@@ -159,8 +159,8 @@ def measured(
 ) -> tuple[list[dict], dict[str, dict]]:
     """Return (a point per schedule, spans of some steps and of the plan); on all processes.
 
-    sleeps: layers sleep, and only schedules whose rounds are apart are there. schedules: of
-    `SCHEDULES`, with "single" among them.
+    sleeps: layers sleep, and only threaded schedules are measured whose next forward pass begins
+    after all exchanges. schedules: of `SCHEDULES`, with "single" among them.
     """
     import jax
     import numpy as np
@@ -277,10 +277,10 @@ LANES = [(thread, " ".join(names)) for names, thread in THREADS.items()]
 
 
 def typical_step(events: list[dict]) -> list[dict]:
-    """Return the measured events of the step whose length is the median, from its begin on.
+    """Return the measured events of the step of median length, in time since its start.
 
-    A step begins with its forward pass, or with its first message where it ends in the next one's:
-    then only the last step of a dispatch has an update of its own.
+    A step begins with its forward pass, or with its first message if it ends in the next forward
+    pass; in that case only the last step of a dispatch has an update of its own.
     """
     names = [event["name"] for event in events]
     marker = "reduce 0" if names.count("update") < names.count("reduce 0") else "stage 0"
@@ -324,7 +324,7 @@ def draw(timelines: dict, path: pathlib.Path) -> None:
 
 
 def draw_gains(points: list[dict], path: pathlib.Path) -> None:
-    """Draw how much faster `optimal` is than two schedules, and as planned, by model and rate."""
+    """Draw the measured and planned gains of `optimal` over two schedules, by model and rate."""
     from matplotlib.figure import Figure
 
     from experiments import figures

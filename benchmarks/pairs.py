@@ -1,16 +1,16 @@
-"""Every method under every waiting rule in every runtime, three updates of those that are accepted.
+"""Every method under every waiting rule in every runtime: three updates of all accepted pairs.
 
     python -m benchmarks.pairs
     python -m benchmarks.pairs --runtimes=simulate --of_methods=top_k
     python -m benchmarks.pairs --runtimes=actors --covering
 
-`experiments.prepare.fitting_rule` decides from declarations; here it shows whether what is accepted
-trains and whether anything is refused too late. A point per runtime and method has the numbers of
-rules that are accepted, that train and under which the parameters have not moved yet; whatever ends
-in an error is listed by rule. Small models on four workers, and on two where each is a process:
-what counts is that they run. With --covering all pairs are decided, and only those train in which
-every method and every rule occurs once. Points stand in the record as soon as they are known, and
-a later start goes on after them.
+`experiments.prepare.fitting_rule` decides from declarations; this benchmark shows whether accepted
+pairs train, and whether a pair is refused too late. A point per runtime and method has the numbers
+of rules that are accepted, that train and under which the parameters have not moved yet; errors are
+listed by rule. Models are small, as they only have to run, on four workers, or on two if each is a
+process. With --covering all pairs are accepted or refused, but only as many train as it takes for
+every method and every rule to occur. Points go to the record as soon as they are known, and a later
+start continues after them.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ def trained(method: str, wait: str, runtime: str) -> bool:
 
 
 def covering(runtime: str) -> Iterator[tuple[str, str]]:
-    """Yield accepted pairs in which each method and each rule that has any occurs in a runtime."""
+    """Yield accepted pairs of a runtime that include each method and rule with an accepted pair."""
     methods, waits = set(METHODS), set(WAITS)
     # Rules in turn, so that few of the pairs have neither a new method nor a new rule.
     for turn, (number, method) in itertools.product(range(len(WAITS)), enumerate(METHODS)):
@@ -128,7 +128,7 @@ def accepted(method: str, wait: str, runtime: str) -> bool:
 
 
 def main(argv: list[str]) -> None:
-    """Train all pairs, a method after the other."""
+    """Train all pairs, one method after the other."""
     del argv
     harness.devices_of_cpu(WORKERS)  # of a mesh
     assert set(_RUNTIMES.value) <= set(runtime_builders.RUNTIMES)

@@ -7,9 +7,9 @@ Modules and their lines are counted after the run has ended. A file is entered w
 is called. A move is a call from a function of one file to a function of another one; moves are
 counted until the simulator exists.
 
-With --launch the way of `launch.py` to the record of its first update takes turns with a script
-that imports JAX and compiles a step of the same model, both with warm caches of compiled programs.
-Seconds of the CPU are shown beside the clock's, as others on a host lengthen these less.
+With --launch, `launch.py` up to the record of its first update takes turns with a script that
+imports JAX and compiles a step of the same model, both with warm caches of compiled programs. CPU
+seconds are shown beside the clock's, as other programs on a host lengthen CPU seconds less.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def walk() -> tuple[dict[str, int], list[str]]:
 
 
 def launches() -> dict[str, list[tuple[float, float]]]:
-    """Return (s on the clock, s of the CPU) to a launch's first update and of the script, in turn.
+    """Return (clock s, CPU s) of launches to their first update, and of the script, in turns.
 
     The first turn fills the caches and does not count.
     """
@@ -135,7 +135,7 @@ def launches() -> dict[str, list[tuple[float, float]]]:
 def _until(
     file: pathlib.Path, lines: int, programs: dict[str, str], *command: str
 ) -> tuple[float, float]:
-    """Return seconds of a command of Python, on the clock and of the CPU, to lines in a file."""
+    """Return (clock s, CPU s) of a Python command until a file has this number of lines."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, env=os.environ | programs, stdin=subprocess.PIPE,

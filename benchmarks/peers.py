@@ -9,13 +9,13 @@ The task is noise of the shape of images with a softmax, or an MLP, in float32.
                    each client's samples on the host and takes the norm of each client's progress,
                    which we do not; we plan a schedule with delays, which it does not.
     asynchronous   8 workers, 32 samples, an update with every gradient, seconds of an update.
-                   Event loops as one writes them down: a heap and a compiled call for each event,
-                   and a single `lax.scan` over all events that keeps what each worker has read.
-                   They get durations and samples for nothing; our side plans and draws them.
+                   Plain event loops are a heap with a compiled call for each event, and a single
+                   `lax.scan` over all events that keeps the model that each worker has read. They
+                   get durations and samples precomputed; our side plans and draws them.
 
 Every side is a process that waits while another has its turn. FedJAX is installed into an
-environment of its own in `runs/peers`, in which only NumPy and JAX are sure to be there: imports
-stand where they are needed. Points go to docs/results/benchmarks/peers.json.
+environment of its own in `runs/peers`, in which only NumPy and JAX are sure to exist: other imports
+stand in the functions that need them. Points go to docs/results/benchmarks/peers.json.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def events(updates: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def take_turns(turn: Callable[[], object]) -> None:
-    """Answer every line on standard input with the seconds of a turn; the first one compiles."""
+    """Compile in a first turn, then answer every line on standard input with a turn's seconds."""
     turn()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -80,7 +80,7 @@ def _task(model: str):
 
 
 def gossax(task: str, amount: int) -> Callable:
-    """Return the simulator, which goes on from where it stopped."""
+    """Return a turn of the simulator, which continues from the last one."""
     from algorithms import all_reduce, local_sgd
     from algorithms.base import scale_by_samples
     from benchmarks import floors
@@ -128,7 +128,7 @@ def call(task: str, amount: int) -> Callable:
 
 
 def scan(task: str, amount: int) -> Callable:
-    """Return all events in one program."""
+    """Return one program that scans over all events."""
     import jax
     import jax.numpy as jnp
 
@@ -162,7 +162,7 @@ def scan(task: str, amount: int) -> Callable:
 
 
 def fedjax(task: str, amount: int) -> Callable:
-    """Return FedJAX's federated averaging: rounds of all clients, a step of a client compiled."""
+    """Return FedJAX's federated averaging: rounds of all clients, with a client's step compiled."""
     import fedjax
     import jax
     import jax.numpy as jnp
@@ -205,7 +205,7 @@ SIDES = OWN | {"fedjax": fedjax}
 
 
 def python(side: str, folder: pathlib.Path) -> str:
-    """Return the interpreter that has a library, in an environment that is made if need be."""
+    """Return the interpreter of a side; make its environment first if it is missing."""
     if side in OWN:
         return sys.executable
     place = folder / side

@@ -2,12 +2,13 @@
 
     python -m benchmarks.peers_that_die --faults=SIGKILL,SIGSTOP --processes=2,4
 
-Every trial starts a run on several processes of this machine, and one of them does the fault to
-itself at the moment in question. A row says after how many seconds the last of the others has
-ended, with which exit codes, and what is wrong with that, if anything. Who was stopped is let go on
-once the others have ended, and has to end as well. With `--faults=stands_still` it lives and does
-not go on: all have to end, after a line that names it. `--faults=unplugged` takes root: every
-process lives in a network namespace of its own, and the link of one is taken down.
+Every trial starts a run on several processes of this machine. One of them, the victim, causes its
+own fault at the given moment of the run. A row has the seconds until the last of the others has
+ended, their exit codes, and what is wrong with their messages, if anything. A stopped victim is
+continued once the others have ended, and has to end as well. With `--faults=stands_still` the
+victim lives but makes no progress: all have to end, after a line that names it.
+`--faults=unplugged` takes root: every process lives in a network namespace of its own, and the link
+of the victim is taken down.
 """
 
 import argparse
@@ -104,7 +105,7 @@ class Trial(NamedTuple):
 
 
 def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None:
-    """Be a process of a run that has the fault; `mark` is written right before it."""
+    """Run the process that has the fault; the file `mark` is written right before it."""
     where = MOMENTS[moment]
     module, function = where.module, where.function
     if where.writer is not None and rank == "0":
@@ -158,7 +159,7 @@ def launch(
 
 
 def ended(running: list[subprocess.Popen], seconds: float) -> dict[int, float]:
-    """Return {position: when} of the processes that end within this time."""
+    """Return {position: time of its end} of the processes that end within these seconds."""
     until, found = time.time() + seconds, {}
     while len(found) < len(running) and time.time() < until:
         for position, process in enumerate(running):

@@ -5,11 +5,11 @@
 
 Either side, the commit and this checkout, runs the same command lines with its own code and its own
 configs. Parameters, schedules, metrics, summaries, configs and the numbers of reports have to be
-equal bit for bit. Records of the commit are kept below `runs/same_behaviour`, under everything that
-they follow from, so that a second comparison runs this checkout alone.
+equal bit for bit. Records of the commit are kept below `runs/same_behaviour`, under a digest of all
+that they depend on, so that a second comparison runs only this checkout.
 
-A difference fails with a sentence, also one that is meant. What follows the clock on the wall is
-left out: WALL and REAL_TIME.
+Every difference fails with a sentence, even an intended one. Fields that depend on the wall clock,
+WALL and REAL_TIME, are left out.
 """
 
 import concurrent.futures
@@ -65,7 +65,7 @@ class Experiment(NamedTuple):
 
 
 class Side(NamedTuple):
-    """A checkout and what its experiments have left."""
+    """A checkout and the records of its experiments."""
 
     root: pathlib.Path
     records: pathlib.Path
@@ -103,7 +103,7 @@ def whole(side: Side, name: str) -> None:
 
 
 def interrupted(side: Side, name: str) -> None:
-    """Run an experiment, ask it to end when it has two records, and let it go on."""
+    """Run an experiment, end it by SIGTERM after three lines of metrics, and resume it."""
     place = side.place(name)
     more = f"--workdir={place}", "--checkpoint_seconds=0"
     process, metrics = launch(side, name, *more), place / "metrics.jsonl"
@@ -117,7 +117,7 @@ def interrupted(side: Side, name: str) -> None:
 
 
 def replayed(side: Side, name: str) -> None:
-    """Run some arms, and each of them again on the schedule that it has left."""
+    """Run some arms, and each of them again on its recorded schedule."""
     place = side.place(name)
     finish(launch(side, name, f"--workdir={place / 'first'}"), side, name)
     for arm in ASYNCHRONOUS:
@@ -199,7 +199,7 @@ EXPERIMENTS = {
 
 
 def address(experiment: Experiment) -> str:
-    """Return a digest of everything but the code that the records of an experiment follow from."""
+    """Return a digest of all that an experiment's records depend on but the code."""
     determining = [str(flag).replace(str(ROOT), "") for flag in experiment.flags]
     determining += [name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
     determining.append(platform.python_version())
@@ -213,7 +213,7 @@ def address(experiment: Experiment) -> str:
 def run(side: Side, name: str) -> None:
     """Run an experiment unless it has been run.
 
-    One that fails says so, and leaves what it has to the comparison.
+    A failure is printed, and the records up to it are compared.
     """
     experiment, place = EXPERIMENTS[name], side.place(name)
     done = place.with_suffix(".done")
@@ -235,7 +235,7 @@ def run(side: Side, name: str) -> None:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values within a JSON value that hold no others; a list of values is one."""
+    """Yield (name, leaf) of a JSON value's leaves; a list is one unless it holds objects."""
     if isinstance(value, list) and value and all(isinstance(child, dict) for child in value):
         value = {str(place): child for place, child in enumerate(value)}
     if isinstance(value, dict) and value:
@@ -246,10 +246,10 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, str]) -> dict:
-    """Everything below a directory that has to stay as it is, by name.
+    """Return all fields below a directory that have to stay equal, by name.
 
-    excluded: ends of names of fields to leave out. hidden: texts, such as directories,
-    and what stands for them.
+    excluded: ends of names of fields to leave out. hidden: text, such as a directory -> the text
+    that replaces it.
     """
 
     def text(path: pathlib.Path) -> str:
@@ -289,7 +289,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for every field that differs, or that one side alone has."""
+    """Return a sentence for every field that differs, or that only one side has."""
     sentences = [f"{name} is missing" for name in old if name not in new]
     sentences += [f"{name} differs: {_brief(old[name])} became {_brief(new[name])}"
                   for name in old if name in new and not same(old[name], new[name])]  # fmt: skip

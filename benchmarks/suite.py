@@ -4,10 +4,10 @@
     python -m benchmarks.suite --only=codecs,gossip  # rows whose section or name holds a word
     python -m benchmarks.suite --tiny                # the smallest sizes: only that all runs
 
-A ratio is of the faster halves of both sides' turns. A whole run replaces the record
+A ratio compares the faster halves of both sides' turns. A whole run replaces the record
 `docs/results/benchmarks/suite.json` and the table in `docs/reproducing.md`.
 
-Fresh pages make a copy of 40 MB several times slower on Linux, and codecs look better than they
+Fresh pages make a copy of 40 MB several times slower on Linux, so that codecs look better than they
 are. `make benchmark` lets the allocator keep its memory, as a long training run would.
 """
 
@@ -100,7 +100,7 @@ def _gossip(workers: int, method=None):
 
 
 def _asynchronous(workers: int):
-    """Return both sides where an eighth of the workers lands in every update."""
+    """Return both sides of training where every update takes an eighth of the workers."""
     task = floors.noise(models.logistic, max(8192, workers), (28, 28, 1))
     return floors.stale_sides(task, workers, max(4, 2048 // workers), max(1, workers // 8))
 
@@ -120,7 +120,7 @@ def simulator_rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def _in_a_loop() -> dict[str, Callable]:
-    """Return gradients of ResNet-18 in a loop, as runs compute them, and in a program alone."""
+    """Return gradients of ResNet-18 in a loop, as runs compute them, and in no loop."""
     task = floors.noise(functools.partial(models.resnet18, width=16), 8, (32, 32, 3))
     params, weights = jax.jit(task.init)(jax.random.key(0)), jnp.full(8, 1 / 8)
 
@@ -205,7 +205,7 @@ def schedule_rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def _planned(workers: int, k: int, updates: int):
-    """Return the rule from nothing, and a heap of ends that gets its durations for nothing."""
+    """Return the rule, which draws its durations, and a heap of ends with precomputed ones."""
 
     def rule():
         made = RULES["k_batch_async"](Setting(LAW, workers, 1, 0), k=k)
@@ -238,18 +238,18 @@ def _planned(workers: int, k: int, updates: int):
 
 
 def _pushes(rule: str, delay, workers: int) -> Rule:
-    """Return a server that updates on 64 pushes, while nobody else waits."""
+    """Return the rule of a server that updates on at most 64 pushes, while other workers go on."""
     return RULES[rule](Setting(delay, workers, 1, 0), k=min(64, workers // 8))
 
 
 def _pairs(blocking: bool, delay, workers: int) -> Rule:
-    """Return nodes on a ring that meet a neighbour after every mini-batch."""
+    """Return the rule of nodes on a ring that meet a neighbour after every mini-batch."""
     setting = Setting(delay, workers, 1, 0, nx.cycle_graph(workers))
     return RULES["random_pairs"](setting, width=min(64, workers // 8), blocking=blocking)
 
 
 def _one_peer(delay, workers: int) -> Rule:
-    """Return rounds in which every worker waits for the one peer that it hears from."""
+    """Return the rule of rounds in which a worker waits only for the peer that it hears from."""
     links = of_rounds(rounds.one_peer_exponential(workers))
     return RULES["neighbour_barrier"](Setting(delay, workers, 1, 0, links=links))
 
@@ -271,7 +271,7 @@ DELAYS = {
 def _many(
     kind: str, delay: str, goal: float, workers: int, events: int, budget: float
 ) -> Iterator[Line]:
-    """Yield microseconds of an event, from nothing."""
+    """Yield the microseconds per event of planning a schedule from its start."""
     del budget
     make, everyone, places = KINDS[kind]
     compiling = make(DELAYS[delay], 16)

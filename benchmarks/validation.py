@@ -3,12 +3,12 @@
     python -m benchmarks.validation --data=FOLDER     # with AR.parquet, SE.parquet, ST.parquet
 
 The files are of ByteDance's StragglerAnalysis (arXiv 2505.05713, Apache 2.0): every operation of
-every rank of three jobs that train language models with pipelines of stages, replicated.
+every rank of three jobs that train language models with replicated pipelines of stages.
 
-A step is a graph. An operation begins when its rank's last ones have ended, after a gap. Computing
-takes its recorded seconds. A message or a collective begins to move when the last of its ranks is
-there, and takes its transfer time: what is recorded is mostly waiting. Gaps and transfer times are
-medians over one half of the steps, and steps of the other half are predicted.
+A step is a graph. An operation begins when its rank's previous ones have ended, after a gap.
+Computing takes its recorded seconds. A message or a collective begins to move when the last of its
+ranks is there, and takes its transfer time, as its recorded seconds are mostly waiting. Gaps and
+transfer times are medians over one half of the steps, and steps of the other half are predicted.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Job(NamedTuple):
     """The operations of a job.
 
     start, seconds: of each operation in all steps [steps]. places: replica and stage of a rank.
-    program: the operations of each rank in their order; a tuple begins together.
+    program: the operations of each rank in their order; all in a tuple begin together.
     """
 
     start: Mapping[Operation, np.ndarray]
@@ -51,7 +51,7 @@ class Job(NamedTuple):
     program: Mapping[int, list[tuple[Operation, ...]]]
 
     def end(self, operation: Operation) -> np.ndarray:
-        """Return when an operation has ended [steps]."""
+        """Return the times at which an operation has ended [steps]."""
         return self.start[operation] + self.seconds[operation]
 
     def steps(self) -> np.ndarray:
@@ -108,11 +108,12 @@ def peers(job: Job, operation: Operation) -> list[Operation]:
 
 
 class Costs(NamedTuple):
-    """Seconds of a job that half of its steps give.
+    """Seconds of a job's operations, calibrated on half of its steps.
 
-    gap: of each operation after the last ones of its rank, or in `awaited`. transfer: of each
-    message and collective after the start of its last rank. awaited: ranks that an operation waits
-    for although no recorded one does, as for the sum of losses after the last micro-batch.
+    gap: from the end of a rank's previous operations, or of the `awaited` ranks' last
+    micro-batches, to each operation. transfer: of each message and collective after the start of
+    its last rank. awaited: ranks that an operation waits for although no recorded one does, as for
+    the sum of losses after the last micro-batch.
     """
 
     gap: Mapping[Operation, float]
@@ -156,7 +157,7 @@ def calibrated(job: Job, steps: np.ndarray) -> Costs:
 
 
 def predicted(job: Job, costs: Costs, steps: np.ndarray) -> np.ndarray:
-    """Return the seconds of the given steps, by their computing and by the costs."""
+    """Return the seconds of the given steps, by their recorded computing and the costs."""
     began: dict[Operation, np.ndarray] = {}
     ended: dict[Operation, np.ndarray] = {}
     place = dict.fromkeys(job.program, 0)  # of the next block of a rank
@@ -198,7 +199,7 @@ def predicted(job: Job, costs: Costs, steps: np.ndarray) -> np.ndarray:
 
 
 def judged(job: Job) -> list[dict]:
-    """Return the errors where the first half of the steps calibrates, and where the second does."""
+    """Return the errors if the first half of the steps calibrates, and if the second one does."""
     seconds = job.steps()
     halves = np.array_split(np.arange(len(seconds)), 2)
     rows = []

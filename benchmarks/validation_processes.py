@@ -68,7 +68,7 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
 
 
 def points(path: pathlib.Path) -> list[dict]:
-    """Return the cells that a record has."""
+    """Return the cells in a record; [] if there is no record yet."""
     return json.loads(path.read_text())["summary"]["points"] if path.exists() else []
 
 
@@ -91,7 +91,7 @@ def arm(
 def exchanges(repeats: int = 7) -> Callable[[], list[list[float]]]:
     """Return a function that measures messages of all processes for each of the sizes [s].
 
-    They are an all-reduce, and a swap within each of two pairs.
+    The messages are an all-reduce, and a swap within each of two pairs.
     """
     from jax.sharding import PartitionSpec as P
 
@@ -122,7 +122,7 @@ def exchanges(repeats: int = 7) -> Callable[[], list[list[float]]]:
 
 
 def work(path: pathlib.Path, hosts: Sequence[namespaces.Host], rank: int, address: str) -> None:
-    """Run the cells that the record has not, as one of the processes; the first one writes."""
+    """Run the cells that the record lacks, as one of the processes; process 0 writes."""
     distributed.initialize(address, WORKERS, rank)
     distributed.connect()
     known = {tuple(point[name] for name in KEY) for point in points(path)}

@@ -76,10 +76,10 @@ def count(words) -> jax.Array:
 
 
 def positions(words, slots: int) -> jax.Array:
-    """Find the first `slots` set bits: positions, int32 [slots], rising; 32 words beyond the last.
+    """Return the rising positions of the first `slots` set bits, int32 [slots].
 
-    Positions beyond are out of bounds for every array of the bitmap's size: read with
-    `mode="fill"`, write with `mode="drop"`.
+    Unused slots hold 32 times the number of words, which is out of bounds for every array of the
+    bitmap's size: read with `mode="fill"`, write with `mode="drop"`.
     """
     return _select(words, jnp.cumsum(_counts(words)), 0, slots)
 
@@ -125,7 +125,7 @@ def _counts(words):
 
 
 def _select(words, ends, first, slots: int):
-    """Return the positions of the set bits number first ... first + slots - 1."""
+    """Return the positions of set bits by rank, first ... first + slots - 1."""
     if words.size == 0:
         return jnp.zeros(slots, jnp.int32)
     number = first + jnp.arange(slots, dtype=jnp.int32)

@@ -54,7 +54,7 @@ def evaluate(buckets: Sequence[Sequence[int]], sizes, ready, cost) -> Plan:
 
     buckets: layers of each, together all in backward order; sizes: [L] bytes; ready: [L] seconds
     from the start of the backward pass, non-decreasing, the last of which is its end. Raises
-    ValueError for other buckets, sizes and times. 1811.11141, the recursion of tau_c.
+    ValueError for other buckets, sizes and times. arXiv 1811.11141, the recursion of tau_c.
     """
     sizes, ready = _check(sizes, ready)
     layers = [int(layer) for bucket in buckets for layer in bucket]
@@ -81,7 +81,7 @@ def single(sizes, ready, cost) -> Plan:
 def fixed(sizes, ready, cost, bytes: float = 25 * 2**20) -> Plan:
     """Plan buckets that are sent once they hold `bytes` or more; the last one may hold less.
 
-    The rule and the default of PyTorch's DistributedDataParallel, but for its small first bucket.
+    PyTorch's DistributedDataParallel has this rule and default, but a small first bucket.
     Other arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
@@ -100,7 +100,7 @@ def greedy(sizes, ready, cost) -> Plan:
     """Merge as in the authors' release of MG-WFBP; alpha is the cost of no bytes.
 
     A bucket takes in the next layer if its gradient is ready before the bucket would have been
-    sent, and less than alpha after the bucket could start. Not optimal. Arguments as in `evaluate`.
+    sent, and less than alpha after it could start. This is not optimal. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -137,8 +137,8 @@ def optimal(sizes, ready, cost) -> Plan:
     """Find the buckets that finish first, for any cost: exact dynamic programming in O(L^2).
 
     f[j], the earliest end of the first j layers, is the least max(f[i], R_j) + t(S_j - S_i) over
-    the start i of their last bucket, with prefix sizes S and ready times R. If the cost is affine
-    no earliest plan has fewer buckets. Arguments as in `evaluate`.
+    the start i of their last bucket, with prefix sizes S and ready times R. If the cost is affine,
+    no plan that ends as early has fewer buckets. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -282,9 +282,9 @@ def _check(sizes, ready) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Buffer(NamedTuple):
-    """Leaves of a bucket that are of one dtype, or a part of them, in one all-reduce.
+    """Leaves of a bucket that have one dtype, or a part of them, in one all-reduce.
 
-    A token follows them.
+    A token, one element that orders the all-reduces, follows them.
     """
 
     bucket: int
@@ -301,7 +301,7 @@ def bucketed_weighted_mean(
     axis: str = AXIS,
     reduce: Callable = jax.lax.psum,
 ) -> Tree:
-    """Return the `comms.collectives.weighted_mean`, all-reduced in the buffers of a tree, in order.
+    """Return `comms.collectives.weighted_mean` of a tree, all-reduced buffer by buffer, in order.
 
     reduce: (flat vector, axis) -> its sum over the workers, exact or not. Integers travel as
     floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit.
@@ -354,7 +354,7 @@ def buffers(
 
 
 def groups(made: Sequence[Buffer]) -> list[list[int]]:
-    """Return the places of the buffers with the same leaves, in backward order of the buckets."""
+    """Return the indices of buffers grouped by their leaves, in backward order of the buckets."""
     found: dict[tuple, list[int]] = {}
     for place, buffer in enumerate(made):
         found.setdefault((buffer.bucket, *buffer.leaves), []).append(place)
@@ -364,7 +364,7 @@ def groups(made: Sequence[Buffer]) -> list[list[int]]:
 def filled(buffer: Buffer, tree: Tree, weights: tuple, token=0.0) -> jax.Array:
     """Return the flat vector [elements + 1] that a worker adds to the sum of a buffer.
 
-    weights: (its own, the sum of all), `comms.collectives.scaled_weights`.
+    weights: (its own, the sum of all), from `comms.collectives.scaled_weights`.
     """
     leaves = jax.tree.leaves(tree)
     pieces, start = [], buffer.first

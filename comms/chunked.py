@@ -65,7 +65,7 @@ def _scattered(values, places, chunk: int) -> jax.Array:
 def encode(x, cut: Cut, bits: int) -> Chunked:
     """Encode the k largest entries of every chunk, each rounded to the nearest of 2^bits levels.
 
-    The levels lie evenly between plus and minus the chunk's largest magnitude; 0 is none of them.
+    The levels are evenly spaced between plus and minus the chunk's largest magnitude, without 0.
     """
     _, chunk, k = cut.of(x.size)
     values, places = _largest(_rows(x, cut), k)

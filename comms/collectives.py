@@ -56,7 +56,7 @@ def weighted_mean(tree: Tree, weight=None, axis: str = AXIS) -> Tree:
     """Return the mean of every leaf over the workers, sum_i w_i x_i / sum_i w_i, by `psum`.
 
     `weight`: scalar >= 0 per worker, None for equal weights. A worker of weight 0 does not count,
-    whatever it holds; if all weigh 0 the mean is 0. Leaves travel, are summed and come back in
+    whatever it holds; if all are 0, the mean is 0. Leaves travel, are summed and come back in
     their own dtype, integers as floats. Sums of weights below 65,536 do not overflow.
     """
     own, total = scaled_weights(weight, axis)
@@ -147,7 +147,7 @@ class Collective(NamedTuple):
 class AllReduce(NamedTuple):
     """The sum of a flat vector over the workers, called with (vector, axis).
 
-    A sum in two parts can have them apart in time, as DeAR has: L. Zhang et al., arXiv 2302.12445.
+    Its two halves can run at different times, as in DeAR: L. Zhang et al., arXiv 2302.12445.
     """
 
     reduce: Callable  # (vector, axis) -> the sum, or a worker's part of it

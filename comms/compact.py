@@ -20,8 +20,8 @@ def all_reduce(x, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
     """Return the sum of x, [n] or [n, ...], over the workers, and bool scalar: True if sent dense.
 
     A union of more than `budget` rows does not fit and is all-reduced dense. The result has the
-    bits of `psum(x)`, but that -0 may come back as +0, on CPU meshes and under `vmap` of up to 5
-    workers; else it is equal to rounding. Raises ValueError if the budget is negative.
+    bits of `psum(x)`, except that -0 may become +0, on CPU meshes and under `vmap` of up to 5
+    workers; elsewhere it is equal up to rounding. Raises ValueError if the budget is negative.
     """
     if budget < 0:
         raise ValueError(
@@ -44,7 +44,7 @@ def sum_within(x, words, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.
 
 
 def sum_of_rows(x, words, budget: int, axis: str = AXIS) -> jax.Array:
-    """Sum over the workers the rows of x that a common bitmap names, at most `budget`."""
+    """Sum the rows of x that a common bitmap marks, at most `budget`, over the workers."""
     rows = bitmap.positions(words, min(budget, len(x)))
     sent = x.at[rows].get(mode="fill", fill_value=0)
     # Fused into the sum of simulated workers, the gather would change the order of addition.
@@ -83,7 +83,7 @@ class Room(NamedTuple):
 def room(workers: int, size: int, own: int, union: int) -> Room:
     """Return the room for `own` rows of a worker and `union` rows of all, which spread by chance.
 
-    Four standard deviations more than an owner's mean, at most its share of `size` rows.
+    A list has four standard deviations beyond its mean, at most its share of `size` rows.
     """
     owned = -(-size // workers)
 
@@ -155,5 +155,5 @@ def _listed(part, words, room: int):
 
 
 def _most(overflow, axis):
-    """Return the largest of the workers' overflows, 0 if none has any."""
+    """Return the largest overflow of any worker, 0 if there is none."""
     return jnp.maximum(jax.lax.pmax(overflow, axis), 0)

@@ -74,7 +74,7 @@ def binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> 
 
 
 def recursive_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of log2 n swaps of whole payloads; ValueError but for a power of two."""
+    """Return the cost of log2 n swaps of whole payloads; ValueError unless n is a power of 2."""
     depth = _depth("recursive_doubling", workers, power=True)
     return AlphaBeta(depth * alpha, depth * (beta + gamma))
 
@@ -95,7 +95,7 @@ def halving_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0
 
 
 def _depth(collective: str, workers: int, power: bool = False) -> int:
-    """Return ceil(log2 n); ValueError for no workers, and for no power of two where it is due."""
+    """Return ceil(log2 n); raise ValueError for n < 1, and for no power of two if `power`."""
     if workers < 1:
         raise ValueError(f"{collective}: needs at least 1 worker, got {workers}; set workers")
     depth = (workers - 1).bit_length()
@@ -111,7 +111,7 @@ class Table(NamedTuple):
 
     Linear in the payload itself, not in its logarithm, so that alpha + beta x is met exactly.
     Payloads below the first size take its time; above the last size the slope of the last rise
-    goes on.
+    continues.
     """
 
     sizes: np.ndarray  # [n]
@@ -146,8 +146,8 @@ def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
     """Fit alpha and beta by the least squares of relative errors; return them and R^2.
 
     The input is measured seconds [n] of payloads [n] in bytes. Sizes mostly double, so that the
-    last ones alone make absolute errors, and with them R^2: see `largest_error`. A negative alpha
-    is set to 0 and beta fitted anew, and the reverse. R^2 is at most 1, and below 0 where the mean
+    largest ones dominate absolute errors, and so R^2: see `largest_error`. A negative alpha is set
+    to 0 and beta fitted again, and vice versa. R^2 is at most 1, and below 0 where the mean
     would fit better. Raises ValueError for fewer than two sizes. Shi, Chu, Li, "MG-WFBP", arXiv
     1811.11141.
     """
@@ -169,7 +169,7 @@ def largest_error(model: AlphaBeta | Table, sizes, seconds) -> float:
 
 
 def _above_zero(seconds: np.ndarray) -> np.ndarray:
-    """Return seconds to divide by; a time of 0, too short for the clock, is as the shortest one."""
+    """Return seconds to divide by: a time of 0 is replaced by the shortest positive one."""
     return np.maximum(seconds, np.min(seconds[seconds > 0], initial=np.inf))
 
 
@@ -223,13 +223,13 @@ def uniform_network(
     spells: Any = None,
     hides: bool = True,
 ) -> Network:
-    """Return equal links, slower by a factor to `slow` workers.
+    """Return a network of equal links, slower by a factor to `slow` workers.
 
     latency: seconds of a message's start-up; bandwidth: bytes per second; slow: {worker: factor}.
-    spells: of slowness in time, see `stragglers.link_spells`. hides: False if exchanges begin after
-    computing and workers wait for them, as in programs on CPUs.
-    path: what `iperf3 --json` has printed, for what is not given: its received bytes per second,
-    and half of the shortest round trip.
+    spells: times when links are slow, see `stragglers.link_spells`. hides: False if exchanges begin
+    after computing and workers wait for them, as in programs on CPUs.
+    path: the output of `iperf3 --json`, for a missing latency or bandwidth: half of the shortest
+    round trip, and the received bytes per second.
     """
     if path is not None:
         measured = _iperf(path)
@@ -292,9 +292,9 @@ def measured_network(
 
     path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
     OSU's osu_allreduce. swaps: seconds of messages of these sizes that two workers send to each
-    other; None: as in a ring with the cost that `fit` finds. arrays: messages in place of one,
-    where each array has its own, as between CPUs; all but one take as long as the smallest that was
-    measured. Others: as in `network`.
+    other; None: as in a ring with the cost that `fit` finds. arrays: the
+    number of messages in place of one, if each array has its own, as between CPUs; all but one take
+    as long as the smallest measured one. Others: as in `network`.
     """
     if path is not None and sizes is None and seconds is None:
         sizes, seconds = _printed(path)

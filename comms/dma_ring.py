@@ -1,6 +1,6 @@
 """The sum of `comms.quantise.ring_all_reduce` in int8 as one kernel of remote DMA on TPUs.
 
-Every hop reads a message, adds the own chunk in float32, and writes the next one. Chunks are cut
+Every hop decodes a message, adds its own chunk in float32, and encodes the next one. Chunks are cut
 into tiles, and a tile into parts, one of which computes while the other one travels. A message is
 the codes of a part and a row of scales. Neighbours have room for two messages of a part, and say
 when they have read one. Interpreted, the sums have the bits of the form with `ppermute`.

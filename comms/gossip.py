@@ -1,7 +1,7 @@
 """Exchange with neighbours, as bodies that run under a named axis.
 
-On a mesh only neighbours talk; under `vmap` a permutation is a fused gather, faster than a dense
-[n, n] product from 16 workers on. All functions run under `jax.vmap`, `jax.pmap` and
+On a mesh only neighbours communicate; under `vmap` a permutation is a fused gather, faster than a
+dense [n, n] product from 16 workers on. All functions run under `jax.vmap`, `jax.pmap` and
 `jax.shard_map` alike. Values travel in their own dtype, are weighed and summed in float32 at least,
 and come back in their own dtype.
 """
@@ -20,11 +20,11 @@ AT_ONCE = 16  # matchings that are heard in one pass over the values
 
 
 def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
-    """Return the mixed values sum_j W_ij x_j of every leaf, the neighbours' ones by `ppermute`.
+    """Return the mixed values sum_j W_ij x_j of every leaf; neighbours' come by `ppermute`.
 
     `W`: host array [n, n]. `partners`: host array [M, n], each worker's partner in M matchings,
     itself where unmatched. Raises ValueError unless the matchings hold every edge of W exactly
-    once. Sum over neighbours of D-PSGD (arXiv 1705.09056, Algorithm 1).
+    once. This is the mixing of D-PSGD (arXiv 1705.09056, Algorithm 1).
     """
     W, partners = np.asarray(W), np.asarray(partners)
     workers = jax.lax.axis_size(axis)
@@ -105,7 +105,7 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
 def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree:
     """Return `_pulled` where others' values are at hand, with few passes over the values.
 
-    A pass hears AT_ONCE active matchings, the last one the rest, by a program for each number.
+    A pass adds AT_ONCE active matchings; the last pass adds the rest, by a program per number.
     """
     partners = np.asarray(partners)
     matchings = len(partners)
@@ -139,7 +139,7 @@ def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str)
 def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
     """Return every leaf as the worker at position `partner` (int scalar, may be traced) holds it.
 
-    Any partner at all, one's own position included; on a mesh everything goes to everyone.
+    Any partner is allowed, even oneself; on a mesh every worker gathers the leaves of all.
     """
     return jax.tree.map(lambda x: jax.lax.all_gather(x, axis)[partner], tree)
 

@@ -1,9 +1,9 @@
 """All-reduce by recursive halving and doubling: a ring's bytes in 2 log2 n steps.
 
 The cost is `comms.cost.halving_doubling`, as in Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
-Of n = 2^q workers, i swaps halves of what it has with the one whose number differs in the highest
-bit, then in the next lower one, and so on, and adds; after q steps it has the sum of a share 1 / n.
-In the reverse order the shares are swapped until everybody has all.
+Of n = 2^q workers, worker i swaps halves of its array with the worker whose number differs in the
+highest bit, and adds; then in the next lower bit, with a half of the rest, and so on. After q steps
+it has the sum of a share 1 / n. In reverse order the shares are swapped until all have everything.
 """
 
 import functools
@@ -18,7 +18,7 @@ from comms.messages import Payload
 
 
 def distances(workers: int) -> list[int]:
-    """Return how far apart partners are in the steps of the first half; ValueError but for 2^q."""
+    """Return the distance of partners in each step of the first half; ValueError unless n = 2^q."""
     cost.halving_doubling(workers, 0.0, 0.0)  # refuses other numbers
     return [2**bit for bit in reversed(range(workers.bit_length() - 1))]
 

@@ -87,7 +87,7 @@ def read(path: str | os.PathLike, forward_seconds: float | None = None) -> Layer
 
 
 def traced(sizes, ready, forward_seconds: float) -> LayerTrace:
-    """Return the trace with this `backward_order`, whose forwards are shared out as backwards."""
+    """Return the trace with this `backward_order`; forwards have the shares of backwards."""
     backward = np.diff(ready, prepend=0.0)[::-1]
     forward = forward_seconds * backward / (backward.sum() or 1.0)
     return LayerTrace("", np.asarray(sizes, float)[::-1], forward, backward)
@@ -168,7 +168,7 @@ def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
 
 
 def next_forward(trace: LayerTrace, arrived: Sequence[float], messages: int) -> Iteration:
-    """Return the period by the times of arrival of gradients, in backward order."""
+    """Return the period from the arrival times of gradients, in backward order."""
     now = float(trace.backward.sum())
     for gradient, layer in zip(arrived[::-1], trace.forward, strict=True):
         now = max(now, gradient) + layer

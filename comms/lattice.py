@@ -3,7 +3,7 @@
 The sender rounds x to integers k = round(x / s) and sends k mod q, q = 2^b: the point's *colour*.
 The receiver takes the lattice point of that colour nearest to its own reference. The error depends
 on the side s alone, not on ||x||, but beyond a radius (q - 1) s / 2 of the reference the result is
-off by multiples of q s, and looks like any other. A checksum of the whole k, one per bucket of
+off by multiples of q s, and looks like a correct one. A checksum of the whole k, one per bucket of
 coordinates, detects this. Davies et al., arXiv 2002.09268; for gossip: SwarmSGD, arXiv 1910.12308.
 
 A bucket has its own side, checksum and row of the message. All functions are pure, with static
@@ -72,7 +72,7 @@ def row_bytes(n: int, bits: int) -> int:
 
 
 def payload_bytes(size: int, bits: int, bucket: int = BUCKET) -> int:
-    """Return the bytes of one message of a vector, all its buckets alike.
+    """Return the bytes of a vector's message, whose buckets have equal length.
 
         >>> payload_bytes(10_000, bits=8)
         10120
@@ -166,7 +166,7 @@ def is_void(message) -> jax.Array:
 
 
 def bound_of(message, bits: int, stochastic: bool = False) -> jax.Array:
-    """Return the distance [buckets] for which the sender has made its message."""
+    """Return the distance [buckets] up to which a message decodes, from its side."""
     return radius(_side(message), bits, stochastic)
 
 
@@ -197,7 +197,7 @@ def ravel_floats(tree) -> tuple[jax.Array, Callable]:
 
 
 def largest(rows) -> jax.Array:
-    """Return max |x| of every bucket, [buckets], infinite or NaN where one of its x is."""
+    """Return max |x| of every bucket, [buckets], infinite or NaN if one of its entries is."""
     return jax.lax.bitcast_convert_type(_largest_bits(rows), jnp.float32)
 
 
@@ -298,7 +298,7 @@ WIDER = 4.0  # factor of the side at the second try, where q^2 levels do not fit
 
 
 class Wire(NamedTuple):
-    """Ties of a worker to the partner of its conversation, and to the other pairs."""
+    """Communication of a worker with its partner, and with the other pairs of the axis."""
 
     swap: Callable[[Any], Any]  # a tree -> the partner's; one's own, if there is none
     agree: Callable[[jax.Array], jax.Array]  # a number -> the largest over the axis
@@ -307,7 +307,7 @@ class Wire(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Course of a conversation, for one of the two, and its lessons."""
+    """Statistics of a conversation at one of its workers, and the bounds for the next one."""
 
     bound: jax.Array  # [buckets] float32, expected max |x - reference| of the next one
     failed: jax.Array  # int32, buckets that were sent again
@@ -318,7 +318,7 @@ class Report(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """Knowledge of the two about each other half way up the ladder."""
+    """Vectors as the two workers know them between two tries."""
 
     mine: jax.Array  # [buckets, n], as the partner reads it
     theirs: jax.Array  # [buckets, n], as read here
@@ -326,7 +326,7 @@ class _Known(NamedTuple):
 
 
 class _Rung(NamedTuple):
-    """Encoding of buckets that are sent again."""
+    """Encoding of the buckets that one try sends again."""
 
     send: Callable  # (rows, their indices) -> (message, points)
     read: Callable  # (message, reference) -> (points, ok)
@@ -336,7 +336,7 @@ class _Rung(NamedTuple):
 def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, Report]:
     """Return (theirs - mine [buckets, n], Report): the difference of two vectors as both read them.
 
-    rows: float32 [buckets, n], one's own vector; bound: [buckets], expected of |x - reference|;
+    rows: float32 [buckets, n], one's own vector; bound: [buckets], expected |x - reference|;
     key: for unbiased rounding, None: to the nearest point. The partner gets the same numbers with
     the other sign, so that both can add any share of them and keep their sum. A bucket that is not
     finite at one of the two is left out: its difference is 0. Raises ValueError as `lattice.encode`
@@ -425,7 +425,7 @@ def _coded(side, bits: int, n: int, key, rung: int) -> _Rung:
 
 
 def _ask(missing, wire: Wire):
-    """Return (the partner's missing buckets, most that a pair needs, counted buckets)."""
+    """Return (the partner's missing buckets, the most that any pair misses, number to count)."""
     count = missing.shape[0]
     asked = jnp.unpackbits(wire.swap(jnp.packbits(missing)), count=count).astype(bool)
     pair = jnp.maximum(missing.sum(dtype=jnp.int32), asked.sum(dtype=jnp.int32))

@@ -1,9 +1,10 @@
-"""Matchings of a graph, and MATCHA: those that talk in a round, under a budget of communication.
+"""Matchings of a graph, and MATCHA, which draws active matchings under a communication budget.
 
 A matching is a list of edges (i, j), i < j, without a common worker: one full permutation, one
-unit of communication time. Misra and Gries, "A constructive proof of Vizing's theorem" (1992);
-where that would take minutes, an edge takes a colour that both of its ends have left, if there is
-one, and complete graphs have the rounds of a tournament (Kirkman, 1847).
+unit of communication time. Edges are coloured as in Misra and Gries, "A constructive proof of
+Vizing's theorem" (1992). In large graphs, where that would take minutes, an edge takes a colour
+that is free at both ends, if there is one, and complete graphs have the rounds of a tournament
+(Kirkman, 1847).
 
 MATCHA (Wang et al., arXiv 1905.09435): in round k matching j is active with probability p_j, and
 W^(k) = I - alpha sum_j B_j^(k) L_j, where L_j is the Laplacian of matching j. The diagonal of W^(k)
@@ -68,7 +69,7 @@ def decompose(graph: nx.Graph) -> list[Matching]:
 
 
 def _tournament(n: int) -> list[Matching]:
-    """Let every worker meet every other once: n - 1 rounds, n where n is odd and one has to pause.
+    """Let every worker meet every other once, in n - 1 rounds, or n if n is odd and one pauses.
 
     In round r two workers meet if their sum is r modulo the number of rounds. With an even n the
     last worker stands aside, and meets the one that would be alone.
@@ -194,9 +195,9 @@ def activation_probabilities(
     """Find probabilities p [M] that maximise lambda_2(sum_j p_j L_j) with sum_j p_j = M * budget.
 
     MATCHA's step 2. `budget` in (0, 1] is the share of the base graph's communication time.
-    seconds: t [M] of the matchings, where they differ; then sum_j p_j t_j = budget * sum_j t_j.
+    seconds: times t [M] of the matchings, if they differ; then sum_j p_j t_j = budget * sum_j t_j.
     lambda_2 of the result is within the share `tolerance` of the optimum, certified by an upper
-    bound. None: EXACT up to SMALL workers, CLOSE beyond. Raises ValueError for a budget out of
+    bound; by default EXACT up to SMALL workers, CLOSE beyond. Raises ValueError for a budget out of
     range and for matchings that do not connect the workers.
 
     Method: lambda_2 is concave and equals the minimum of v' L(p) v over unit vectors v orthogonal
@@ -265,7 +266,7 @@ def mixing_weight(matchings: Sequence[Edges], workers: int, p: np.ndarray) -> tu
 
     Returns (alpha, rho); since L_j^2 = 2 L_j,
     E[W'W] = I - 2 alpha Lbar + alpha^2 (Lbar^2 + 2 Ltilde) with Lbar = sum_j p_j L_j and
-    Ltilde = sum_j p_j (1 - p_j) L_j. (0, 0) for a single worker.
+    Ltilde = sum_j p_j (1 - p_j) L_j. A single worker gets (0, 0).
     """
     if workers == 1:
         return 0.0, 0.0
@@ -291,11 +292,11 @@ def mixing_weight(matchings: Sequence[Edges], workers: int, p: np.ndarray) -> tu
 
 
 def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float]:
-    """Find (alpha, rho) by few eigenvalue problems, as each takes long.
+    """Find (alpha, rho) with few eigenvalue problems, as each takes long.
 
     Where all p are equal, every moment is a polynomial in the Laplacian. Otherwise every vector v
     bounds rho from below by v'(I - J)v - 2 alpha v'Lbar v + alpha^2 v'(Lbar^2 + 2 Ltilde)v, and the
-    vectors that hold it at the best alpha so far are added until they agree with rho.
+    top eigenvectors at the best alpha so far are added until their bound agrees with rho.
     """
     linear, spread = form.laplacian(p), form.laplacian(p * (1 - p))
     if np.ptp(p) == 0:
@@ -322,7 +323,7 @@ def _mixing_weight_of_many(form: "_Sparse", p: np.ndarray) -> tuple[float, float
 
 
 def _least(contraction: Callable[[float], float], most: float) -> tuple[float, float]:
-    """Return the alpha up to `most` at which a convex function of it is least, and that value."""
+    """Return the alpha in (0, `most`) that minimises a convex function, and the minimum."""
     search = scipy.optimize.minimize_scalar(
         contraction, bounds=(0, most), method="bounded", options={"xatol": 1e-10}
     )
@@ -344,13 +345,16 @@ def vanilla(graph: nx.Graph) -> tuple[float, float]:
 
 
 def periodic_rho(budget: float, rho_vanilla: float) -> float:
-    """Return rho of the whole graph with probability `budget`: 1 - budget (1 - rho_vanilla)."""
+    """Return rho if all links are active at once with probability `budget`, else none.
+
+    It is 1 - budget (1 - rho_vanilla).
+    """
     check_budget("periodic_rho", budget)
     return 1 - budget * (1 - rho_vanilla)
 
 
 def check_budget(name: str, budget: float) -> None:
-    """Refuse a budget outside (0, 1]; `name`: of its owner."""
+    """Raise ValueError for a budget outside of (0, 1]; `name`: its owner in the error."""
     if not 0 < budget <= 1:
         raise ValueError(
             f"{name}: the budget is a share of the communication in (0, 1], got {budget}; "
@@ -379,7 +383,7 @@ class _Dense:
         self._laplacians *= factor
 
     def low_modes(self, p: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return lambda_2 of L(p) and orthonormal eigenvectors [n, k] that may hold it nearby."""
+        """Return lambda_2 of L(p) and orthonormal eigenvectors [n, k] up to 1.5 lambda_2."""
         L = np.tensordot(p, self._laplacians, 1)
         # Moves the constant vector, eigenvalue 0, above all others: trace(L) >= lambda_n.
         values, vectors = np.linalg.eigh(L + 2 * np.trace(L) / len(L))
@@ -393,7 +397,7 @@ class _Dense:
 
 
 class _Sparse:
-    """Laplacians of many workers, kept as edges; of the modes only the lowest.
+    """Laplacians of many workers, stored as edges; only the lowest eigenvectors are computed.
 
     A cut is the sum of the squared differences over the edges of a matching.
     """

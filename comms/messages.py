@@ -1,9 +1,9 @@
-"""Messages of a method in an update, from which its bytes and its seconds follow.
+"""Messages of a method in an update, which determine its bytes and its seconds.
 
 A method names its messages, a `Payload` for those that travel together. Reduced and gathered ones
-go round a ring; exchanged ones go over links that a schedule switches on and off. Scalars beside
-the data, as the sum of weights, are not counted. A payload also says when it leaves and when it is
-needed, so that a clock knows which of its seconds are hidden behind the gradient.
+go round a ring; exchanged ones go over links that a schedule switches on and off. Scalars sent with
+the data, such as the sum of weights, are not counted. A payload also says when it leaves and when
+it is needed, so that a clock knows which of its seconds are hidden behind the gradient.
 """
 
 import functools
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 class Payload(NamedTuple):
     """Messages of one worker that travel together, in bytes each.
 
-    A later payload of the same update starts when an earlier one has arrived.
+    A later payload of the same update starts when the earlier ones have arrived.
     """
 
     reduced: tuple[int, ...] = ()  # all-reduced
@@ -97,7 +97,7 @@ class Fallbacks(NamedTuple):
 
 
 def together(payloads: Iterable[Payload]) -> Payload:
-    """Join all that several payloads reduce, gather and exchange over the same matchings."""
+    """Join payloads: what they reduce, gather, and exchange over the same matchings."""
     payloads = list(payloads)
     items = tuple(item for payload in payloads for item in payload.itemsizes)
     return Payload(
@@ -128,7 +128,7 @@ def compresses(method: Sender, params, workers: int) -> bool:
 
 
 def collective_bytes(payload: Payload, workers: int) -> float:
-    """Return the bytes that a worker sends, in the mean over workers, where all of them take part.
+    """Return the bytes that a worker sends on average if all workers take part.
 
     2 (n - 1) / n of reduced bytes, n - 1 times gathered bytes, and exchanged bytes once per link.
     """
@@ -204,11 +204,11 @@ def fallback_seconds(found: Fallbacks, workers: int, network: cost.Network) -> f
 def seconds(
     payload: Payload, workers: int, network: cost.Network, slowness: float | np.ndarray = 1.0
 ) -> float:
-    """Return the seconds of a payload: a ring for reduced bytes, one for gathered bytes, links.
+    """Return the seconds of a payload: rings for reduced and gathered bytes, and its links.
 
     slowness: factor of the ring's links, scalar or [n]. A ring that gathers takes half the steps of
     one that reduces all gathered bytes together. Matchings follow one another (arXiv 1905.09435),
-    and a meeting is as long as the slowest pair's.
+    and a matching takes as long as its slowest pair.
     """
     total = 0.0
     if sum(payload.reduced):
@@ -275,7 +275,7 @@ def exchange_transfers(
 def push_seconds(
     method: Sender, params, workers: int, network: cost.Network
 ) -> Callable[[int], np.ndarray]:
-    """Return a function: update -> seconds [workers] of a push to a server, and of the model back.
+    """Return a function: update -> seconds [workers] of a push to a server and of its answer.
 
     Every worker has a link of its own to the server, which serves any number of them at once. An
     update is made when the k-th contribution is computed, and does not wait for pushes; every

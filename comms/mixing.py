@@ -14,7 +14,7 @@ import numpy as np
 
 
 def _check(graph: nx.Graph) -> None:
-    """Raise ValueError for a graph of which no matrix here would be symmetric."""
+    """Raise ValueError for a graph that would not have symmetric matrices here."""
     simple = isinstance(graph, nx.Graph) and not graph.is_directed() and not graph.is_multigraph()
     if not simple or set(graph) != set(range(len(graph))) or nx.number_of_selfloops(graph):
         raise ValueError(
@@ -68,7 +68,7 @@ def uniform_neighbour(graph: nx.Graph) -> np.ndarray:
 def best_step(graph: nx.Graph) -> float:
     """Return the edge weight a = 2 / (lambda_2 + lambda_n) that minimises rho(I - a L).
 
-    lambda: eigenvalues of the Laplacian L. 0 for a single worker; a disconnected graph raises
+    lambda: eigenvalues of the Laplacian L. It is 0 for a single worker; a disconnected graph raises
     ValueError, as no weight contracts there.
 
         >>> round(best_step(nx.complete_graph(4)), 6)
@@ -102,7 +102,7 @@ def own(graph: nx.Graph, W: np.ndarray) -> np.ndarray:
     """Return the user's own weights, [n, n] float64, as all methods take them.
 
     Raises ValueError unless they are symmetric, their rows sum to 1, they are 0 where the graph has
-    no edge, and workers that mix by them come together.
+    no edge, and mixing by them brings workers to consensus.
     """
     W = _doubly_stochastic("mixing_matrix", W)
     if len(W) != len(graph):
@@ -130,7 +130,7 @@ def own(graph: nx.Graph, W: np.ndarray) -> np.ndarray:
 def weights(path: str | os.PathLike) -> np.ndarray:
     """Read own weights [n, n] float64 from a file, `.npy` or text with a row on each line.
 
-    Numbers of a row stand between commas, semicolons or blanks. `own` names their conditions.
+    Commas, semicolons or blanks separate numbers. `own` lists the conditions on weights.
     """
     return read_matrix("weights", path)
 

@@ -3,7 +3,7 @@
 An array of any shape and float dtype is seen as a flat vector of `size` entries; decoders give
 float32 [size]. Messages of QSGD, natural compression and signs cannot be added: every worker
 gathers all and adds the decoded vectors. Every message has a scale per stretch of entries; one
-entry that is not finite makes it, and so the whole stretch, NaN.
+entry that is not finite makes this scale, and so the whole stretch, NaN.
 
 An all-reduce in two phases sends codes twice and adds values in float32. Every worker sends each
 chunk of its array to the worker of this chunk (all-to-all), which adds them and sends the sum to
@@ -30,7 +30,7 @@ from comms.collectives import AXIS
 
 
 class Codec(NamedTuple):
-    """Codec of rows of float32, each by itself."""
+    """Codec of float32 rows, each of which is coded independently."""
 
     encode: Callable[[jax.Array, Any], Any]  # (float32 [rows, m], key or None) -> [rows, ...] each
     decode: Callable[[Any, int], jax.Array]  # (message, m) -> float32 [rows, m]
@@ -48,8 +48,8 @@ class Reduced(NamedTuple):
 def two_phase_all_reduce(x, codec: Codec, axis: str = AXIS, key=None, owed=None) -> Reduced:
     """Sum an array of any shape over the workers; codes are sent twice.
 
-    key: of this worker, for codecs that round at random. owed: float32 [chunk], added to the sum of
-    this worker's chunk before it is written. A single worker sends and rounds nothing.
+    key: this worker's key, for codecs that round at random. owed: float32 [chunk], added to the sum
+    of this worker's chunk before it is encoded. A single worker sends and rounds nothing.
     """
     workers = jax.lax.axis_size(axis)
     flat = jnp.ravel(x).astype(jnp.float32)
@@ -81,10 +81,11 @@ def ring_all_reduce(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the sum of an array of any shape over the workers, and this worker's part of it.
 
-    Every hop of a ring reads a message, adds the own chunk in float32 and writes the next one, so
-    that a value is rounded n times, and nobody holds what all others send. encode: (float32 [m],
-    key or None) -> message; decode: (message, m) -> float32 [m]. keys: as of `hop_keys`. A part is
-    x less the errors of its worker, so that the parts add up to the sum.
+    Every hop of a ring decodes a message, adds the worker's own chunk in float32 and encodes the
+    next message, so that a value is rounded n times, and no worker holds the messages of all
+    others. encode: (float32 [m], key or None) -> message; decode: (message, m) -> float32 [m].
+    keys: from `hop_keys`. A part is x less its worker's rounding errors, so that the parts add up
+    to the sum.
     """
     workers, me = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     flat = jnp.ravel(x).astype(jnp.float32)
@@ -185,8 +186,8 @@ def bfloat16_decode(message, entries: int) -> jax.Array:
 def float16_encode(x, key=None) -> jax.Array:
     """Return the bits of 2^shift x, uint16 [rows, 1 + m] with the shift of each row in front.
 
-    The largest finite entry of a row is moved to 2^14 ... 2^15, so that none is infinite and
-    entries down to 2^-29 of it have 11 bits.
+    The largest finite entry of a row is scaled to 2^14 ... 2^15, so that none becomes infinite and
+    entries down to 2^-29 of the largest have 11 bits.
     """
     del key
     magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
@@ -237,7 +238,7 @@ _BLOCKS = 1 << 14  # entries of blocks that are coded at a time, for the cache o
 
 
 def _in_parts() -> bool:
-    """Return whether parts pay: on an accelerator every turn of a loop waits for its kernels."""
+    """Return True if parts pay: on accelerators every turn of a loop waits for its kernels."""
     return jax.default_backend() == "cpu"
 
 
@@ -285,7 +286,7 @@ def qsgd_decode(message: Quantised, size: int, levels: int, bucket: int = 512) -
 
 
 def qsgd_bits(levels: int) -> int:
-    """Return the bits of a code, of 2 levels + 1 values.
+    """Return the bits of a code, which has 2 levels + 1 values.
 
         >>> qsgd_bits(levels=7)
         4
@@ -309,7 +310,7 @@ def natural(x, key) -> Quantised:
     """Round entries at random to a power of two next to them, without bias.
 
     A code holds the sign and 7 bits of exponent below the largest one; entries 2^-125 times
-    smaller become 0 or this power, and what exceeds 2^127 becomes that. Horvath et al., arXiv
+    smaller become 0 or this power, and powers above 2^127 become 2^127. Horvath et al., arXiv
     1905.10988, section 2.
     """
     x = jnp.ravel(x).astype(jnp.float32)
@@ -338,7 +339,7 @@ def natural_decode(message: Quantised) -> jax.Array:
 
 
 def natural_payload_bytes(size: int) -> int:
-    """Return the bytes of one byte per entry and the scale, which every worker gathers."""
+    """Return the bytes of a message, one per entry and a scale, which every worker gathers."""
     return size + 4
 
 
@@ -364,7 +365,7 @@ def sign_decode(message: Quantised, size: int) -> jax.Array:
 
 
 def sign_payload_bytes(size: int) -> int:
-    """Return the bytes of one bit per entry and the scale, which every worker gathers."""
+    """Return the bytes of a message, a bit per entry and a scale, which every worker gathers."""
     return bitmap.payload_bytes(size) + 4
 
 
@@ -392,10 +393,10 @@ def block_codec(
         parts = parts if parts > 1 and _in_parts() else 0
 
         def by_parts(make):
-            """Join what `make` gives, [rows, blocks, ...], of the number of a block and blocks.
+            """Join the results [rows, blocks, ...] of make(index of the first block, blocks).
 
-            XLA on CPU would draw a maximum, what is before it and what is behind it into one loop
-            that works out the place of every entry, and the maximum once for each of them.
+            XLA on CPU would fuse a maximum with the operations before and after it into one loop
+            that computes the index of every entry, and the maximum anew for each entry.
             """
 
             def put_part(i, whole):
@@ -453,7 +454,7 @@ def int8_codec(bucket: int = 1024) -> Codec:
 def int4_codec(bucket: int = 128) -> Codec:
     """Encode rows in 4 bits, two entries a byte; `bucket` of them share a scale, max / 7.
 
-    Rounding as in `int8_codec`. The codes are -7 ... 7, in two's complement.
+    Rounding is as in `int8_codec`. The codes are -7 ... 7, in two's complement.
     """
 
     def code(x, scale, draws):
@@ -486,7 +487,7 @@ FP8 = {"e4m3": E4M3, "e5m2": E5M2}
 def fp8_codec(form: Minifloat = E4M3, bucket: int = 1024) -> Codec:
     """Encode rows in floats of 8 bits; `bucket` entries share a scale, max over `form.most`.
 
-    A bucket as long as the array is a scale for all of it. Rounding as in `int8_codec`.
+    A bucket as long as the array gives it a single scale. Rounding is as in `int8_codec`.
     """
 
     def code(x, scale, draws):
@@ -501,9 +502,10 @@ def fp8_codec(form: Minifloat = E4M3, bucket: int = 1024) -> Codec:
 def mxfp4_codec() -> Codec:
     """Encode rows as MXFP4: blocks of 32 E2M1 of 4 bits, with a power of two in E8M0 for each.
 
-    OCP Microscaling Formats (MX), version 1.0. To the nearest, without a key, the power is that of
-    the largest entry over that of 6, and what is beyond 6 of it becomes 6. For random rounding it
-    is twice that where an entry would be, since cutting off is a bias. The least power is 2^-126.
+    OCP Microscaling Formats (MX), version 1.0. Without a key, for rounding to the nearest, this
+    scale is the largest entry's power of two over that of 6, and entries above 6 scales become 6
+    scales. With a key it is doubled if an entry exceeds them, since clipping is a bias. The least
+    scale is 2^-126.
     """
 
     def scale_of(x, random):
@@ -529,7 +531,7 @@ def mxfp4_codec() -> Codec:
 def minifloat_encode(x, form: Minifloat, draws=None) -> jax.Array:
     """Return the codes, uint8 of x's shape; draws in [0, 1) round at random, else to the nearest.
 
-    Ties go to even codes, what is larger than `form.most` becomes that, and NaN becomes any code.
+    Ties go to even codes, larger values become `form.most`, and NaN becomes an arbitrary code.
     """
     magnitude = jnp.minimum(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), form.most)
     exponent = jnp.maximum((_bits(magnitude) >> 23).astype(jnp.int32) - 127, form.least)
@@ -561,7 +563,7 @@ def sign_codec() -> Codec:
 
 
 def _qsgd_codes(stretches, levels: int, draws) -> Quantised:
-    """Return codes, not packed, and scales of stretches [count, bucket]; draws: in [0, 1)."""
+    """Return unpacked codes and scales of stretches [count, bucket]; draws: in [0, 1)."""
     largest = jnp.abs(stretches).max(axis=1, initial=0)  # NaN comes back by the norm
     unit = stretches / jnp.where(largest > 0, largest, 1)[:, None]
     norm = jnp.sqrt((unit**2).sum(axis=1))  # squares of values up to 1 cannot overflow
@@ -576,7 +578,7 @@ def _part_by_part(coded, x, bucket: int) -> Quantised:
     """Return codes and scales of parts of x, with a leading axis of parts; zeros at the end.
 
     coded: (number of the first entry, some entries) -> their codes [count, bucket] and scales.
-    Without parts, XLA on CPU would draw and round inside the loop that packs, one entry at a time.
+    Without parts, XLA on CPU would draw random numbers and round one entry at a time, as it packs.
     """
     stretches = x.size // bucket
     # At least two parts, because XLA does not keep a loop of one turn as a loop.

@@ -19,7 +19,7 @@ class Registry(UserDict):
         return place
 
     def as_attributes_of(self, package: str) -> None:
-        """Let a package have the factories as attributes, also beside a file of the same name."""
+        """Make factories attributes of a package, even if a file has the same name."""
         registry = self
 
         class Package(types.ModuleType):

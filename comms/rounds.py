@@ -1,4 +1,4 @@
-"""Graphs that change with time: senders of every worker in rounds that take turns, again and again.
+"""Graphs that change with time: senders of every worker in rounds that repeat in order.
 
 A round is an index array of senders, so that memory grows in proportion to the workers. `matrix`
 is its mixing matrix [n, n], float64 and doubly stochastic. `comms.topology` makes graphs of rounds.
@@ -18,7 +18,7 @@ Weighted = list[tuple[int, int, float]]  # links of a round: two workers and the
 
 
 class Round(NamedTuple):
-    """Permutations of the workers that are used at once; a worker keeps the rest of 1."""
+    """Permutations of workers that are used at once; a worker's own weight is the rest of 1."""
 
     partners: np.ndarray  # [m, n] int32, sender that every worker hears, or itself
     weights: np.ndarray  # [m, n] float64 of senders, 0 without one
@@ -42,8 +42,8 @@ def matrix(one: Round) -> np.ndarray:
 def one_peer_exponential(n: int) -> list[Round]:
     """Link each worker to one peer at a time, 1, 2, 4, ... places before (arXiv 2110.13363).
 
-    Directed, half of one's own and half of the peer's value; the product of all rounds is the mean
-    where n is a power of two.
+    Links are directed: a worker takes half of its own and half of the peer's value. The product of
+    all rounds is the mean if n is a power of two.
 
         >>> len(one_peer_exponential(8))
         3
@@ -58,9 +58,9 @@ def equi_static(
     """Return an EquiTopo graph of `peers` random shifts (arXiv 2210.07881).
 
     peers: shifts, by default ceil(log2 n); without `directed` each one links to two neighbours. A
-    basis matrix takes (n - 1) / n of the worker u places before and 1 / n of one's own: O(log n)
-    random ones contract at a rate that does not grow with n. Undirected: half of each shift goes
-    the other way. Algorithms 1 and 2 there, without repetition.
+    basis matrix takes (n - 1) / n of the worker u places before and 1 / n of one's own. O(log n)
+    random matrices contract at a rate that does not grow with n. Undirected: half of each shift
+    goes the other way. Algorithms 1 and 2 there, without repetition.
     """
     hops = _hops("equi_static", n, (n - 1).bit_length() if peers is None else peers, seed)
     if directed:
@@ -141,13 +141,13 @@ def hierarchical(n: int, group: int) -> list[Round]:
 
 
 def _shifted(n: int, hops: Sequence[int], weight: float) -> Round:
-    """Let every worker hear from the workers that are these numbers of places before."""
+    """Let every worker receive from the workers that are these numbers of places before it."""
     partners = (np.arange(n) - np.array(hops, int).reshape(-1, 1)) % n
     return Round(partners.astype(np.int32), np.full(partners.shape, weight))
 
 
 def _hops(name: str, n: int, peers: int, seed: int) -> list[int]:
-    """Draw different numbers of places, at most n - 1 of them; name: of the graph, for errors."""
+    """Draw `peers` distinct shifts in 1 ... n - 1; name: the graph's name in errors."""
     if not min(1, n - 1) <= peers <= n - 1:
         raise ValueError(
             f"{name}: needs 1 <= peers <= {n - 1} of {n} workers, got peers={peers}; set it in "
@@ -168,7 +168,7 @@ def _paired(n: int, hop: int, begin: int) -> list[tuple[int, int]]:
 
 
 def _hyper_hypercube(nodes: Sequence[int], k: int) -> list[Weighted]:
-    """Return rounds of cliques of at most k + 1, after which all have the mean (Algorithm 1)."""
+    """Return rounds of cliques of at most k + 1 nodes that end in the mean (Algorithm 1)."""
     rounds, stride = [], 1
     for size in _factors(len(nodes), k + 1):
         cliques = {}
@@ -221,7 +221,7 @@ def _simple_base(nodes: Sequence[int], k: int) -> list[Weighted]:
 
 
 def _side_by_side(plans: Sequence[list[Weighted]]) -> list[Weighted]:
-    """Run plans of different nodes at the same time."""
+    """Return the rounds of plans of disjoint nodes that run at the same time."""
     return [_joined(links) for links in itertools.zip_longest(*plans, fillvalue=[])]
 
 

@@ -31,7 +31,7 @@ SEEDS = 8  # tries for a seed that separates all entries
 
 
 def encode(x, rows: int, columns: int, seed) -> jax.Array:
-    """Return the sketch [rows, columns, ...] of x [n] or of its rows x [n, ...], added whole.
+    """Return the sketch [rows, columns, ...] of x [n], or of x [n, ...] by whole rows.
 
     Seed: whole number in [0, 2^32), may be traced, the same on all workers. Raises ValueError
     without a row or a column.
@@ -119,8 +119,8 @@ def recover(sketch, words, size: int, seed) -> jax.Array:
 def unresolved(words, rows: int, columns: int, size: int, seed) -> jax.Array:
     """Return words of the entries of a bitmap that `recover` leaves at 0, whatever the values are.
 
-    There are nearly always none if many entries load a sketch of 3 rows to at most 0.81 of its
-    buckets (`peeling_load`). Entries that share all their buckets are left at any
+    There are nearly always none if a sketch of 3 rows has many entries, but at most 0.81 per
+    bucket (`peeling_load`). Entries that share all their buckets are left at any
     load: see `resolving_seed`.
     """
 
@@ -143,8 +143,8 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
     """Find the first of `SEEDS` seeds from `seed` on by which peeling resolves all entries.
 
     Workers with the same bitmap find the same seed without a message. Returns (seed, number of
-    entries that are left, int32): where there is none the last seed and its number, or `seed`
-    itself where the entries are more than the buckets.
+    entries that are left, int32): if no seed resolves all, the last seed and its number, or `seed`
+    itself if there are more entries than buckets.
     """
     entries, seed = bitmap.count(words), jnp.asarray(seed).astype(jnp.uint32)
     trials = jnp.where(entries > rows * columns, 1, SEEDS)
@@ -256,7 +256,7 @@ def estimate_error(entries: int, rows: int, columns: int) -> float:
 def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
     """Return P(K = k) for K binomial of n, 1 <= k <= n.
 
-    As scipy.stats does it, whose import takes a second.
+    The method is that of scipy.stats, whose import takes a second.
     """
     ways = -np.log(n + 1.0) - scipy.special.betaln(n - k + 1.0, k + 1.0)
     return np.exp(ways + scipy.special.xlogy(k, share) + scipy.special.xlog1py(n - k, -share))
@@ -283,7 +283,7 @@ def peeling_load(rows: int) -> float:
 
 @functools.cache
 def entries_within(error: float, rows: int, columns: int) -> int:
-    """Return the largest number of entries of which `estimate_error` is at most `error`."""
+    """Return the largest number of entries for which `estimate_error` is at most `error`."""
     low, high = 1, 2
     while estimate_error(high, rows, columns) <= error:
         low, high = high, 2 * high

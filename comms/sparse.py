@@ -2,7 +2,7 @@
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries. Values travel in
 its dtype, are added in float32 and come back as float32 [size]. No scaling is applied: unsent
-entries belong into an error feedback.
+entries belong in error feedback.
 
 A vector that is not finite (NaN or infinite somewhere) is sent as NaN and decodes to NaN
 everywhere, because the entry itself may be unsent.
@@ -19,7 +19,7 @@ from comms.collectives import AXIS
 
 
 class Sparse(NamedTuple):
-    """Message of k entries; distinct indices, from `size` on where an entry is unused."""
+    """Message of k entries with distinct indices; an unused entry has an index >= `size`."""
 
     values: jax.Array  # [k], the dtype of the vector
     indices: jax.Array  # int32 [k]
@@ -30,9 +30,9 @@ SAMPLES = 2**16
 
 
 def top_k(x, k: int, ordered: bool = True) -> Sparse:
-    """Send the k entries of largest magnitude, all if there are fewer (arXiv 1809.07599).
+    """Pick the k entries of largest magnitude, all if there are fewer (arXiv 1809.07599).
 
-    Of equal ones those with the lowest indices are sent. ordered: the largest comes first, and of
+    Of equal ones the lowest indices are sent. ordered: the largest comes first, and of
     equal ones the one with the lowest index; else they come in any order, which takes less time.
     With many entries a sample sets a threshold that selects a few more than k, and only these are
     compared, unless they turn out to be fewer or many more.
@@ -63,7 +63,7 @@ def top_k(x, k: int, ordered: bool = True) -> Sparse:
 
 
 def _sorted(x, k: int) -> Sparse:
-    """Send the k entries of largest magnitude, by sorting all."""
+    """Pick the k entries of largest magnitude, by sorting all."""
     _, indices = jax.lax.top_k(jnp.abs(x), k)
     return Sparse(_poisoned(x[indices], x), indices.astype(jnp.int32))
 
@@ -84,7 +84,7 @@ def _kth_largest(bits, k: int) -> jax.Array:
 
 
 def _unsorted(x, k: int) -> Sparse:
-    """Send the k entries of largest magnitude, by the k-th magnitude and a count of equal ones."""
+    """Pick the k entries of largest magnitude, by the k-th magnitude and a count of equal ones."""
     bits = _magnitude_bits(x)
     least = _kth_largest(bits, k)
     over, equal = bitmap.pack(bits > least), bitmap.pack(bits == least)
@@ -137,7 +137,7 @@ def gathered_sum(messages: Sparse, size: int) -> jax.Array:
 
 
 def random_k(x, k: int, key) -> jax.Array:
-    """Send random entries, [k], of indices that follow from a key shared by all workers.
+    """Pick random entries [k], whose indices follow from a key shared by all workers.
 
     As all workers send the same indices, messages can be all-reduced. Every entry is sent with
     probability k / size: size / k times the decoded vector is unbiased. The entries are spread:

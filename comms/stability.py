@@ -1,7 +1,7 @@
 """Stability of gossip: growth or decay of the differences between workers without gradients.
 
-An update without gradients is linear in the workers' arrays. Each W may contract, and yet momentum
-or a correction of its moves drives workers apart.
+An update without gradients is linear in the workers' arrays. Even if each W contracts, momentum or
+a correction of its steps may drive workers apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
     Pairs step by v <- alpha v - gamma (x - y) / 2 and x <- x + v; d is the difference of workers.
     partners: [M, n] matchings of `graph`, one of which is drawn for every update. On a complete
     graph the moments E x^2, E x v and E v^2 follow a 3 x 3 map. On others of up to PAIRS workers
-    all moments between two workers are followed, and larger ones are taken for complete.
+    all moments between two workers are followed; larger graphs are treated as complete.
     """
     count, workers = partners.shape
     pull = gamma / 2
@@ -108,7 +108,7 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
 
 
 def largest(stable: Callable[[float], bool], least: int, above: float) -> float | None:
-    """Return the largest hundredth, from `least` of them on, up to which values are stable.
+    """Return the largest multiple of 0.01, from `least` of these on, up to which values are stable.
 
     above: an unstable value. None: not even `least` hundredths are stable.
     """

@@ -8,7 +8,7 @@ arXiv 2505.23523, after the schedules of the authors' code. Of n = 2^q workers t
               double their holders, so that a chunk needs q more rounds
 
 That takes n - 2 + q rounds of a chunk each after the late worker is ready, where a ring takes
-2 (n - 1) rounds of 1 / n each. Everybody sends and hears one chunk in every round.
+2 (n - 1) rounds of 1 / n each. Every worker sends and receives one chunk in every round.
 
 The authors' schedule pairs workers; this one, of as many rounds, is the same in every round but for
 a turn. Put worker u at the place u - r modulo n - 1, and let v(p) = x^-(p + 1) be the elements of
@@ -32,7 +32,7 @@ from comms.messages import Payload
 
 
 class Round(NamedTuple):
-    """One step in which every worker sends a chunk and hears one."""
+    """Step in which every worker sends one chunk and receives one."""
 
     senders: np.ndarray  # [n] worker that each one hears
     sent: np.ndarray  # [n] chunk that each one sends

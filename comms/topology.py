@@ -185,9 +185,9 @@ def from_file(n: int, path: str) -> nx.Graph:
     """Read a graph from a file: GraphML, GML, a list of edges, or a matrix that is not 0 at edges.
 
     path: `.graphml`, `.gml`, a matrix as `comms.mixing.weights` reads it, or text with an edge on
-    each line, its ends between commas, semicolons, tabs or else blanks, and the rest of the line
-    ignored. Workers are the nodes in the file's order; if all ends of edges are numbers, in the
-    order of these. Directions, weights, repeated edges and loops are left out.
+    each line, its ends separated by commas, semicolons, tabs or else blanks; the rest of a line is
+    ignored. Workers are the nodes in the file's order, or in the order of their numbers if all ends
+    of edges in a text are numbers. Directions, weights, repeated edges and loops are left out.
     """
     place = Path(path).expanduser()
     try:
@@ -273,7 +273,7 @@ def matcha_graph(k: int) -> nx.Graph:
 
 
 def _matcha_of(n: int, k: int) -> nx.Graph:
-    """Return base graph `k`, 0 to 5, of MATCHA's paper (arXiv 1905.09435): 8 or 16 workers."""
+    """Return base graph `k`, 0 to 5, of MATCHA (arXiv 1905.09435), with 8 or 16 workers."""
     graph = matcha_graph(k)
     if len(graph) != n:
         raise ValueError(
@@ -296,7 +296,7 @@ GRAPHS: dict[str, Callable[..., nx.Graph]] = {
 def check(graph: Any, workers: int | None = None, name: str = "graph") -> None:
     """Raise ValueError unless methods can gossip on `graph`, a user's or one of these.
 
-    workers: number of workers; None: that of the nodes. name: of the graph, for the error.
+    workers: number of workers; None: the number of nodes. name: the graph's name in errors.
     """
     if not isinstance(graph, nx.Graph) or graph.is_directed() or graph.is_multigraph():
         raise ValueError(

@@ -1,9 +1,9 @@
 """AdaSync against every fixed K (Dutta, Wang, Joshi, arXiv 2003.10579), each at its best rate.
 
 Eight workers train logistic regression on scikit-learn's digits with tiny mini-batches, so that
-gradient noise sets a floor, below which only a larger K or a smaller rate gets. AdaSync runs
-through several K, so that it also has arms whose rate follows K, in proportion and by its square
-root. All arms have the same delays, initial parameters and samples per worker.
+gradient noise sets a floor of the loss, which only a larger K or a smaller rate lowers. AdaSync
+raises K as it trains; further arms of it scale the rate by K or by its square root. All arms have
+the same delays, initial parameters and samples per worker.
 
     --config=configs/adasync.py:protocol=k_sync,delay=shifted_exponential --sweep --seeds=5
 """
@@ -37,7 +37,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """Return one arm.
 
     Arguments: protocol (k_sync, k_batch_sync, k_async, k_batch_async), delay (a key of DELAYS),
-    rate (of learning, of this arm alone).
+    rate (this arm's learning rate; the sweep sets its own).
     """
     a = arguments.parse(arg, protocol="k_async", delay="exponential", rate=0.5)
     return base.arm(
@@ -54,7 +54,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield every fixed K at its rates, then AdaSync's ways, with the protocol of the config."""
+    """Yield every fixed K at its rates, then three forms of AdaSync, with the config's protocol."""
     for k, rates in FIXED.items():  # no entry adapts within the run
         yield from base.at_rates(f"fixed/K={k}", {"wait.k": k, "wait.interval": 1e9}, rates)
     yield from base.at_rates("adasync", {}, ADAPTIVE)

@@ -38,7 +38,7 @@ def parse(text: str | None, **defaults) -> dict[str, Any]:
 
 
 def chosen(values: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> Any:
-    """Return what an argument names of what is known; ValueError for any other name."""
+    """Return the value in `known` that an argument names; ValueError for an unknown name."""
     value = values[name]
     if value not in known:
         raise ValueError(

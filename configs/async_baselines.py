@@ -21,7 +21,7 @@ RATES = (0.025, 0.063, 0.16, 0.4, 1.0, 2.5)
 
 
 def _async(**changes):
-    """Return Async-SGD with changes."""
+    """Return the entries of Async-SGD, with changes."""
     return {"algorithm": part("all_reduce"), "wait": part("k_async", k=1)} | changes
 
 

@@ -1,4 +1,4 @@
-"""Default arm with every entry that an arm needs; a config lists its differences."""
+"""Default arm with every entry that an arm needs; a config only lists what differs from it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from experiments.registry import part
 
 
 class Variant(SimpleNamespace):
-    """A further question of a config file: its text, get_config, and what stands beside that."""
+    """A further experiment of a config file: its text, get_config, and others such as sweep."""
 
     def __init__(self, about: str, get_config: Callable[[str | None], ConfigDict], **beside: Any):
         super().__init__(__doc__=about, get_config=get_config, **beside)
@@ -20,13 +20,13 @@ class Variant(SimpleNamespace):
 def at_rates(
     name: str, changes: Mapping[str, Any], rates: Iterable[float], form: str = ""
 ) -> Iterator[tuple[str, dict]]:
-    """Yield an arm of a sweep, name/rate=RATE, for every learning rate; form: that of its text."""
+    """Yield an arm of a sweep, name/rate=RATE, for every learning rate; form: format of RATE."""
     for rate in rates:
         yield f"{name}/rate={rate:{form}}", {**changes, "optimizer.learning_rate": rate}
 
 
 def nominal(runtime: str, seconds: float) -> ConfigDict:
-    """Return a mini-batch's delay on a virtual clock; on a mesh devices have their own speed."""
+    """Return a constant delay per mini-batch for simulate; none for runtimes in real time."""
     return {"simulate": part("deterministic", value=seconds)}.get(runtime, part("none"))
 
 
@@ -42,7 +42,7 @@ def actors(least_workers: int, **more: Any) -> ConfigDict:
 
 
 def arm(**changes: Any) -> ConfigDict:
-    """Return the arm below with `changes`, whole entries each; ValueError for an unknown entry.
+    """Return the default arm with whole entries replaced; ValueError for an unknown entry.
 
     On the command line parts are written like calls: --config.graph='star'
     """

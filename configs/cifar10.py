@@ -1,7 +1,7 @@
 """ResNet-18 on CIFAR-10 by the papers' recipe: three mixers, blocking and not, and SwarmSGD.
 
-SGD with rate 0.1, momentum 0.9 and weight decay 5e-4; the rate falls to a tenth at the half and at
-three quarters of the samples (K. He et al., arXiv 1512.03385 Sec. 4.2; X. Lian et al., arXiv
+SGD with rate 0.1, momentum 0.9 and weight decay 5e-4; the rate falls to a tenth after half and
+after three quarters of the samples (K. He et al., arXiv 1512.03385 Sec. 4.2; X. Lian et al., arXiv
 1705.09056; G. Nadiradze et al., arXiv 1910.12308). GroupNorm stands in for BatchNorm. One worker is
 four times slower unless `delay` names another kind of straggler. Time is the simulator's: a nominal
 round of 128 images per worker takes 0.2 s, and its exchange half of that.

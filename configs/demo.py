@@ -1,8 +1,8 @@
 """Demo: blocking against non-blocking SGD with one worker that is four times slower.
 
 Eight workers on a ring; the arms use Ring All-Reduce and D-PSGD. See `configs/nonblocking.py` for
-all values and for more mixers, delays and rivals. The variant `lengths` asks when small rounds are
-enough:
+all values and for more mixers, delays and rivals. The variant `lengths` tests when small rounds
+are enough:
 
     --config=configs/demo.py:lengths --sweep --seeds=3 --together
 """
@@ -24,7 +24,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield equal samples per round, blocking and not, and small batches."""
+    """Yield arms with equal samples per round, blocking and not, and one with small batches."""
     ring = {"algorithm": part("all_reduce", collective="ring")}
     gossip = {"algorithm": part("dpsgd"), "baseline": "dpsgd/blocking"}
     yield "all_reduce/blocking", ring | {"wait": part("barrier")}

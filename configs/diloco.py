@@ -6,9 +6,9 @@ many local steps over slow ones (A. Douillard et al., arXiv 2311.08105). Real de
     --config=configs/diloco.py:size=100M,steps=5000
     --config=configs/diloco.py:tiny --sweep
 
-The arms are the same training: with a whole model on every device, with a part of it, and with
-workers of one device. On a CPU, which is split into as many devices as they need, only their memory
-and their messages are worth a look.
+All arms train alike: with the whole model on every device, with a part of it on each, and with
+workers of one device. On a CPU, which is split into as many devices as an arm needs, only memory
+and messages are worth comparing.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield a whole model on every device of a worker, a part of it, and a worker of one device."""
+    """Yield arms with a whole model per device, a part of it, and one device per worker."""
     yield "diloco/whole", {}
     yield "diloco/divided", {"sharding": "fsdp"}
     yield "diloco/alone", {"devices_per_worker": 1}

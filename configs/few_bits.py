@@ -1,10 +1,10 @@
 """All-reduces of few bits, each at its best rate, after the same updates.
 
-Eight workers train an MLP on points of ten overlapping classes. A
-sum of codes is sent in two phases: each value is rounded once by its worker and once as part of the
-sum. Fewer bits are compared with 16 (S. Agarwal et al., arXiv 2407.01378); `feedback` adds what was
-lost to the next gradient. Muon in bfloat16 is the floor of EF21-Muon, which sends a tenth of all
-entries to a server and back.
+Eight workers train an MLP on points of ten overlapping classes. A sum of codes is sent in two
+phases: each value is rounded once by its worker and once as part of the sum. Fewer bits are
+compared with 16 (S. Agarwal et al., arXiv 2407.01378); `feedback` adds the rounding error to the
+next gradient. Muon in bfloat16 is the baseline of EF21-Muon, which sends a tenth of all entries to
+a server and back.
 
     --config=configs/few_bits.py --sweep --seeds=5 --together
 """
@@ -56,7 +56,7 @@ OTHERS = {  # group -> its changes, its rates
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Return one arm: a sum in bfloat16. It takes no arguments."""
+    """Return one arm: all-reduce in bfloat16. It takes no arguments."""
     arguments.parse(arg)
     return base.arm(
         name="bf16/rate=0.2",  # codec/rate

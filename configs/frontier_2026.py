@@ -1,15 +1,15 @@
 """Methods of 2024 to 2026 beside older ones, each at its best rate.
 
-Eight workers train on scikit-learn's digits, most arms until the mean model has a loss of .15. A
-model over a link takes a third of a mini-batch's time. The first three conditions are as in
-`configs.slow_links`, with local steps and few classes a worker; each comes again with killed
-workers (`link_killed`), which are away for 15 s after 60 s of work in the mean. Then come
+Eight workers train on scikit-learn's digits, most arms until the mean model has a loss of .15.
+Sending a model over a link takes a third of a mini-batch's time. The first three conditions are as
+in `configs.slow_links`, with local steps and few classes a worker; each also comes with killed
+workers (as in `link_killed`), which are away for 15 s after 60 s of work in the mean. Then come
 
-    late     all-reduces beside a last worker that takes twice as long for a mini-batch
+    late     all-reduces while the last worker takes twice as long for a mini-batch
     heavy    durations with a heavy tail
     unequal  workers of four speeds
-    apart    gossip of an MLP on a ring while the rate falls, to the end
-    budget   averages over all links, 5 % of the time: evenly, late, or once at the end
+    apart    gossip of an MLP on a ring under a falling rate, to the end of the samples
+    budget   averages over all links: in 5 % of the updates, evenly or late, or only in the last
 
     --config=configs/frontier_2026.py --sweep --seeds=5 --together
 """
@@ -124,7 +124,7 @@ CONDITIONS = {  # condition -> (its own changes, methods with their changes, rat
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Return one arm: StragglAR beside a worker that is late. It takes no arguments."""
+    """Return one arm: StragglAR with a late worker. It takes no arguments."""
     arguments.parse(arg)
     own, methods, _ = CONDITIONS["late"]
     return base.arm(

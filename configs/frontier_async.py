@@ -1,14 +1,14 @@
-"""Training past one slow worker: DiLoCo's asynchronous forms, and rules on uneven data.
+"""Training with one slow worker: DiLoCo's asynchronous forms, and rules on uneven data.
 
-Eight workers train an MLP on scikit-learn's digits, with H local steps between two pushes, or as
-many as their speed allows. One worker is `factor` times slower. DiLoCo waits for all, the others
+Eight workers train an MLP on scikit-learn's digits, with H local steps between two pushes, or with
+as many as their speed allows. One worker is `factor` times slower. DiLoCo waits for all, the others
 update at every push. Ringleader ASGD and its rivals push gradients of one mini-batch instead, and
 their workers hold fewer classes.
 
     --config=configs/frontier_async.py:factor=4 --sweep --seeds=3
 
 The sweep goes over the rates of the local steps, or of the server in arms without local steps; the
-outer steps have DiLoCo's numbers.
+outer optimizers are fixed, and most have DiLoCo's momentum.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ AVERAGING = part("sgd", learning_rate=1 / WORKERS)
 
 
 def _pushed(**changes) -> dict:
-    """Return changes by which the server updates at every push."""
+    """Return changes that make the server update at every push."""
     return {"wait": part("k_async", k=1)} | changes
 
 
@@ -45,7 +45,7 @@ LOWER_RATES = {"async_nesterov": (0.00005, 0.0001, 0.0002)}  # rates below the c
 
 
 def _uneven(wait, method: str = "all_reduce") -> dict:
-    """Return changes to pushes of one gradient, where every worker has few classes."""
+    """Return changes for pushes of one gradient, from workers with few classes each."""
     split = part("dirichlet", alpha=0.1)
     return {"algorithm": part(method), "wait": wait, "split": split, "mini_batches": 1}
 
@@ -66,7 +66,7 @@ def rates_of(group: str) -> tuple[float, ...]:
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Return one arm: DiLoCo. Arguments: factor, of worker 0's slowness; seconds, the budget."""
+    """Return one arm: DiLoCo. Arguments: factor, worker 0's slowdown; seconds, the budget."""
     a = arguments.parse(arg, factor=float(FACTOR), seconds=600.0)
     return base.arm(
         name="diloco/rate=0.1",  # method/rate
@@ -84,12 +84,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def by_speed(factor: float) -> list[int]:
-    """Return local steps by which a slow worker 0 pushes as often as the others (DyLU)."""
+    """Return local steps by worker that let a slow worker 0 push as often as others (DyLU)."""
     return list(local_updates.dynamic([1 / factor, *[1.0] * (WORKERS - 1)], LOCAL_STEPS))
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Yield every method at every rate of its grid; what depends on the slow worker follows it."""
+    """Yield every method at every rate of its grid; the slow worker sets limits and steps."""
     factors = config.delay.get("factors")
     factor = factors.to_dict().get(0, 1.0) if factors else 1.0
     limit = part("ringmaster", limit=round(factor * WORKERS))  # the slow worker counts

@@ -1,9 +1,9 @@
 """Goodput of 8 to 1,000 learners that fail (Decoupled DiLoCo, arXiv 2604.21428).
 
 Nothing is trained. Decoupled DiLoCo stands beside asynchronous DiLoCo, DiLoCo and elastic
-all-reduce. All are compared by the share of the learners' time in mini-batches that count, as the
-number of learners and the time between failures vary. The rates of failure are assumptions, not the
-paper's.
+all-reduce. All are compared by the share of the learners' time spent on mini-batches that count, as
+the number of learners and the time between failures vary. The rates of failure are assumptions, not
+the paper's.
 
     --config=configs/goodput.py:repair=600,stop=30
 """
@@ -15,10 +15,10 @@ from experiments import papers
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Return four methods.
+    """Return the config of four methods.
 
-    Arguments: between (s of work from a learner's failure to the next), repair (s for which it is
-    then away), stop (s of a stop of elastic all-reduce).
+    Arguments: between (s of work between two failures of a learner), repair (s that it is away
+    after one), stop (s for which elastic all-reduce stops).
     """
     a = arguments.parse(arg, between=86_400.0, repair=3600.0, stop=60.0)
 

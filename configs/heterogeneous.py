@@ -8,8 +8,8 @@ method that sends two models, or a graph with many links, makes fewer updates.
     --config=configs/heterogeneous.py:workers=64 --sweep
     --config=configs/heterogeneous.py:task=text --sweep
 
-The sweep goes over learning rates; the claims look at the rate of each method and graph with the
-lowest loss at the end.
+The sweep goes over learning rates; the claims take each method and graph at its rate with the
+lowest final loss.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

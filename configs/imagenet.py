@@ -1,8 +1,8 @@
-"""ResNet-50 in ImageNet's shape: 1,000 classes of images of 224x224.
+"""ResNet-50 on data of ImageNet's shape: 1,000 classes of images of 224x224.
 
 SGD with momentum 0.9 and weight decay 1e-4; the rate is 0.1 for every 256 images of an update,
-grows to that over five epochs and falls to a tenth after 30, 60 and 80 of 90 (P. Goyal et al.,
-arXiv 1706.02677 Sec. 5.1). GroupNorm stands in for BatchNorm.
+warms up over five epochs and falls to a tenth after 30, 60 and 80 of 90 (P. Goyal et al., arXiv
+1706.02677 Sec. 5.1). GroupNorm stands in for BatchNorm.
 
     --config=configs/imagenet.py:compute=bfloat16,micro_batch=8 --dry_run
     --config=configs/imagenet.py:runtime=mesh --sweep
@@ -85,7 +85,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Yield all-reduce, local SGD, D-PSGD on a ring, and SwarmSGD in 8 bits, at equal images.
 
-    An update of local SGD has eight mini-batches of every worker, one of SwarmSGD two of one.
+    An update of local SGD has eight mini-batches of every worker; in SwarmSGD it has two of one.
     """
     yield "all_reduce", {}
     local = {"algorithm": part("local_sgd"), "mini_batches": 8, "updates": -(-config.updates // 8)}

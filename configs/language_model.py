@@ -1,16 +1,16 @@
 """A GPT on text: all-reduce, local SGD and DiLoCo, from half a million to a billion parameters.
 
 Workers predict the next word in the sources of Python's own library, or in another corpus. All arms
-have AdamW, a cosine and the same number of steps per worker, in time without communication: the
-claims put the loss after these steps beside the bytes. On a mesh all arms have the same seconds.
+have AdamW, a cosine schedule and the same number of steps per worker; exchanges take no simulated
+time, and the claims judge the loss after these steps. On a mesh all arms have the same seconds.
 DiLoCo is local AdamW whose mean progress is a gradient for Nesterov momentum (A. Douillard et al.,
 arXiv 2311.08105).
 
     --config=configs/language_model.py:size=600k,steps=400 --sweep
     --config=configs/language_model.py:size=1B,compute=bfloat16,remat,micro_batch=1 --dry_run
 
-There is no warm-up: a rate follows the samples seen before an update. So all steps of a round share
-one rate, and the first round would stand still.
+There is no warm-up: the rate depends on the samples seen before an update, so that all steps of a
+round share one rate, which would be 0 in the first round.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from experiments.registry import part
 
 
 class Size(NamedTuple):
-    """Model and its text."""
+    """Sizes of a model and of its data, and its learning rate."""
 
     layers: int
     width: int
@@ -55,11 +55,11 @@ EACH = 0.1  # s of a mini-batch, nominal; on a mesh devices have their own speed
 def get_config(arg: str | None = None) -> ConfigDict:
     """Return one arm: all-reduce.
 
-    Arguments: size, a key of SIZES; workers; steps of a worker, a multiple of LOCAL_STEPS; corpus;
-    batch, sequences of a worker's mini-batch, 0 for the size's own; compute, float32 or bfloat16;
-    micro_batch, sequences whose activations are in memory at a time, 0 for all; remat, to compute a
-    block's activations again instead of keeping them; runtime, simulate or mesh; tiny, the smallest
-    size.
+    Arguments: size, a key of SIZES; workers; steps of a worker, a multiple of all LOCAL_STEPS;
+    corpus; batch, sequences of a worker's mini-batch, 0 for the size's own; compute, float32 or
+    bfloat16; micro_batch, sequences whose activations are in memory at a time, 0 for all; remat, to
+    compute a block's activations again instead of keeping them; runtime, simulate or mesh; tiny,
+    the smallest size.
     """
     a = arguments.parse(
         arg,
@@ -122,7 +122,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield all-reduce, then local SGD and DiLoCo by their local steps."""
+    """Yield all-reduce, then local SGD and DiLoCo at every number of local steps."""
     yield "all_reduce", {}
     for count in LOCAL_STEPS:
         yield f"local_sgd/H={count}", _local(count)
@@ -135,7 +135,7 @@ def _local(count: int, **server) -> dict:
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
-    """Judge that every arm loses at most 0.1 nats for its fewer bytes."""
+    """Judge that every arm's final loss is at most 0.1 nats above its baseline's."""
     for arm in arms:
         base = arm["config"].baseline
         if base and base != arm["name"]:

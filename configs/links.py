@@ -1,11 +1,11 @@
-"""Seconds to a loss on slow links, for methods that send fewer and fewer bytes.
+"""Seconds to a target loss on slow links, for methods that send more or fewer bytes.
 
 Workers train an MLP of 1.2 MB on scikit-learn's digits, all at the devices' own speed. The seconds
-are measured on hosts whose links have the rate (as root; a process per host):
+are measured on hosts whose links have a given rate (as root; a process per host):
 
     python -m benchmarks.links sweep --hosts=4 --rate=1gbit,100mbit
 
-and worked out on simulated workers, with the measured seconds of a mini-batch:
+or simulated, with the measured seconds of a mini-batch:
 
     --config=configs/links.py:bits=1e8,each=0.004,runtime=simulate --sweep
 """
@@ -54,7 +54,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield all-reduce, with fewer bytes per gradient too, and methods that exchange models."""
+    """Yield all-reduce, forms with fewer bytes per gradient, and methods that exchange models."""
     yield "all_reduce", {}
     yield "bf16", {"algorithm": part("all_reduce", exchange=part("bf16"))}
     yield "top_k", {"algorithm": part("top_k", ratio=0.01)}

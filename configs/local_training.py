@@ -1,13 +1,13 @@
 """Local steps on a small GPT: DiLoCo and its variants against all-reduce, at their best rates.
 
-All arms take the same number of steps per worker, in time without communication: the claims work
-out the seconds over links of several rates. The sweep goes over the rate of the local optimizer and
-that of the outer one; SparseLoCo and NoLoCo have the outer numbers of their papers.
+All arms take the same number of steps per worker; exchanges take no simulated time, and the claims
+compare losses and bytes. The sweep goes over the rates of the local and of the outer optimizer;
+SparseLoCo and NoLoCo have the outer settings of their papers.
 
     --config=configs/local_training.py:size=10M,steps=3000 --sweep --seeds=3
 
-H counts local steps between two exchanges of an entry of the model. Streaming DiLoCo cuts the model
-into three fragments, one of which is due every H / 3 steps.
+H is the number of local steps between two exchanges of a parameter. Streaming DiLoCo cuts the model
+into three fragments, one of which is exchanged every H / 3 steps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +79,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """Return one arm: all-reduce.
 
     Arguments: size, a key of `configs.language_model.SIZES`; workers; steps of a worker, a multiple
-    of 30 (of 1500 for all arms to end at the same one); tiny, the smallest size.
+    of 30 (of 1500 for all arms to end at the same step); tiny, the smallest size.
     """
     a = arguments.parse(arg, size="10M", workers=8, steps=3000, tiny=False)
     if a["steps"] < LEAST or a["steps"] % LEAST:

@@ -1,9 +1,9 @@
 """MG-WFBP's buckets on a mesh: other messages, the same training (arXiv 1811.11141, 1912.09268).
 
 One worker per device trains a CNN on scikit-learn's digits, with gradients all-reduced at once,
-layer by layer, or in planned buckets. On virtual devices of one CPU nothing is gained in time; what
-the buckets would gain on a network is worked out by the variant `scale`, of which a CSV file has
-the columns bytes,backward_us, a line per layer, in forward order.
+layer by layer, or in planned buckets. On virtual devices of one CPU buckets gain no time; the
+variant `scale` simulates their gain on a network. It also reads a CSV file with the columns
+bytes,backward_us and a line per layer, in forward order.
 
     --config=configs/mg_wfbp.py --config.buckets=greedy --config.profile=profile.json
     --config=configs/mg_wfbp.py:scale,trace=resnet50,collective=double_binary_tree
@@ -20,7 +20,7 @@ from experiments.registry import part
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Return one arm: the best buckets. Argument: workers, one per device."""
+    """Return one arm: MG-WFBP with optimal buckets. Argument: workers, one per device."""
     a = arguments.parse(arg, workers=8)
 
     c = base.arm(
@@ -47,7 +47,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield plain all-reduce, and every kind of buckets."""
+    """Yield plain all-reduce, then five kinds of buckets."""
     yield "pmean", {"algorithm": part("all_reduce")}
     for buckets in ("wfbp", "single", "fixed:32kB", "greedy", "optimal"):
         yield buckets.replace(":", "_"), {"buckets": buckets}
@@ -60,7 +60,10 @@ claims = papers.Judged("mg_wfbp", "mg_wfbp")
 
 
 def _scale(arg: str | None = None) -> ConfigDict:
-    """Return four traces. Arguments: trace (one alone), collective, at_workers (of the table)."""
+    """Return the config of four traces.
+
+    Arguments: trace, to take only one; collective; at_workers, the number in the printed table.
+    """
     a = arguments.parse(arg, trace="all", collective="ring", at_workers=64)
     every = ("googlenet", "resnet50", "vgg16", "transformer")
 

@@ -6,7 +6,7 @@ worker is always four times slower unless `delay` names another kind of straggle
 
     --config=configs/nonblocking.py:workers=16,delay=pause,communication=0.25
 
-VARIANTS take these arguments, too, and ask further questions:
+VARIANTS are further experiments; most take these arguments, too:
 
     --config=configs/nonblocking.py:tuned,delay=pause --sweep
     --config=configs/nonblocking.py:weightings,alpha=1,slow=2 --sweep --seeds=3 --together
@@ -28,10 +28,10 @@ NOMINAL = 0.2  # seconds of a round of 128 samples per worker at nominal speed
 
 
 def delays(each: float, trace: str = "trace.csv") -> dict[str, tuple[ConfigDict, str]]:
-    """Return kinds of stragglers, by name: delay of a mini-batch, and its draw.
+    """Return the kinds of stragglers: name -> (delay of a mini-batch, its draw).
 
-    each: nominal seconds of a mini-batch. The draw is "mini_batch" or "round", the work for which a
-    delay holds.
+    each: nominal seconds of a mini-batch. The draw, "mini_batch" or "round", is the work for which
+    a delay holds. trace: path of the CSV file of the kind "trace".
     """
     jitter = part("jitter", mean=each, sigma=0.1)
     return {
@@ -100,7 +100,7 @@ SERIAL = {  # the same with the exchange after the gradient, as in MATCHA
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield four mixers, each with equal samples per round, blocking and not, and two others."""
+    """Yield four mixers, each blocking, non-blocking, with small batches, and with a deadline."""
     for mixer, (algorithm, wait_for_all) in (MIXERS | SERIAL).items():
         common = {"algorithm": algorithm, "baseline": f"{mixer}/blocking"}
         yield f"{mixer}/blocking", common | {"wait": wait_for_all}
@@ -135,7 +135,7 @@ def _tuned(arg: str | None = None) -> ConfigDict:
 def _grid(mixers: Iterable[str], *grids: tuple[Iterable, Iterable]) -> Iterator[tuple[str, dict]]:
     """Yield arms of mixers, blocking and not, at all round lengths and learning rates.
 
-    grids: the lengths and rates of blocking rounds, then of the others; one serves both.
+    grids: lengths and rates of blocking rounds, then of non-blocking ones; one grid serves both.
     """
     for mixer in mixers:
         algorithm, wait_for_all = MIXERS[mixer]
@@ -211,10 +211,10 @@ WEIGHTINGS = {  # of every mixer, its own default among them
 
 
 def _weightings(arg: str | None = None) -> ConfigDict:
-    """Return one arm: Ring All-Reduce, non-blocking, weights by finished mini-batches.
+    """Return one arm: Ring All-Reduce, non-blocking, weighted by finished mini-batches.
 
     Arguments: alpha of the Dirichlet split; slow, the factor of the slow worker; seconds, the
-    budget; workers, communication, mini_batches and batch, as of `get_config`.
+    budget; workers, communication, mini_batches and batch, as in `get_config`.
     """
     a = arguments.parse(
         arg,

@@ -1,7 +1,7 @@
 """Gains of waiting rules with delays as in seven public jobs: mini-batches a second.
 
-Nothing is trained. Fifteen rules are played with the same durations, and the mini-batches that they
-finish in a second are divided by what a barrier finishes, whatever an update has of them.
+Nothing is trained. Fifteen rules are simulated with the same durations. A rule's gain is its
+finished mini-batches a second over a barrier's, however many an update has.
 
     --config=configs/public_jobs.py:mini_batches=8
 """
@@ -47,7 +47,7 @@ def analyse(config: ConfigDict) -> Any:
 
 
 def _points(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a rule's gain and staleness; its parameters follow from the durations."""
+    """Yield each rule's gain and staleness; the durations determine its parameters."""
     from experiments.advice import observatory
 
     for call, gain in record["gains"].items():

@@ -29,7 +29,7 @@ ROWS, SKETCH = 3, 0.18  # of a sketch, and its size relative to a table
 
 
 class Touched(NamedTuple):
-    """Largest shares of a table that a mini-batch, and several together, touch."""
+    """Largest shares of a table that one mini-batch, or mini-batches of 4 workers, touch."""
 
     rows: float
     blocks: float  # of 256 elements, which hold several rows of a narrow table
@@ -106,9 +106,9 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
 
 
 def _of_workers(of_4: float, workers: int) -> float:
-    """Return the share that `workers` touch together, as if every four of them chose by chance.
+    """Return the share that `workers` touch together, as if groups of four were independent.
 
-    They touch less: all of them meet the frequent words.
+    They touch less, as all workers meet the frequent words.
     """
     return float(f"{1 - (1 - of_4) ** (workers / 4):.3g}")
 

@@ -1,8 +1,8 @@
-"""Stragglers in the data: which samples waiting rules keep where long ones take longer.
+"""Stragglers in the data: the samples that waiting rules keep when long ones take longer.
 
 Sixteen workers of one speed fit the mean of points that lie the farther out the longer they take.
-A rule that drops what is late drops long samples, and ends beside the optimum; others carry them
-on, finish them, or deal them out evenly.
+A rule that drops late work drops long samples, and ends away from the optimum; others carry them
+over, finish them, or balance them across workers.
 
     --config=configs/sample_costs.py:task=text
 """
@@ -49,7 +49,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield rules that wait, that drop, and remedies."""
+    """Yield rules that wait, rules that drop work, and remedies."""
 
     def rounds(leftovers: str, in_flight: str) -> dict:
         return {"wait": part("first_finisher", leftovers=leftovers, in_flight=in_flight)}
@@ -69,10 +69,10 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 def numbers(arms: Sequence[stats.Arm]) -> Iterator[stats.Numbers]:
-    """Yield what arms keep by cost, their samples a second, and their losses on long samples.
+    """Yield the arms' speeds, the shares of samples that they keep by cost, and losses by cost.
 
-    The speed is that of the barrier times this. Long is the tenth of the samples that costs most;
-    short the cheaper half of what is kept, and the cheapest tenth of the losses.
+    Speed is samples per second over the barrier's. Long samples are the costliest tenth; short ones
+    are the cheaper half in the shares kept, and the cheapest tenth in the losses.
     """
     by_name = {arm["name"]: arm for arm in arms}
     if BARRIER not in by_name:

@@ -8,8 +8,8 @@ updates often, with noisy and, if workers are not restarted, with stale gradient
     --config=configs/slow_and_stale.py:real          one arm with processes, 30 s and 10 s to start
     --config=configs/slow_and_stale.py:real --sweep  36 arms, 12 minutes a seed
 
-Claims and figures look at one rate that is common to all K, at the rate of each protocol and K that
-reaches the target first, and at that with the lowest loss at the end.
+Claims and figures compare each protocol and K at one common rate, at its rate that reaches the
+target first, and at its rate with the lowest final loss.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""Stragglers in links: methods over a link that is always slow, over spells, and beside a worker.
+"""Stragglers in links: methods with a link that is always slow, slow spells, and a slow worker.
 
 Eight workers train a logistic regression on scikit-learn's digits, with few classes each, until the
-mean model has a loss of .15. A model over a link takes a third of a mini-batch's time; a slow link
-takes ten times as long. Every method takes its best learning rate in each condition:
+mean model has a loss of .15. Sending a model over a link takes a third of a mini-batch's time; a
+slow link takes ten times as long. Every method takes its best learning rate in each condition:
 
     usual    no straggler
     link     the link between workers 0 and 1, and worker 0's to a server, is always slow

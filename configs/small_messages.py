@@ -1,8 +1,8 @@
 """Messages smaller than a gradient, and pairs instead of a common exchange, on a small GPT.
 
-The task of `configs/local_training.py`. DeMo sends the fastest moving frequencies of
-its momentum at every step; NoLoCo and SwarmSGD make local steps and meet in pairs, with momentum
-and without. Each method is compared at its best learning rate.
+The task is that of `configs/local_training.py`. DeMo sends the fastest-moving frequencies of its
+momentum at every step; NoLoCo and SwarmSGD make local steps and meet in pairs, with momentum and
+without. Each method is compared at its best learning rate.
 
     --config=configs/small_messages.py:size=140k,steps=750 --sweep --seeds=3 --together
 """

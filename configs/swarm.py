@@ -2,7 +2,7 @@
 
 Sixteen nodes train an MLP on scikit-learn's digits. All arms see the same total number of samples,
 the same delays, initial parameters and order of samples at a node, and a learning rate that falls
-over these samples. One model over one link takes a tenth of a mini-batch's time.
+over these samples. Sending a model over a link takes a tenth of a mini-batch's time.
 
 Models that a node sends per mini-batch:
 
@@ -11,14 +11,14 @@ Models that a node sends per mini-batch:
     blocking Swarm        1 / H    meetings follow H local steps of both nodes (Algorithm 1)
     non-blocking Swarm    2 / H    a node asks another after H steps, and is asked as often
 
-The digits have 359 test images, of which one is .3 points of accuracy. `task=gaussians` has 10,000
-test points of a mixture of Gaussians, and reports the accuracy of the best classifier on them.
+The digits have 359 test images, each worth .3 points of accuracy. `task=gaussians` has 10,000 test
+points of a mixture of Gaussians, and reports the accuracy of the best classifier on them.
 
     --config=configs/swarm.py:split=dirichlet,delay=slow4,graph=ring --sweep --seeds=3
 
 256 nodes, a single arm: --config=configs/swarm.py:nodes=256,model=logistic
 
-VARIANTS ask further questions; `real` trains with nodes that are processes, of about 350 MB each:
+VARIANTS are further experiments; `real` trains with nodes that are processes, of about 350 MB each:
 
     --config=configs/swarm.py:tuned --sweep --seeds=10 --together
     --config=configs/swarm.py:accuracy --sweep --seeds=5 --together
@@ -27,7 +27,7 @@ VARIANTS ask further questions; `real` trains with nodes that are processes, of 
     --config=configs/swarm.py:real --sweep               42 arms, about 7 minutes
     --config=configs/swarm.py:scale,delay=slow4
 
-What has happened can be trained once more, to the same bits, from the folder of a real run:
+The schedule of a real run can be trained again, bit for bit, from the run's folder:
 
     --config=configs/swarm.py:real --config.runtime=simulate --config.wait="replay(path=...)"
 """
@@ -61,7 +61,7 @@ NODES = 16  # of the sweep's arms
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Return one arm: non-blocking, 8 bits, two local steps.
+    """Return one arm: non-blocking Swarm, 8 bits, two local steps.
 
     Arguments: nodes, a multiple of 8 (the sweep's rates were tuned at 16); graph, a name of
     `comms.topology.GRAPHS` without parameters; split, a key of SPLITS; delay, a key of DELAYS;
@@ -195,7 +195,7 @@ def _gaussians(arg: str | None = None) -> ConfigDict:
 
 
 def _epochs_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Yield every number of local steps for every number of mini-batches, and large batches."""
+    """Yield all-reduce and every number of local steps, for every number of mini-batches."""
     arms = dict(sweep())
     for method in ("all_reduce", "swarm/H=1", "swarm/H=2", "swarm/H=4"):
         for length in LENGTHS:
@@ -240,7 +240,7 @@ REAL_RATE = 0.2  # of every real run: the best of each form in the simulation, w
 
 
 def _real(arg: str | None = None) -> ConfigDict:
-    """Return one arm: non-blocking, 8 bits. Arguments: nodes, graph, seconds (the budget)."""
+    """Return one arm: non-blocking Swarm, 8 bits. Arguments: nodes, graph, seconds (the budget)."""
     a = arguments.parse(arg, nodes=4, graph="complete", seconds=30.0)
     config = base.arm(
         name="real/8 bits",
@@ -264,7 +264,7 @@ def _real(arg: str | None = None) -> ConfigDict:
 
 
 def _real_sweep() -> Iterator[tuple[str, dict]]:
-    """Yield each form at all rates, simulated, then at its rate as processes and simulated."""
+    """Yield each form simulated at all rates, then at the best one, simulated and in real time."""
     for name, form in FORMS.items():
         yield from base.at_rates(f"tuning/{name}", form | {"runtime": "simulate"}, REAL_RATES)
     for name, form in FORMS.items():
@@ -284,7 +284,7 @@ SCALE_DELAYS = {
 
 
 def _scale(arg: str | None = None) -> ConfigDict:
-    """Return ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds of every node."""
+    """Return a config of ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds of a node."""
     a = arguments.parse(arg, delay="equal", rounds=100)
     c = ConfigDict()
     c.name = "swarm_scale"

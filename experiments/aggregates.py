@@ -24,8 +24,8 @@ def at_target(
 ) -> float | None:
     """Return `column` when the training loss first is at most `target_loss`; None: never.
 
-    Between two evaluations log(train_loss) is taken to be linear in the column. A run that is at
-    the target in its first record, or whose loss jumps to 0, has that record's value.
+    Between two evaluations log(train_loss) is taken to be linear in the column. Nothing is
+    interpolated at the first record, after a loss that is not finite, or at a loss of 0.
     """
     if target_loss is None:
         return None
@@ -48,8 +48,8 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
     Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
     standard deviation of the fields of WITH_SPREAD, null for a single seed, and `<field>_by_seed`
     lists the fields of BY_SEED where there are several seeds. `seeds` lists the seeds and `reached`
-    says how many came to the target, as "k/n"; `stopped` is that of the first seed that has one.
-    The rest is the first seed's, `seed` included.
+    says how many came to the target, as "k/n"; `stopped` comes from the first seed that has one.
+    Other fields, `seed` included, are the first seed's.
     """
     summaries = plain(summaries)
     merged = {}

@@ -1,4 +1,4 @@
-"""The findings of an analysis, which trains nothing, and their way into a workdir."""
+"""The findings of an analysis, which trains nothing, and their records in a workdir."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Analysis(NamedTuple):
 
 
 def check(workdir: str | os.PathLike, config: ConfigDict, overwrite: bool) -> None:
-    """Raise ValueError for a workdir with other things than this analysis; touch nothing."""
+    """Raise ValueError for a workdir that holds anything but this analysis; touch nothing."""
     records.check(workdir, config, overwrite)
     workdir = Path(workdir)
     ours = (workdir / records.CONFIG).exists()
@@ -34,7 +34,7 @@ def check(workdir: str | os.PathLike, config: ConfigDict, overwrite: bool) -> No
 def write(
     found: Analysis, config: ConfigDict, workdir: str | os.PathLike, console: Console
 ) -> list[tuple[str, str]]:
-    """Write config.json, summary.json and figure.png; print tables and claims, return these."""
+    """Write config.json, summary.json and figure.png; print tables, print and return claims."""
     workdir, record = Path(workdir), {"summary": found.summary}
     files.make(workdir)
     judged = stats.printed(found.claims, config.name, record)

@@ -1,12 +1,12 @@
-"""Checkpoints of a run: `checkpoint/<evaluation>` below its workdir, that of its end as well.
+"""Checkpoints of a run: `checkpoint/<evaluation>` below its workdir, also at its end.
 
 A checkpoint is written beside the older one, gets its number when it is complete, and only then the
 older one is removed: a kill at any moment leaves one of the two. It carries the SHA-256 of each of
-its files, which are compared before anything of it is used. `state.npz` has what every host has
-whole, which the first process writes. Of arrays that are divided between devices, as of a model
-with `sharding=fsdp`, no host ever has the whole: the run waits while each process copies what its
-own devices keep, and goes on while it writes these parts to a file of its own, `part_N.npz`. Then
-all processes make a `Writing` and call `read`, in the same order.
+its files, which are compared before anything of it is used. The first process writes the arrays
+that every host has whole to `state.npz`. No host has the whole of arrays that are divided between
+devices, as with `sharding=fsdp`: the run waits while each process copies the parts on its devices,
+and goes on while that process writes them to a file of its own, `part_N.npz`. All processes then
+make a `Writing` and call `read`, in the same order.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _begun = itertools.count()  # checkpoints of divided state of this process, the 
 
 
 class Checkpoint(NamedTuple):
-    """A run between two evaluations."""
+    """The state of a run between two evaluations."""
 
     evaluation: int  # the number of the last one that was made; the start has 0
     records: int  # lines of metrics
@@ -69,7 +69,7 @@ class Unreadable(ValueError):
 
 
 class Writing:
-    """A checkpoint on its way to the disk: of whole state when it is made, of divided in a thread.
+    """The writing of a checkpoint: of whole state on construction, of divided state in a thread.
 
     Raises NotWritten, with the older checkpoint left alone, where the disk has no room.
     """
@@ -95,7 +95,7 @@ class Writing:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what has gone wrong so far, at once."""
+        """Raise any error of the writing so far; do not wait for its end."""
         if not self._thread.is_alive():
             self.wait()
 
@@ -117,7 +117,7 @@ class Writing:
             self._error = error
 
     def _write(self) -> None:
-        """Write the own part; then the first process names the whole."""
+        """Write this process's part; the first process then renames the complete checkpoint."""
         me, count, found = distributed.process_id(), distributed.processes(), {}
         files.make(self._unfinished)
         if self._own is not None:
@@ -158,9 +158,9 @@ def _json(value: Any) -> np.ndarray:
 
 
 def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | None]:
-    """Return what the first process writes, and this one's parts of divided arrays, None: of none.
+    """Return what the first process writes, and this one's parts of divided arrays, if any.
 
-    The parts are copies, by the name of the array and where in it they lie.
+    Parts are copies, named after the array and their place in it.
     """
     packed = {PACKED + name: value for name, value in checkpoint.packed.items()}
     divided = {name: value for name, value in packed.items() if isinstance(value, jax.Array)}
@@ -191,7 +191,7 @@ def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | 
 
 
 def _ends(index: tuple[slice, ...], shape: Sequence[int]) -> list[list[int]]:
-    """Return the begin and end of a part along each axis; as a text, JSON."""
+    """Return the start and end of a part along each axis; its `str` is JSON."""
     return [[*part.indices(size)[:2]] for part, size in zip(index, shape, strict=True)]
 
 
@@ -259,7 +259,7 @@ def _brought(
     whole: Mapping[str, Any],
     like: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return `Checkpoint.bring`: each device gets what the array in its place keeps there."""
+    """Return the packed state of `Checkpoint.bring`, with arrays divided as they are in `like`."""
     found = dict(whole)
     for name, (kind, shape) in divided.items():
         short = name.removeprefix(PACKED)
@@ -309,12 +309,12 @@ def _brought(
 
 
 def folder_of(workdir: str | os.PathLike) -> Path:
-    """Return where the checkpoints of a run lie."""
+    """Return the folder of a run's checkpoints."""
     return Path(workdir) / CHECKPOINT
 
 
 def numbers(workdir: str | os.PathLike) -> set[int]:
-    """Return the evaluations after which a run's checkpoints were made, whole ones or not."""
+    """Return the evaluations of a run's checkpoints, complete ones or not."""
     folder = folder_of(workdir)
     if folder.is_symlink() or not folder.is_dir():
         return set()
@@ -325,9 +325,9 @@ def numbers(workdir: str | os.PathLike) -> set[int]:
 def resumable(
     workdirs: Sequence[str | os.PathLike], unreadable: Collection[Path] = ()
 ) -> list[int | None]:
-    """Return the evaluation from which each of some runs that train together goes on; None: none.
+    """Return the evaluation from which each of several runs that train together resumes, or None.
 
-    All from the same one if they can, the latest such; otherwise each from its own latest.
+    All resume from the latest one that they share, or, if they share none, from their own latest.
     unreadable: checkpoints that are passed over.
     """
     complete = [
@@ -339,7 +339,7 @@ def resumable(
 
 
 def keep_only(workdir: str | os.PathLike, evaluation: int | None) -> None:
-    """Remove the checkpoints of a run but one, and what a killed process has left; None: all."""
+    """Remove a run's checkpoints except one (None: all), and the remains of a killed process."""
     folder = folder_of(workdir)
     if folder.is_symlink():
         return

@@ -1,4 +1,4 @@
-"""Seconds of codecs on the device at hand, and the links on which they are weighed."""
+"""Seconds of codecs on the device at hand, and network links for their comparison."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,12 +21,12 @@ def compresses(arm: prepare.Prepared, workers: int) -> bool:
 
 
 def link(gigabits: float, workers: int) -> cost.Network:
-    """Return links of this number of Gbit/s."""
+    """Return a network of equal links with this rate in Gbit/s."""
     return cost.uniform_network(LATENCY, gigabits * GIGABIT, workers=workers)
 
 
 def networks(config: ConfigDict, shapes, gigabits: Sequence[float]) -> dict[str, cost.Network]:
-    """Return the config's network by the rate of its slowest link, or links of these rates."""
+    """Return networks by their slowest rate: the config's, or if it has none one per rate given."""
     if registry.is_number(config.communication):
         return {f"{rate:g} Gbit/s": link(rate, config.workers) for rate in gigabits}
     network = prepare.network(config, shapes)
@@ -38,8 +38,8 @@ def step_rounds(
 ) -> dict[str, list[tuple[float, float]]]:
     """Measure seconds (gradient, step) of several arms in rounds, in which all take turns.
 
-    What slows a round down slows all its arms, so that rounds tell how far their ratios can be
-    trusted.
+    A disturbance slows all arms of a round, so that the spread over rounds shows how far their
+    ratios can be trusted.
     """
     compared = {
         (name, what): program
@@ -51,11 +51,11 @@ def step_rounds(
 
 
 def programs(arm: prepare.Prepared, config: ConfigDict) -> dict[str, Callable[[], object]]:
-    """Return programs of a worker's gradient, and of its exchange with nobody else and its step.
+    """Return two programs of a worker: its gradient, and its step with an exchange on its own.
 
-    Arms differ in the second by their encoding and decoding; of what is gathered from others, by
-    that of one message. What a worker does only for others is left out, as the rounding of
-    `int8_all_reduce` and the lists of `sparcml`.
+    The second encodes, and decodes one message where messages of several workers are gathered. Work
+    that is only for other workers is left out, as the rounding of `int8_all_reduce` and the lists
+    of `sparcml`.
     """
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(jnp.asarray, tasks.take(arm.task.train, slice(config.batch_size)))

@@ -1,11 +1,11 @@
 """Config files and flags: how a config is read, and its grids on the command line.
 
-A config file has get_config([argument]), beside it sweep(), claims, numbers, figures or analyse().
-Where it asks several questions, VARIANTS has a `configs.base.Variant` of these for every further
-one, which is the first word of the argument: --config=configs/nonblocking.py:tuned,delay=pause.
-Flags of the form --config.ENTRY=VALUE change its config before anything else reads it; a value is
-whatever `registry.read` knows, and what an entry may be is checked after. Grids make an arm of
-every combination of the values that some entries take:
+A config file has get_config([argument]) and may have sweep(), claims, numbers, figures or
+analyse(). If it asks several questions, VARIANTS has a `configs.base.Variant` of these for every
+further one, whose name is the first word of the argument:
+--config=configs/nonblocking.py:tuned,delay=pause. Flags of the form --config.ENTRY=VALUE change its
+config before anything else reads it; a value is whatever `registry.read` knows, and it is checked
+afterwards. Grids make an arm of every combination of the values that some entries take:
 
     --grid='optimizer.learning_rate=0.05,0.1,0.2' --grid='wait=barrier,deadline(seconds=0.3)'
 """
@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[1]
 class ConfigFile(NamedTuple):
     """A config file, or a variant of it, with the values of the command line.
 
-    path: as it was given, without an argument. config: with the values. values: dotted entry ->
-    value, of the command line.
+    path: as it was given, without an argument. config: with `values` applied. values: dotted entry
+    -> value, from the command line.
     """
 
     path: str
@@ -87,8 +87,8 @@ def read(
 def load(path: str) -> Any:
     """Return a config file as a module; ValueError for one that is not there or cannot be run.
 
-    Ours are found from every folder, as in configs/demo.py, and their variants by the names that
-    files of their own once had: configs/swarm_tuned.py is `tuned` of configs/swarm.py.
+    Paths such as configs/demo.py work from every folder, and variants also have the paths that they
+    once had as files: configs/swarm_tuned.py is `tuned` of configs/swarm.py.
     """
     found = Path(path)
     if not found.is_file() and path.startswith("configs/"):
@@ -119,7 +119,7 @@ def _variant(path: str, variants: Mapping[str, Any], name: str) -> Any:
 
 @contextlib.contextmanager
 def _code_of(path: str, ends: str) -> Iterator[None]:
-    """Let whatever the code of a config file raises be a ValueError; ends: where it exits."""
+    """Turn any error of a config file's code into a ValueError; ends: its text for an exit."""
     try:
         yield
     except SystemExit as error:
@@ -131,7 +131,7 @@ def _code_of(path: str, ends: str) -> Iterator[None]:
 
 
 def _recorded(path: str) -> SimpleNamespace:
-    """Return what stands for a file whose config is that of a run's config.json."""
+    """Return a stand-in for a config file, with the config of a run's config.json."""
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path!r}; give the path of a config")
     config = records.read_config(path, formats.GIVEN_CONFIG)
@@ -149,7 +149,7 @@ def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dic
     """Split the arguments: the ones of the form --config.ENTRY=VALUE become entry -> text.
 
     As with other flags the value may be the next argument, and a switch needs none: --config.ENTRY
-    is true, --noconfig.ENTRY is false. The last one of an entry counts.
+    is true, --noconfig.ENTRY is false. The last flag of an entry counts.
     """
     rest, found, arguments = [], {}, list(argv)
     while arguments:
@@ -178,7 +178,7 @@ _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")  # as one with a comma in a grid
 def value(config: ConfigDict, key: str, text: str | bool) -> Any:
     """Return what a flag says: a literal, a bare word or a part, and otherwise the text as it is.
 
-    A number that replaces a float is a float; what replaces a text is one, or None.
+    A number that replaces a float is a float; a value that replaces a text is a text, or None.
     """
     try:
         before = functools.reduce(operator.getitem, key.split("."), config)
@@ -259,7 +259,7 @@ def read_grids(grids: Sequence[str]) -> dict[str, list[str]]:
 
 
 def meet(entry: str, other: str) -> bool:
-    """Return whether two entries are one, or one of them is inside of the other."""
+    """Return whether two entries are the same, or one of them is inside of the other."""
     return f"{entry}.".startswith(f"{other}.") or f"{other}.".startswith(f"{entry}.")
 
 
@@ -283,7 +283,7 @@ def _between_commas(text: str) -> list[str]:
 def grid_points(grids: dict[str, list[str]]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the name of every combination and its values by entry.
 
-    A name has the last word of each entry, and the whole of it where two have the same.
+    A name has the last word of each entry, or the whole entry where two last words are equal.
     """
     lasts = [entry.rpartition(".")[2] for entry in grids]
     labels = [
@@ -299,7 +299,7 @@ def grid_points(grids: dict[str, list[str]]) -> Iterator[tuple[str, dict[str, st
 
 
 def sections() -> list[tuple[str, str, registry.Kind]]:
-    """Return a heading, the entry of a config that names such parts, and what is known of them."""
+    """Return, for every kind of part, a heading, the config entry that names it, and its `Kind`."""
     from experiments import optimizers, prepare
     from experiments.tasks import TASK, dense_tasks, text, text_tasks
 

@@ -5,11 +5,11 @@ process then runs the same program; the first one alone writes. JAX's coordinati
 process 0, notices a process that has died or does not answer any more and ends all others; what is
 added here is one sentence that says so and exit code 3. A process that leaves by itself, refused,
 failed or asked by a signal, first says why through the service, so that the others end within a
-second and repeat it. Texts and counters that all share are the service's keys, for which JAX has no
-public name yet: what is private in JAX stands in this module alone.
+second and repeat it. Shared texts and counters are keys of the service, for which JAX has no public
+name yet: only this module uses private names of JAX.
 
-JAX's own preemption service is switched off: it takes SIGTERM for itself and only tells those that
-ask for its sync point. Here the run asks at every evaluation anyway, see `asked_to_end`.
+JAX's own preemption service is switched off: it takes SIGTERM for itself, and only a process that
+asks for its sync point learns of it. Here the run asks at every evaluation, see `asked_to_end`.
 """
 
 import atexit
@@ -73,7 +73,8 @@ def initialize(
 
     coordinator_address: "host:port" at which process 0 listens. Without arguments the environment
     says who is there: Slurm, Open MPI up to 4, a Kubernetes job or a TPU pod, as JAX knows them.
-    Raises ValueError for arguments or an environment that leave something open.
+    Raises ValueError for incomplete or wrong arguments or environments, and if processes do not
+    find each other.
     """
     given = (coordinator_address, num_processes, process_id)
     options: dict[str, Any] = {
@@ -135,10 +136,10 @@ def initialize(
 
 
 def connect() -> None:
-    """Connect the collectives of all devices, where a CPU host joins the others.
+    """Connect all devices by a first collective, if they are CPUs of several processes.
 
-    JAX gives a process 30 s to come to its first collective, and one may compile for longer than
-    another. All call it once their devices are there.
+    All processes call it once their devices are there: JAX gives a process 30 s to reach its first
+    collective, and one process may compile for longer than another.
     """
     if processes() == 1 or jax.default_backend() != "cpu":
         return
@@ -182,7 +183,7 @@ def check_address(address: str, listens: bool) -> None:
 def is_alone(environment: Mapping[str, str]) -> bool:
     """Return whether the environment says that this process is the only one, or says nothing.
 
-    JAX would look further in any pod, and would give a single task one of its many GPUs.
+    JAX itself would look for others in any pod, and give a single task only one of its GPUs.
     """
     by = "OMPI_COMM_WORLD_SIZE" if "OMPI_COMM_WORLD_SIZE" in environment else "SLURM_NTASKS"
     stepless = by == "SLURM_NTASKS" and "SLURM_STEP_NODELIST" not in environment
@@ -207,7 +208,7 @@ def is_alone(environment: Mapping[str, str]) -> bool:
 
 
 def is_queued_again(environment: Mapping[str, str]) -> bool:
-    """Return whether this process is of a job of Slurm that has begun before."""
+    """Return whether Slurm has restarted the job of this process."""
     return environment.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
@@ -242,7 +243,7 @@ def is_writer() -> bool:
 
 
 def say(name: str, text: str, again: bool = False) -> None:
-    """Put a text where every process can `hear` it; again: it may replace one."""
+    """Put a text where every process can `hear` it; again: it may replace an earlier one."""
     global_state.client.key_value_set(name, text, allow_overwrite=again)
 
 
@@ -253,12 +254,12 @@ def hear(name: str, seconds: float = HOURS) -> str:
 
 
 def meet(name: str, seconds: float) -> None:
-    """Wait, at most this long, until all processes do under this name."""
+    """Wait for all processes at the barrier of this name, at most this long."""
     global_state.client.wait_at_barrier(name, round(1000 * seconds))
 
 
 def texts(folder: str) -> dict[str, str]:
-    """Return what has been said under names below a folder."""
+    """Return the texts that were said below a folder, by their names."""
     return dict(global_state.client.key_value_dir_get(folder))
 
 
@@ -283,12 +284,12 @@ def gathered(value: Any) -> list[Any]:
 
 
 class SharedTally:
-    """A `stragglers.inject.Tally` of all processes, all of which do the same with theirs.
+    """A `stragglers.inject.Tally` that all processes share; all begin and close the same rounds.
 
-    A counter per round has its points: whoever's addition completes it sets another key, for which
-    a thread of every other process waits. No collective is made, as those who compute could not
-    join it, and a round costs a message per addition and one per process. When nobody works in a
-    round any more its keys are deleted, by the last process that closes it.
+    A counter per round holds its points: the process that completes it sets another key, for which
+    a thread of every process that asks waits. No collective is used, as processes that compute
+    could not join it, and a round costs a message per addition and one per process. The last
+    process that closes a round deletes its keys.
     """
 
     def __init__(self):
@@ -302,7 +303,7 @@ class SharedTally:
         self._over, self._threads = set(), {}
 
     def add(self, round_index: int, points: int) -> bool:
-        """Add to a round; return whether it was not over before. Who completes it ends it."""
+        """Add points to a round, and end it if it has enough; return True if it was not over."""
         total = self._needed
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has gone: all soon end
             counter = f"{self._place}/{round_index}/points"
@@ -314,7 +315,7 @@ class SharedTally:
         return total - points < self._needed
 
     def over(self, round_index: int) -> bool:
-        """Return whether a round is known to be over; the first question begins to listen."""
+        """Return whether a round is known to be over; the first call starts to listen."""
         if round_index not in self._threads:
             thread = threading.Thread(
                 target=self._listen, args=(round_index, self._place), daemon=True
@@ -349,7 +350,7 @@ class SharedTally:
 def asked_to_end() -> int | None:
     """Return the signal that any of the processes was sent while it trains; None: none.
 
-    The same on all processes, which call it together.
+    All processes call it together and get the same answer.
     """
     number = endings.asked()
     if processes() > 1 and is_writer():
@@ -369,14 +370,14 @@ def _noted() -> int | None:
 
 
 def is_lost(error: BaseException | type) -> bool:
-    """Return whether an error means that another process has gone; any other is this one's own."""
+    """Return whether an error means that another process has gone; others are of this process."""
     if processes() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
         return False
     return not str(error).startswith("RESOURCE_EXHAUSTED")
 
 
 def leave(code: int, why: str = "") -> None:
-    """Exit: after 0 when the first process has ended too, else at once.
+    """Exit: with code 0 once all processes are done, with another code within a few seconds.
 
     why: what the others are to hear. The usual end would wait for the others, while they wait for
     this process.
@@ -414,7 +415,7 @@ def give_up(code: int, why: str) -> None:
 
 
 def _part(code: int) -> NoReturn:
-    """End when all know that somebody leaves, or soon; the service goes last."""
+    """Exit once all processes know that one leaves, within HEARING s; process 0 goes last."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         meet("gossax/parting", HEARING)
     time.sleep(0.1 * is_writer())
@@ -439,7 +440,7 @@ def _hear_of_who_leaves() -> None:
 
 
 def watch_signals() -> None:
-    """See the signals of this process at once, in a thread, as the main one may be busy in C."""
+    """Start a thread that sees signals at once, as the main thread may be busy in C."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -472,7 +473,7 @@ def _last_words(
     why: str = "most likely because another one of this run has died, left or cannot be reached "
     "(what JAX knows is above)",
 ) -> None:
-    """Say why this process ends, unless it has been said; the main thread may say it, or JAX's."""
+    """Print why this process ends, unless another of its threads has printed it."""
     if not _said.acquire(blocking=False):
         return
     who = f"process {process_id()} of {processes()}"
@@ -484,7 +485,7 @@ def _last_words(
 
 
 def _end_by_a_sentence() -> None:
-    """From now on an abort of JAX and an error that nobody catches end this process at once."""
+    """Let an abort of JAX, and an uncaught error, end this process at once from now on."""
 
     def aborted(_) -> None:
         if _joining:

@@ -1,9 +1,9 @@
 """Costs of an arm, worked out from its program: nothing is compiled, trained or written.
 
 A device's program for one update is traced with shapes alone, see `experiments.program_costs`, so
-that a model of any size can be looked at. With workers as processes (runtime=actors) it is that of
-a worker's contribution. Traced on a CPU, gradients of convolutions have copies that an accelerator
-does without, see `runtimes.equations.channels_last`.
+that a model of any size can be looked at. With workers as processes (runtime=actors) it is the
+program of one contribution. Traced on a CPU, gradients of convolutions have copies that an
+accelerator does without, see `runtimes.equations.channels_last`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ ELSEWHERE = ("A100-SXM4-80GB", "H100", "TPU v5e", "TPU v6e")
 
 
 class Traced(NamedTuple):
-    """A program of a device, as shapes."""
+    """A device's program, and the shapes of its arguments."""
 
     program: Callable  # of the arguments; may be called under `jax.make_jaxpr`
     arguments: tuple[Any, ...]  # the first is given away
@@ -43,7 +43,7 @@ class Traced(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Of an arm: what a device holds at its largest, and what it does in an update."""
+    """Costs of an arm: a device's memory at its largest, and its work in an update."""
 
     parameters: int
     sent: float  # bytes of a worker in an update, in the mean
@@ -67,7 +67,7 @@ def forecast(config: ConfigDict) -> Forecast:
 
 
 def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
-    """(bytes of a device's memory, its FLOPs, bytes that it moves) for one update."""
+    """Return (bytes of a device's memory, its FLOPs, bytes that it moves) for one update."""
     made = jax.make_jaxpr(traced.program, axis_env=list(traced.axes))(*traced.arguments)
     given_away = range(len(jax.tree.leaves(traced.arguments[0])))
     costs = program_costs.of_jaxpr(made.jaxpr, given_away)
@@ -78,7 +78,7 @@ def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
 
 
 def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
-    """All workers' update, as `runtimes.simulate` dispatches it."""
+    """Return all workers' update, as `runtimes.simulate` dispatches it."""
     algorithm, planner = made.algorithm, made.runtime.planner
     _, turn = planner.take(planner.start(remembers=False), np.inf, 1)
     width = turn.schedule.workers.shape[1]
@@ -104,7 +104,7 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
 def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     """Return a worker's round, as `runtimes.mesh` has it on a device that nobody watches.
 
-    Where the devices of a worker divide its model, the exchange is taken to work on parts of it.
+    If a worker's devices divide its model, the exchange is taken to work on parts of it.
     """
     algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
     (size, sharding, _), streamed = runtime_builders.slice_of(config), tasks.streams(config.task)
@@ -167,15 +167,15 @@ def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
 
 def _addressed(task: tasks.Task, taken: tuple[int, ...]) -> tuple[Any, Any]:
-    """Shapes of the indices of samples, and of what their augmentation draws, if there is any."""
+    """Return the shapes of the indices of samples, and of their augmentation's draws, if any."""
     draws = None if task.augment is None else jax.ShapeDtypeStruct(taken, jnp.uint32)
     return jax.ShapeDtypeStruct(taken, jnp.int32), draws
 
 
 def _examples(task: tasks.Task, taken: int) -> Any:
-    """Shapes of what a device holds of the training set; taken: samples of a dispatch.
+    """Return the shapes of a device's training samples; taken: samples of a dispatch.
 
-    Of a streamed set that is a table which is used and another one which arrives.
+    For a streamed set these are a table in use and another one that arrives.
     """
     if not isinstance(task.train, data_feed.Streamed):
         return _shapes(task.train)
@@ -191,7 +191,7 @@ _PROGRAMS = {"simulate": simulated, "mesh": on_mesh, "actors": of_process}
 
 
 def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None) -> None:
-    """Print a row for every arm: (name, config); seconds come from its rooflines."""
+    """Print a row of costs for every (name, config) of an arm; times are rooflines."""
     console = console or Console()
     kind = jax.devices()[0].device_kind
     kinds = [kind] if program_costs.peak_of(kind) else list(ELSEWHERE)

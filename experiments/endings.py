@@ -1,11 +1,11 @@
 """The end of a program that is asked to by ctrl-C, SIGTERM or SIGHUP.
 
-Three phases. Until `raising` there is nothing to tidy up: a sentence, and out. From then on ctrl-C
-is a KeyboardInterrupt and the others are `Asked`, both of which undo what is under way. Within
-`deferred`, where a run trains, a signal is only noted: the run asks at every evaluation, makes a
-checkpoint and raises the exception itself. A second one does not wait for that, but a scheduler
-sends its signal to all processes, each of which also gets it from the one that started it: the same
-one again within `SAME` seconds, ctrl-C excepted, counts once.
+There are three phases. Until `raising` there is nothing to tidy up: the program prints a sentence
+and exits. From then on ctrl-C raises KeyboardInterrupt and other signals raise `Asked`, so that
+work under way is tidied up. Within `deferred`, where a run trains, a signal is only noted: the run
+asks at every evaluation, makes a checkpoint and raises the exception itself. The same signal a
+second time does not wait for that. A scheduler sends its signal to all processes, each of which
+also gets it from its parent: a repeat within `SAME` seconds, ctrl-C excepted, does not count.
 
 A signal that was ignored when the program began, as SIGHUP under nohup, stays ignored. Loading this
 module takes no time, so that it can be the first thing that a program does.
@@ -24,7 +24,7 @@ SAME = 2.0  # seconds, within which a signal that comes again is the one that wa
 
 
 class Asked(BaseException):
-    """The program was asked to end by a signal, and has made a checkpoint of what it trained."""
+    """An exception for a signal, other than ctrl-C, that asks the program to end."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -50,7 +50,7 @@ def code(number: int) -> int:
 
 
 def sentence(number: int, starts_over: bool = False) -> str:
-    """Return what the program says then; starts_over: the same command would not go on."""
+    """Return what the program prints at a signal; starts_over: the same command starts over."""
     what = "interrupted" if number == signal.SIGINT else f"ended by {name_of(number)}"
     if starts_over:
         return f"{what}; the same command starts over, without --overwrite it goes on"
@@ -58,10 +58,10 @@ def sentence(number: int, starts_over: bool = False) -> str:
 
 
 def out_at_once(code: int | str | None) -> None:
-    """Leave with the exit code of a signal without waiting for what devices still compute.
+    """Exit at once if the code is a signal's; otherwise ignore signals from now on.
 
-    Their runtime may crash where it is taken apart in the middle of that. With other codes the
-    program is done, and no signal disturbs the rest.
+    The runtime of devices may crash if it is taken down while they compute. With other codes the
+    program is done, and no signal is to disturb its end.
     """
     if isinstance(code, int) and code > 128:
         sys.stdout.flush()
@@ -71,12 +71,12 @@ def out_at_once(code: int | str | None) -> None:
 
 
 def begin() -> None:
-    """From now on a signal is a sentence and the exit code 128 + its number, at once."""
+    """Let a signal print a sentence and exit at once with code 128 + its number from now on."""
     handle(_out)
 
 
 def raising() -> None:
-    """From now on a signal is an exception in the main thread, if `begin` was called before."""
+    """Let a signal raise in the main thread from now on, if `begin` was called before."""
     if _out not in (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)):
         return
     handle(_raise)
@@ -95,7 +95,7 @@ def raising() -> None:
 
 
 def handle(handler: Callable | signal.Handlers) -> None:
-    """Have a handler for all signals that ask to end, but for those that are ignored."""
+    """Install a handler for all signals that ask to end, except ignored ones."""
     for number in (signal.SIGINT, *OTHERS):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
@@ -122,7 +122,7 @@ def _raise(number: int, _) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Within this, a signal waits for whoever looks at `asked`; at its end for nobody."""
+    """Only note a signal within this block, for a run that looks at `asked`; raise at its end."""
     global _deferring
     _deferring += 1
     try:
@@ -134,7 +134,7 @@ def deferred() -> Iterator[None]:
 
 
 def is_deferred() -> bool:
-    """Return whether a run trains that looks at `asked` by itself."""
+    """Return whether a run trains that looks at `asked` itself."""
     return _deferring > 0
 
 
@@ -144,6 +144,6 @@ def asked() -> int | None:
 
 
 def end(number: int) -> None:
-    """Raise `Asked`, or KeyboardInterrupt; whatever was noted is thereby answered."""
+    """Raise `Asked`, or KeyboardInterrupt for ctrl-C; noted signals are forgotten."""
     _asked.clear()
     raise KeyboardInterrupt if number == signal.SIGINT else Asked(number)

@@ -61,7 +61,7 @@ Groups = Sequence[Sequence[Arm]]
 
 
 class Watched(NamedTuple):
-    """Receivers of what happens to an arm."""
+    """Callbacks for the events of an arm."""
 
     on_record: Callable[[dict], None]
     ended: Callable[[str | None], None]  # with the reason of a failure; None: it has finished
@@ -76,7 +76,7 @@ class Shown:
         self._numbers: dict[str, int] = {}
 
     def arm(self, config: ConfigDict) -> Watched:
-        """Return the receivers of one arm, which begins."""
+        """Print that an arm has started, and return its callbacks."""
         title, printed, last = f"{config.name} seed {config.seed}", time.monotonic(), None
         number = self._numbers.setdefault(title, len(self._numbers) + 1)
 
@@ -177,7 +177,7 @@ def _run(
 
 
 def command(argv: Sequence[str], group: Sequence[Arm]) -> list[str]:
-    """Return the command that runs only the arms of a group; `argv` runs all, in whatever way."""
+    """Return the command that runs only the arms of a group; argv: the command that runs all."""
     others = {"jobs", "executor", "slurm", "ray", "arm", "jobset", "pods"}
     if not any(runtime_builders.RUNTIMES[arm.config.runtime].cluster for arm in group):
         others.add("cluster")
@@ -234,7 +234,7 @@ def follow(
 
 
 def _stop(jobs: Sequence[Job]) -> None:
-    """End jobs, each after its checkpoint; where a signal asks once more, at once."""
+    """End jobs, each after its checkpoint, or all at once at a second signal."""
     if jobs:
         several = "a run is" if len(jobs) == 1 else f"{len(jobs)} runs are"
         print(f"{several} asked to end with a checkpoint; a second signal ends all at once")
@@ -249,7 +249,7 @@ def _stop(jobs: Sequence[Job]) -> None:
 
 
 def _last_record(place: Path) -> dict | None:
-    """Return what a run that somebody else writes has said last."""
+    """Return the last record of a run that another process writes, or None."""
     try:
         return next(reversed(records.read_metrics(place)), None)
     except ValueError:
@@ -395,7 +395,7 @@ def on_ray(
 
 
 def _execute(command: Sequence[str], output: str, folder: str) -> int:
-    """Run a command where the task is; it ends with the process of the task."""
+    """Run a command on the task's node; return its exit code. It ends with the task's process."""
 
     def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
@@ -505,7 +505,7 @@ def write_jobsets(
     command: Callable[[Sequence[Arm]], list[str]],
     settings: str,
 ) -> None:
-    """Write a list of JobSets, one of each group, for `kubectl apply`; settings: of Pods."""
+    """Write a list of JobSets, one per group, for `kubectl apply`; settings: see `read_pods`."""
     pods = read_pods(settings)
     if pods["claim"] and root.is_absolute() and Path(pods["mount"]) not in (root, *root.parents):
         raise ValueError(

@@ -96,7 +96,7 @@ class Strip(NamedTuple):
 
 
 def look(schedule: Schedule, workers: int) -> Look:
-    """Look at a schedule of `workers` workers."""
+    """Return the facts about a schedule of `workers` workers."""
     real = schedule.batches > 0
     counts = np.bincount(schedule.staleness[real])
     # A node that is only met spends no time, nor does a position that stands for nobody.
@@ -122,10 +122,10 @@ def look(schedule: Schedule, workers: int) -> Look:
 def mean_curve(
     runs: Runs, x: str, y: str = "train_loss", scale: tuple[Callable, Callable] = _LOGARITHM
 ) -> Curve:
-    """Mean and spread of the column `y` where all runs have values, in between evaluations.
+    """Return mean and spread of column `y` where all runs have values, interpolated in column `x`.
 
-    scale: a function of the values in which the mean is taken, and its inverse. Values that have
-        none, or are not finite, are left out.
+    scale: a function that is applied before the mean is taken, and its inverse. Values for which it
+    is not finite are left out.
     """
     forward, back = scale
     lines = []
@@ -153,7 +153,7 @@ def plots(
     target_loss: float | None,
     clock: str,
 ) -> list[Plot]:
-    """Return what the records of some arms have to show.
+    """Return the plots for which the records of some arms have values.
 
     curves: (arm's name, runs); looks: by the arm's name, of those with a schedule.
     clock: what `seconds` are, "virtual" or "wall".
@@ -191,7 +191,7 @@ def plots(
 
 
 def ranked(curves: Sequence[tuple[str, Runs]], target_loss: float | None) -> list[str]:
-    """Return the names of all arms: the first of every method at the target, then the others.
+    """Return the names of all arms: every method's fastest to the target, then the others.
 
     Both parts are in the order in which arms reach the target. Arms that miss it come last, by
     their loss.
@@ -208,9 +208,9 @@ def ranked(curves: Sequence[tuple[str, Runs]], target_loss: float | None) -> lis
 
 
 def styles(names: Sequence[str]) -> dict[str, dict]:
-    """Return a line for every arm: "/" in its name divides what chooses its colour and its dash.
+    """Return a line style per arm: its name before "/" sets the colour, after it the dash.
 
-    Where that gives two arms the same line, every arm has its own combination, up to 35 arms.
+    If that gives two arms the same line, every arm has its own combination, up to 35 arms.
     """
     pairs = [name.partition("/")[::2] for name in names]
     methods, variants = (list(dict.fromkeys(pair[place] for pair in pairs)) for place in (0, 1))
@@ -256,7 +256,7 @@ def _fill(axes: Axes, shown: Plot, lines: Mapping[str, Mapping]) -> None:
 
 
 def canvas(shown: Sequence[Plot], lines: Mapping[str, Mapping], size=SIZE) -> Figure:
-    """Return plots side by side above their common legend, in inches without it."""
+    """Return plots side by side above their common legend; size: inches without it."""
     entry = 0.7 + 0.062 * max(map(len, lines), default=0)  # inches, of the longest name in it
     columns = max(1, min(2 * len(shown), int(size[0] / entry)))
     below = 0.5 + 0.2 * -(-len(lines) // columns)  # inches, which is drawn sooner than fitted
@@ -290,7 +290,7 @@ def every(
 
 
 def _chosen(curves, looks, target, clock) -> tuple[dict[str, dict], list[Plot]]:
-    """Return lines of the arms that tell most, and plots in which the next ones are pale."""
+    """Return line styles of the best ranked arms, and plots in which the next ones are pale."""
     names = ranked(curves, target)
     most = set(names[:MOST_ARMS])
     lines = styles([name for name, _ in curves if name in most])
@@ -300,7 +300,7 @@ def _chosen(curves, looks, target, clock) -> tuple[dict[str, dict], list[Plot]]:
 
 
 def write_paper(root: Path, made: Mapping[str, Figure]) -> Path:
-    """Write figures as PDF and SVG into the folder `figures` of a workdir; the folder."""
+    """Write figures as PDF and SVG into the folder `figures` of a workdir; return its path."""
     files.make(root / FOLDER)
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # else a line per table of a font
     with matplotlib.rc_context(_FONTS):
@@ -311,7 +311,7 @@ def write_paper(root: Path, made: Mapping[str, Figure]) -> Path:
 
 
 def save(made: Figure, path: str | os.PathLike) -> None:
-    """Write a figure as a PNG; what was there stays if that fails."""
+    """Write a figure as a PNG; the old file stays if that fails."""
     files.write(path, png(made), durable=False)
 
 
@@ -324,7 +324,7 @@ def png(made: Figure, kind: str = "png") -> bytes:
 
 
 def literal(text: str) -> str:
-    """Return a text as a label shows it, in which $ begins no formula."""
+    """Return a text as a label needs it, with $ escaped, so that it begins no formula."""
     return text.replace("$", r"\$")
 
 
@@ -344,7 +344,7 @@ def mark(axis: Axis) -> None:
 
 
 def draw_strips(strips: Sequence[Strip]) -> Figure:
-    """Return what every worker does at first, one strip below the other over the same time.
+    """Return a figure of every worker's first work, a strip per arm over the same time.
 
     Of many workers, some and the slowest are shown.
     """

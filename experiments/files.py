@@ -2,11 +2,11 @@
 
 A file is written under a name that nobody can guess, in the same directory, and takes the place of
 the old one when it is complete. Whatever goes wrong, as on a full disk, the old file stays and the
-error is one sentence, `NotWritten`. Reading takes ordinary files alone, see `stragglers.reading`.
+error is one sentence, `NotWritten`. Only ordinary files are read, see `stragglers.reading`.
 
-A lock is the system's on a file, held by whoever writes beside it. The system takes it from a
-process that dies; a file that is left behind locks nothing. Where a file system has no locks,
-nobody is refused. `filelock` would leave the file behind and not name the holder.
+A lock is a system lock on a file, held by the process that writes beside it. The system takes it
+from a process that dies; a file that is left behind locks nothing. If a file system has no locks,
+nobody is refused. The package filelock would leave the file behind and not name the holder.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _MODE = 0o666  # less what the umask takes away
 
 
 class NotWritten(ValueError):
-    """An error of the disk; what was there is still there."""
+    """An error of the disk; the old file is still there."""
 
     def __init__(self, path: str | os.PathLike, error: Exception):
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
@@ -48,7 +48,7 @@ class NotWritten(ValueError):
 
 
 class InUse(ValueError):
-    """Another process writes there."""
+    """An error of a workdir in which another process writes."""
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def replacing(path: str | os.PathLike, durable: bool = True) -> Iterator[BinaryI
     """Yield a new file, which takes the place of `path` when the block ends without an error.
 
     durable: whether it has to survive a power cut from then on.
-    Raises NotWritten where the disk does not take it.
+    Raises NotWritten if the disk does not take the file.
     """
     path = Path(path)
     beside = path.with_name(f".gossax-{secrets.token_hex(8)}.tmp")
@@ -86,7 +86,7 @@ def replacing(path: str | os.PathLike, durable: bool = True) -> Iterator[BinaryI
 
 
 def write(path: str | os.PathLike, content: str | bytes, durable: bool = True) -> None:
-    """Write a whole file; as `replacing`."""
+    """Write a whole file; see `replacing`."""
     with replacing(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -101,7 +101,7 @@ class Lines:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def add(self, line: str) -> None:
-        """Write a line, or raise NotWritten with the line cut off."""
+        """Append a line; raises NotWritten if the disk fails, and the line may then be cut off."""
         left = f"{line}\n".encode()
         with _writing(self._path):
             while left:
@@ -131,7 +131,7 @@ def make(folder: str | os.PathLike) -> None:
 
 
 def check_room(folder: str | os.PathLike, size: int) -> None:
-    """Raise NotWritten where a disk has fewer bytes left than something will take."""
+    """Raise NotWritten if the disk of a folder has fewer than `size` bytes left."""
     if shutil.disk_usage(folder).free < size:
         raise NotWritten(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
@@ -143,13 +143,13 @@ def read(path: str | os.PathLike) -> bytes:
 
 
 def digest(path: str | os.PathLike) -> str:
-    """Return the SHA-256 of an ordinary file; as `read`."""
+    """Return the SHA-256 of an ordinary file; errors are as in `read`."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """Return the text of an ordinary file in UTF-8; as `read`."""
+    """Return the text of an ordinary file in UTF-8; errors are as in `read`."""
     return read(path).decode()
 
 
@@ -195,7 +195,7 @@ def sync(folder: str | os.PathLike) -> None:
 def held(path: Path, waits: bool = False) -> Iterator[None]:
     """Hold the lock `path`, whose directory is made if need be.
 
-    Where somebody else does: InUse, or wait for them, until a signal asks this process to end.
+    If another process holds it, raises InUse, or with `waits` waits until a signal asks to end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     said = False
@@ -224,13 +224,13 @@ def held(path: Path, waits: bool = False) -> Iterator[None]:
 
 
 def check_lock(path: Path) -> None:
-    """InUse where somebody holds the lock `path`; nothing is made."""
+    """Raise InUse if a process holds the lock `path`; make no file."""
     with contextlib.suppress(FileNotFoundError):
         os.close(_lock(path, 0, fcntl.LOCK_SH))
 
 
 def _lock(path: Path, make: int, kind: int) -> int:
-    """Return the descriptor of a file that is locked, or raise InUse with its holder."""
+    """Lock a file and return its descriptor, or raise InUse with its holder."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as stack:
         descriptor = os.open(path, flags | make, _MODE)

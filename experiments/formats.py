@@ -25,7 +25,7 @@ _LARGEST = sys.float_info.max  # beyond it a whole number of JSON is no float
 
 
 class Damaged(ValueError):
-    """A file with another content than what we write into files of its name."""
+    """An error of a file with other content than is written under its name."""
 
 
 class Format(NamedTuple):
@@ -103,7 +103,7 @@ def damaged(path: str | Path, why: Exception | str, form: Format) -> Damaged:
 
 
 def fits(value: Any, pattern: Any) -> bool:
-    """Return whether a value is of a pattern, see `Format`."""
+    """Return whether a value matches a pattern, see `Format`."""
     if isinstance(pattern, Format):
         return _fault(value, pattern) is None
     if isinstance(pattern, tuple):

@@ -1,8 +1,9 @@
 """Given parameters that a run starts from, instead of those that its task draws.
 
 `config.initial` names the parameters.npz of a run, a file of safetensors, a msgpack file of Flax or
-a checkpoint folder of orbax. Their names are the model's own, joined by "/" or ".".
-Where names begin with "params/", only these count, without it: the rest is an optimizer's.
+a checkpoint folder of orbax. Its arrays have the names of the model's parameters, joined by "/" or
+".". If names begin with "params/", only these count, without that prefix: the rest is an
+optimizer's.
 """
 
 import functools
@@ -74,7 +75,7 @@ def read(path: str, shapes: Any) -> Any:
 
 
 def check(path: str) -> None:
-    """Raise ValueError where nothing of a kind that can be read lies at a path."""
+    """Raise ValueError unless a path has a file or folder of a kind that can be read."""
     if not Path(path).exists():
         raise ValueError(f"initial: there is no file or folder {path!r}; give {KINDS}")
     if _reader(path) is None:

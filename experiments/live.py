@@ -56,7 +56,7 @@ def state(root: Path) -> State:
 
 
 class Attendance:
-    """A process or a job of Slurm that works on a workdir, if any; asked again and again."""
+    """A truth value: whether a process or a job of Slurm works on a workdir now."""
 
     def __init__(self, root: Path):
         self._root, self._asked, self._queued = root, -BETWEEN_QUEUES, False
@@ -81,9 +81,9 @@ class Attendance:
 
 
 def page(root: Path, version: int, looks: dict[tuple, figures.Look]) -> tuple[str, str]:
-    """Return the page of what is there now, and how far its runs are.
+    """Return the page of the records so far, and the progress of its runs in a sentence.
 
-    looks: at the schedules that have been looked at before, to which new ones are added.
+    looks: facts about schedules by `_schedules`; new ones are added.
     """
     arms, unfinished = report.gather(root)
     failed = sum(one.state.startswith("failed") for one in unfinished)
@@ -109,15 +109,15 @@ def page(root: Path, version: int, looks: dict[tuple, figures.Look]) -> tuple[st
 
 
 def _schedules(arm: report.Arm) -> tuple:
-    """Return what names the schedules of an arm as they are: a longer run has another one."""
+    """Return a key of an arm's schedules, with their times of change, as a run may get longer."""
     paths = [place / records.SCHEDULE for place in arm.places]
     return tuple((path, path.stat().st_mtime_ns) for path in paths if path.exists())
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server of one page, from threads of its own between `with` and its end.
+    """A server of one page, which runs in threads of its own within a `with` block.
 
-    Each connection has a thread, so that slow ones keep nobody out.
+    Each connection has a thread, so that slow ones do not block others.
     """
 
     daemon_threads = True
@@ -151,12 +151,12 @@ class Server(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def show(self, page: str, state: str) -> None:
-        """Serve this from now on."""
+        """Serve this page, and this sentence on the progress, from now on."""
         self.page = page.encode()
         self.answer = {"version": self.answer["version"] + 1, "state": state, "ended": False}
 
     def handle_error(self, request, client_address) -> None:
-        """Pass over a browser that goes away in the middle of an answer, which is no fault."""
+        """Ignore a browser that goes away in the middle of an answer."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -196,7 +196,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def watch(root: str | os.PathLike, port: int) -> str | None:
-    """Serve the page of a workdir until nobody works on it; why runs are unfinished then, or None.
+    """Serve the page of a workdir until nobody works on it; return why runs are left, or None.
 
     Raises ValueError where there is no such workdir, where nobody works on it and runs are left,
     and where the port is taken. Nothing is written.

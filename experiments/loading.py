@@ -1,7 +1,7 @@
 """A run that lies in a workdir, for a notebook or a script: `experiments.load`.
 
-What the records name is data until `task` or `params` are asked for, which build the task of the
-config: then a module of somebody's own has to be trusted by name.
+Names in the records are only data until `task` or `params` build the task of the config: then a
+module from elsewhere has to be trusted by name.
 """
 
 import functools
@@ -48,7 +48,7 @@ class Run:
         self.records: list[dict] = records.read_metrics(self.workdir) if measured else []
 
     def _file(self, name: str) -> Path | None:
-        """Return the path of a file that is the one with which the run has finished."""
+        """Return the path of a file, None without one; Damaged if the run finished with another."""
         path = self.workdir / name
         if not path.exists():
             return None

@@ -53,8 +53,8 @@ def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
 def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
     """Log to the project "gossax" of Weights & Biases; WANDB_MODE=offline needs no network.
 
-    Curves are over updates; samples, seconds and bytes can be chosen as axis. What goes on from a
-    checkpoint goes on with the run that its killed part began; what starts over is another run.
+    Curves are over updates; samples, seconds and bytes can be chosen as axis. A run that resumes
+    from a checkpoint resumes its run there, too; one that starts over makes another.
     """
     import wandb as client
 
@@ -89,7 +89,7 @@ def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
 
 
 def _finite(record: dict) -> dict:
-    """Return the finite numbers of a record, without what a task does not have."""
+    """Return the finite numbers of a record, without fields that are None."""
     return {k: v for k, v in record.items() if v is not None and math.isfinite(v)}
 
 
@@ -114,7 +114,10 @@ def check(names: Sequence[str]) -> None:
 def attach(
     names: Sequence[str], workdir: str | os.PathLike, config: ConfigDict, on_record: ON_RECORD
 ) -> Iterator[ON_RECORD]:
-    """Tell `on_record` and, after it, every logger named; they open at the first record."""
+    """Yield a function that passes a record to `on_record`, then to every logger named.
+
+    Loggers open at the first record.
+    """
     with contextlib.ExitStack() as opened:
         receivers = [on_record] + [
             opened.enter_context(LOGGERS[name][0](Path(workdir), config)) for name in names

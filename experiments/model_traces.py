@@ -1,7 +1,7 @@
 """Layer traces of flax models from their shapes alone, and some models of well-known sizes.
 
 Nothing is run: the time of a layer is the FLOPs of its matrix products and convolutions over a
-stated speed of the device. What is limited by memory, such as normalisation and activations, is
+stated speed of the device. Layers that memory limits, such as normalisation and activations, are
 free here; so a speed should be one that was reached in training, not the device's peak.
 """
 
@@ -27,10 +27,10 @@ def from_model(
     """Return the trace of a flax model for inputs of `shape`, its mini-batch included, and `dtype`.
 
     A layer is a module with parameters of its own. Layers are in the order of their first use; the
-    FLOPs of what has no parameters, or of a second use of shared ones, belong to the layer before,
-    whose gradient has to wait for them. Backward takes twice the FLOPs of forward: the gradients
-    of a product's two factors. Raises ValueError for a speed that is not positive, and for loops
-    of unknown length.
+    FLOPs of operations without parameters, or of a second use of shared ones, belong to the layer
+    before, whose gradient has to wait for them. Backward takes twice the FLOPs of forward: the
+    gradients of a product's two factors. Raises ValueError for a speed that is not positive, and
+    for loops of unknown length.
     """
     if not flops_per_second > 0:
         raise ValueError(
@@ -135,7 +135,7 @@ class DenseNet(nn.Module):
 
 
 def vgg16(classes: int = 1000) -> nn.Module:
-    """Return VGG-16 (arXiv 1409.1556, configuration D): [b, 224, 224, 3] -> [b, classes], 138 M."""
+    """Return VGG-16 (arXiv 1409.1556, D), 138 M parameters: [b, 224, 224, 3] -> [b, classes]."""
     halve = functools.partial(nn.max_pool, window_shape=(2, 2), strides=(2, 2))
     layers = []
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
@@ -149,9 +149,9 @@ def vgg16(classes: int = 1000) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """BERT-Base's encoder and tied output (arXiv 1810.04805): [b, s] tokens -> logits, 108.9 M.
+    """BERT-Base's encoder and tied output (arXiv 1810.04805): [b, s] tokens -> logits.
 
-    Without its segment embeddings, its pooler and the transform before the output.
+    It has 108.9 M parameters, and no segment embeddings, pooler or transform before the output.
     """
 
     vocabulary: int = 30_522

@@ -2,8 +2,8 @@
 
 An update of a non-blocking method holds a varying number of samples, so a rate follows the samples
 that all workers have seen (arXiv 2211.00889). An optimizer of optax is therefore built with rate 1
-and its updates are scaled. Where that is not the same as its own rate, which is found by trying, it
-is built whole, with a constant rate, or refused.
+and its updates are scaled. If that differs from its own use of the rate, as a trial finds, it is
+built whole, with a constant rate, or refused.
 
 A part may also be a list, `[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]`, which
 is `optax.chain`; then exactly one of its members, or the chain itself, has the learning rate.
@@ -66,9 +66,9 @@ def selective_transform(
 def hidden_matrices(params: optax.Params) -> Any:
     """Return per array the axes of rows and columns for Muon, None for what is left to AdamW.
 
-    Left are vectors, and tables whose name begins with "embed", as Flax calls them; the last
-    layer's kernel is not. The last axis of a convolution's kernel holds the columns; one of three
-    axes, as that of attention heads, is cut where the matrix comes closest to a square.
+    AdamW gets vectors, and tables whose name begins with "embed", as Flax calls them; Muon gets the
+    last layer's kernel, too. The last axis of a convolution's kernel holds the columns; a kernel of
+    three axes, as of attention heads, is cut where the matrix comes closest to a square.
     """
 
     def axes_of(path, array):
@@ -168,15 +168,15 @@ def build(part: Part, entry: str = "optimizer") -> optax.GradientTransformationE
 
 
 def rate_is_data(part: Part) -> bool:
-    """Return whether runs of other learning rates can share a program: it scales the updates."""
+    """Return whether runs of other learning rates can share a program, as rates scale updates."""
     described = _Described(part, "optimizer")
     return described.is_rated and (not described.takes_rate or described.scales())
 
 
 def to_the_end(part: Part, samples: float) -> dict[str, Any]:
-    """Return a part whose schedules end after `samples` where they do not say when.
+    """Return a part whose schedules end after `samples` if they do not say when.
 
-    That is a schedule which counts `samples`, as `cosine`, without that parameter.
+    These are schedules with a parameter `samples`, as `cosine`, that the part leaves out.
     """
 
     def ended(value: Any) -> Any:
@@ -198,8 +198,8 @@ def to_the_end(part: Part, samples: float) -> dict[str, Any]:
 class _Described:
     """A transform as a config describes it, with the transforms that it is made of.
 
-    Raises ValueError for an unknown name, for a chain of no members, and for a share of the past
-    that is none.
+    Raises ValueError for an unknown name, for a chain of no members, and for a decay outside of
+    [0, 1).
     """
 
     def __init__(self, written: Part, entry: str):
@@ -256,7 +256,7 @@ class _Described:
                 yield name, value
 
     def transform(self) -> optax.GradientTransformation:
-        """Return the transform: with a rate in it, it descends, and else it points uphill."""
+        """Return the transform: its updates descend if it has a rate, and else point uphill."""
         if self.factory is not optax.chain:
             return self._rated() if self.is_rated else self._direction()
         if self.is_rated + sum(member.has_rate for member in self.members) > 1:
@@ -287,7 +287,7 @@ class _Described:
         return self.make(self.spec["learning_rate"])
 
     def _direction(self) -> optax.GradientTransformation:
-        """Return a transform without a learning rate: what comes out still points uphill."""
+        """Return a transform without a learning rate, whose updates still point uphill."""
         for name in RATE:
             if name in self.spec:
                 raise ValueError(f"{self.who}: {name} needs a learning_rate beside it")
@@ -317,7 +317,7 @@ class _Described:
                 )
 
     def _with_one_rate(self, rate: Any) -> str:
-        """Return the text of the part in which it has a rate, and what is inside of it has none."""
+        """Return the text of the part with this rate, and without rates inside of it."""
         bare = {at: one.own for at, one in self.inner.items() if isinstance(at, str)}
         return text(self.spec | bare | {"learning_rate": rate})
 
@@ -337,7 +337,7 @@ class _Described:
         return self.kind.build(made, **({} if rate is None else {"learning_rate": rate}))
 
     def scales(self) -> bool:
-        """Return whether the transform of rate r gives r times what it gives with rate 1."""
+        """Return whether the updates of rate r are r times the updates of rate 1."""
         apart = self.own.get(APART.get(self.factory)) is not None
         inner = any(isinstance(v, Mapping) for v in self.own.values())
         if self.factory in SCALED and not (apart or inner):
@@ -348,7 +348,7 @@ class _Described:
 
 @functools.cache
 def found_to_scale(written: str, steady: bool) -> bool:
-    """Try it on a quadratic, with a constant rate or with one that falls; compiles."""
+    """Return whether a rate, falling unless `steady`, only scales updates in a trial; compiles."""
     described = _Described(written, "optimizer")
     rates = np.full(TRIED, 0.3, np.float32) if steady else np.geomspace(0.5, 0.1, TRIED, dtype="f4")
     rng = np.random.default_rng(0)
@@ -375,7 +375,7 @@ def found_to_scale(written: str, steady: bool) -> bool:
 
 
 def _try(transform: optax.GradientTransformationExtraArgs, who: Callable[[], str]) -> None:
-    """Refuse what needs more than gradients and parameters, with nothing compiled."""
+    """Raise ValueError for a transform that no run can use, as tracing shows; compile nothing."""
 
     def once(params):
         state = transform.init(params)
@@ -408,7 +408,7 @@ def _try(transform: optax.GradientTransformationExtraArgs, who: Callable[[], str
 
 
 def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
-    """Descend by the rate of a part: learning_rate, schedule, warmup_samples and batch_power."""
+    """Return the descent by a part's learning_rate, schedule, warmup_samples and batch_power."""
     numbers = []
     for name, default, fits, bounds in (
         ("learning_rate", None, lambda v: 0 < v < math.inf, "positive"),
@@ -438,7 +438,7 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
 
 
 def _schedule(part: Part) -> optax.Schedule:
-    """Return a schedule; one of optax begins, or peaks, at 1 where nothing else is said."""
+    """Return a schedule; one of optax begins, or peaks, at 1 unless its part says otherwise."""
     spec = spec_of(part)
     parameters = SCHEDULE.opened(spec.get("name"))[1]
     usual = {"init_value": 0.0 if "peak_value" in parameters else 1.0, "peak_value": 1.0}

@@ -28,8 +28,8 @@ def pack(
 ) -> dict[str, int]:
     """Write the token files of a corpus; returns how many sequences each part has.
 
-    The files of a folder appear whole or not at all. Raises ValueError for what cannot be read,
-    and `files.NotWritten`.
+    Each file appears whole or not at all. Raises ValueError for a corpus that cannot be read, and
+    `files.NotWritten`.
     """
     texts = functools.partial(text.documents, corpus, most=most, data_dir=data_dir)
     built = text.TOKENISER.build(tokeniser, texts=texts("train"))

@@ -104,11 +104,11 @@ def prepare(
 ) -> Prepared:
     """Build and check every part of an arm; raises ValueError before anything is compiled.
 
-    task: what has been built of the same `config.task` for another arm, with which this one then
-    shares what is compiled. settled: run the model for a profile that is to be measured, and for
+    task: built from the same `config.task` for another arm, with which this one then shares
+    compiled programs. settled: run the model for a profile that is to be measured, and for
     parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of such a
     profile have no meaning, and such a method cannot run. kept: file of the profile with which the
-    run has begun; where it is there, none is measured again.
+    run began; if it exists, no profile is measured.
     """
     config = registry.canonical(config)
     registry.check_arm(config)
@@ -170,9 +170,9 @@ def _fitted(
     shapes: Any,
     delay: delays.Law | processes.Process | None,
 ) -> tuple[Cost, Rule]:
-    """Return what an exchange takes, and the rule, of a method whose models fit into memory.
+    """Return the cost of an arm's exchange, and its waiting rule.
 
-    So do one worker's mini-batches.
+    Raises ValueError if models, or a worker's sample indices of a round, exceed the free memory.
     """
     exchange = _exchange(config, algorithm, shapes)
     models, whose = 1, "of all"
@@ -275,7 +275,7 @@ def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
 
 
 def _shapes(config: ConfigDict, task: Task) -> Any:
-    """Return the shapes of the parameters, which no seed changes, of a task that can be trained."""
+    """Return the shapes of a task's parameters, which no seed changes; ValueError for a bad one."""
     checked = [id(field) for field in task]
     if _CHECKED and _CHECKED[0] == checked:
         return _CHECKED[1]
@@ -374,9 +374,9 @@ def _built_parts(names: Collection[str], written: dict, seed: int, graph: nx.Gra
 
 
 def first_gradient(config: ConfigDict, task: Task, sampler: sampling.Sampler) -> Any:
-    """Magnitudes of the first update's gradients, summed over all workers and mini-batches.
+    """Return magnitudes of the first update's gradients, summed over workers and mini-batches.
 
-    NumPy arrays in the shapes of the parameters: zero where nobody's gradient is anything else.
+    They are NumPy arrays in the shapes of the parameters, zero where all gradients are zero.
     """
     params = task.init(jax.random.key(config.seed))
     losses = tasks.first_draw(task)
@@ -396,11 +396,11 @@ def first_gradient(config: ConfigDict, task: Task, sampler: sampling.Sampler) ->
 
 
 def alike(config: ConfigDict) -> str | None:
-    """Return what arms share that can train together: all but what is data to their program.
+    """Return a text that arms share if they can train together: all entries that are not data.
 
-    Data are the learning rate, delays, budgets, what a waiting rule lists as `data`, and the seed,
-    unless the method draws by itself. None: an arm that runs alone, as one whose weights of
-    samples follow from its rule and its delays.
+    Data are the learning rate, delays, communication unless weights follow from it, budgets, what a
+    waiting rule lists as `data`, and the seed, unless the method draws by itself. None: an arm that
+    runs alone, as one whose weights of samples follow from its rule and its delays.
     """
     config = registry.canonical(config)
     place = RUNTIMES.get(config.runtime)
@@ -538,9 +538,9 @@ def _weighted(
     exchange: Cost,
     delay: delays.Law | processes.Process | None,
 ) -> Task:
-    """Return the task whose training samples weigh the more, the fewer of their cost are kept.
+    """Return the task with larger weights for samples that are dropped more often for their cost.
 
-    A plan of the rule with other delays has the shares.
+    The shares that are kept come from a plan of the rule with other delays.
     """
     if config.get("sample_cost") is None or isinstance(task.train, Streamed):
         raise ValueError(
@@ -572,11 +572,11 @@ def _weighted(
 
 
 def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str, Any]:
-    """Return which of the costly samples the first rows of a schedule have kept; {} without costs.
+    """Return shares of samples, by cost, that a schedule's first rows have kept; {} without costs.
 
     kept_long, kept_short: shares of the most expensive tenth and of the cheaper half;
-    kept_by_tenth: of all tenths; kept_cost: mean cost of what was kept over that of what was
-    offered.
+    kept_by_tenth: of all tenths; kept_cost: mean cost of kept samples over the mean of offered
+    ones.
     effective_share: of the kept samples, as `kept.effective_share` has it, where they have weights.
     """
     if prepared.delay is None or processes.as_process(prepared.delay).costs is None:
@@ -649,7 +649,7 @@ def _setting(config, delay, communication, algorithm) -> Setting:
 
 
 def _check_delay(config: ConfigDict, process: processes.Process) -> None:
-    """Raise ValueError for delays that a clock in float64 seconds cannot tell from none."""
+    """Raise ValueError for delays of missing workers, or too short for a clock in float64 s."""
     if process.workers > config.workers:
         raise ValueError(
             f"delay {registry.text(config.delay)!r}: names worker {process.workers - 1}, but there "
@@ -678,8 +678,8 @@ def fitting_rule(
 ) -> Rule:
     """Return the rule of a config, which its method and its runtime can use; else ValueError.
 
-    This follows from what the three declare, not from any plan. The error names what would do
-    instead, by the same decision.
+    The decision follows from what rule, method and runtime declare, not from any plan. The error
+    names alternatives, which pass the same test.
     """
     try:
         rule = _built_rule(config, delay or ANY_SPEED, communication, algorithm)
@@ -734,8 +734,8 @@ ACCOUNTS = (
 def free_memory() -> int | None:
     """Return the bytes that this process may still take, as machine and control group say.
 
-    Files that the system only remembers are free, as it forgets them when memory is short. None
-    where nobody says anything.
+    Cached files count as free, as the system drops them if memory is short. None if neither of the
+    two can be read.
     """
     available = _number(Path("/proc/meminfo"), "MemAvailable")
     found = [] if available is None else [1024 * available]
@@ -771,7 +771,7 @@ def check_memory(estimate: float, what: str, way_out: str) -> None:
 
 
 def size(number: float) -> str:
-    """Return bytes as one says them."""
+    """Return a number of bytes as a text with its unit."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.3g} {unit}"
@@ -781,9 +781,9 @@ def size(number: float) -> str:
 
 @contextlib.contextmanager
 def rationed() -> Iterator[None]:
-    """Let what is larger than the free memory be a MemoryError at once.
+    """Let an allocation beyond the free memory raise MemoryError at once.
 
-    Otherwise the system hands out what it does not have, and ends the process when it is used.
+    Otherwise the system overcommits, and ends the process when the memory is used.
     """
     free, taken = free_memory(), _number(Path("/proc/self/status"), "VmData")
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -39,8 +39,8 @@ SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB
 class Profile(NamedTuple):
     """Inputs of a plan; `layers` alone are enough for plans that look at no times.
 
-    error: distance of the last ready time from the whole backward pass, timed apart, over that.
-    contention: seconds of computing beside all-reduces, which `ready` has, over those alone.
+    error: relative distance of the last ready time from the whole backward pass, timed apart.
+    contention: seconds of computing beside all-reduces, as in `ready`, over seconds without them.
     """
 
     layers: list[list[str]]  # paths of each layer's parameters, in backward order
@@ -111,7 +111,7 @@ def measure(
     """Time the gradient of `batch_size` examples, and all-reduces up to the model's size.
 
     overlap: with "threads" the gradient is timed in stages, each a program of its own, beside
-    all-reduces, and all-reduces while another thread computes, as they will.
+    all-reduces, and all-reduces while another thread computes, as in training.
     Of several processes all call this, and all get what process 0 has measured: workers that plan
     different buckets would wait for each other for ever.
     """
@@ -171,8 +171,8 @@ def for_config(config, task: Task, measured: bool = True, kept: Path | None = No
 
     "none": the order of the layers alone. "measure": measured, once in a process for arms that
     would measure the same; "measure:PATH": and saved there. Anything else is the path of a saved
-    one. measured: else the times of what would be measured have no meaning. kept: file of what was
-    measured before, which replaces a new measurement where it is there.
+    one. measured: if False, a measurement is replaced by times without meaning. kept: file of an
+    earlier measurement, which replaces a new one if it exists.
     """
     source = config.get("profile")
     batch_size = config.batch_size * most_mini_batches(config.mini_batches)  # of one gradient
@@ -211,7 +211,7 @@ def measure_all_reduce(
     devices: Sequence | None = None, sizes: Sequence[int] = SIZES, warm_ups: int = 5,
     repeats: int = 20,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Bytes [n] and seconds [n] of a `psum` of float32 over devices, by default all.
+    """Return bytes [n] and seconds [n] of a `psum` of float32 over devices, by default all.
 
     All sizes run in turns, several all-reduces in a row each, so that starting a program hardly
     counts. `comms.cost.fit` and `comms.cost.table` make a cost of the result. Of several processes
@@ -247,7 +247,7 @@ def sizes_of(task: Task) -> tuple[int, ...]:
 
 
 def backward_order(task: Task, batch_size: int) -> list[list[str]]:
-    """Paths of the parameters, layer by layer, in the order in which gradients are computed.
+    """Return parameter paths, layer by layer, in the order in which gradients are computed.
 
     A layer is a module with parameters of its own. The order is that of the traced gradient:
     names say little, as flax sorts "layers_10" before "layers_2".
@@ -263,7 +263,7 @@ def backward_order(task: Task, batch_size: int) -> list[list[str]]:
 
 
 def _computed(jaxpr, variable) -> tuple[int, ...]:
-    """Place in a program where a variable gets its value: an equation's number, and within it."""
+    """Return where a program computes a variable: an equation's number, then within its body."""
     for index, eqn in enumerate(jaxpr.eqns):
         for place, out in enumerate(eqn.outvars):
             if out is variable:
@@ -370,7 +370,7 @@ class _First(NamedTuple):
 
 
 def _mean_loss(task: Task) -> Callable:
-    """(params, examples) -> mean loss; a draw that changes over training is that of its start."""
+    """Return (params, examples) -> mean loss; changing draws are taken as at the start."""
     losses = tasks.first_draw(task)
     return lambda params, examples: losses(params, examples).mean()
 

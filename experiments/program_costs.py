@@ -1,8 +1,8 @@
 """Costs of a traced program before anything is compiled, and what devices can do at best.
 
-The compiler fuses what works element by element into what uses it, writes into buffers that it was
-given away, and forgets a buffer after its last use. This walks through a jaxpr as if it did so, in
-the order in which the program was written:
+The compiler fuses elementwise operations into their users, writes into donated buffers, and frees a
+buffer after its last use. This walks through a jaxpr as if it did so, in the order in which the
+program was written:
 
     FLOPs    of products and convolutions, by the type that they take; 2 for a multiply-add
     moved    every buffer is written once and read by everything that uses it
@@ -76,7 +76,7 @@ class _Op(NamedTuple):
 
 
 class _Program:
-    """A jaxpr without calls: operations on numbered values, some of which lie in memory.
+    """A jaxpr with its calls inlined: operations on numbered values, some of which lie in memory.
 
     sources: the buffers that a value is read from, its own or its operands'.
     """
@@ -112,7 +112,7 @@ class _Program:
         return len(self.bytes) - 1
 
     def _add(self, jaxpr: core.Jaxpr, inputs: Iterable[int], ops: list[_Op]) -> list[int]:
-        """Append the operations of a jaxpr; returns the values that it gives."""
+        """Append the operations of a jaxpr, and return the values of its results."""
         value = dict(zip(jaxpr.invars, inputs, strict=True))
         value |= {variable: self._new(variable.aval, constant=True) for variable in jaxpr.constvars}
 
@@ -132,7 +132,7 @@ class _Program:
         return [of(atom) for atom in jaxpr.outvars]
 
     def _kept(self, op: _Op) -> Iterable[int]:
-        """Return the results that need a buffer; the buffers of what follows are known."""
+        """Return the results that need a buffer; later operations have to be asked first."""
         if op.name in _VIEWS:
             return ()
         if op.name not in _FUSED:
@@ -145,7 +145,7 @@ class _Program:
         return ()
 
     def _filled(self, value: int) -> frozenset[int]:
-        """Return the buffers that are computed from a value, directly or through what is fused."""
+        """Return the buffers that are computed from a value, also through fused operations."""
         found = set()
         for op in self._users.get(value, ()):
             out = op.outputs[0]
@@ -164,7 +164,7 @@ class _Program:
         return {value for given in op.inputs for value in self.sources[given]}
 
     def moved(self, op: _Op) -> float:
-        """Return the bytes that an operation reads and writes, but for what is inside of it."""
+        """Return the bytes that an operation reads and writes, without bodies inside of it."""
         if op.name in ("cond", "scan", "while"):
             return 0.0
         written = sum(self.bytes[out] for out in op.outputs)
@@ -173,7 +173,7 @@ class _Program:
         return written + sum(self.bytes[value] for value in self.read(op))
 
     def shares(self, op: _Op) -> bool:
-        """Return whether results may lie where something ends that is read; turned ones cannot."""
+        """Return whether results may take the place of an ending input; transposed ones cannot."""
         return op.name in _SHARING and not any(
             out in _turned(user) for out in op.outputs for user in self._users.get(out, ())
         )
@@ -218,7 +218,7 @@ def of_jaxpr(jaxpr: core.Jaxpr, given_away: Iterable[int] = ()) -> Costs:
 def _turned(op: _Op) -> list[int]:
     """Return the operands of a product that are copied, as they lie in another order.
 
-    In order are [batch, rows, depth] and, of the right one, [batch, depth, columns] as well.
+    The left one is in order as [batch, rows, depth]; of the right one only the batch has to lead.
     """
     if op.eqn.primitive is not jax.lax.dot_general_p:
         return []
@@ -280,7 +280,7 @@ class Peak(NamedTuple):
 
 
 def _nvidia(bfloat16: float, bandwidth: float, memory: float) -> Peak:
-    """Tensor cores: TF32 has half the rate of bfloat16."""
+    """Return the peak of tensor cores, whose TF32 has half the rate of bfloat16."""
     return Peak(bfloat16, bfloat16 / 2, "TF32", bandwidth, memory)
 
 

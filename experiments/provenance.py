@@ -36,7 +36,7 @@ def begin(root: str | os.PathLike, command: str, about: str | None = None) -> No
 def claim(
     root: str | os.PathLike, claims: Iterable[tuple[str, str]], numbers: Iterable[Numbers] = ()
 ) -> None:
-    """Add to the note what a paper claims and what was measured, and tables, in place of older."""
+    """Add (claim, measured) pairs of a paper, and tables, to the note, in place of older ones."""
     tables = [
         {
             "title": table.title,
@@ -69,7 +69,7 @@ def commit() -> str | None:
 
     A repository around an installed package is its user's.
 
-    Pages, records and tests may differ, of which no run depends: they change from one published
+    Pages, records and tests may differ, as no run depends on them: they change from one published
     sweep to the next.
     """
     if not (ROOT / ".git").exists():

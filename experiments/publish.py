@@ -7,10 +7,10 @@
     python -m experiments.publish evidence --tier=secondary --fresh   # all others, at this commit
     python -m experiments.publish evidence matcha     # make evidence ONLY=matcha
 
-A page has a table between two comments, `<!-- table: nonblocking -->` and `<!-- end -->`, which
-names a paper of `experiments.papers`, or one of TABLES with its arguments, quoted as in a shell.
-The record of a sweep holds the command that repeats it, versions, the settings of its config, and
-a row per arm with means over seeds; that of an analysis holds its summary.
+A page has a table between two comments, `<!-- table: nonblocking -->` and `<!-- end -->`, the first
+of which names a paper of `experiments.papers`, or one of TABLES with its arguments, quoted as in a
+shell. The record of a sweep holds the command that repeats it, versions, the settings of its
+config, and a row per arm with means over seeds; that of an analysis holds its summary.
 """
 
 import argparse
@@ -193,7 +193,7 @@ def _text(value: Any) -> str:
 
 
 def state(sweep: Sweep, folder: Path = FOLDER) -> str:
-    """Return "published", "missing", or the entries in which the config has drifted."""
+    """Return "published", "missing", "damaged", or "drifted: " and what differs from the record."""
     path = folder / f"{sweep.name}.json"
     if not path.exists():
         return "missing"
@@ -231,7 +231,7 @@ def commit_of(name: str, folder: Path = FOLDER) -> str:
 
 
 def launched(sweep: Sweep, workdir: Path) -> int:
-    """Return the exit code of the launcher, in a process of its own, which prints its progress.
+    """Run the launcher in a process of its own, which prints progress; return its exit code.
 
     Arms that another commit has trained are removed first: a record names one commit.
     """
@@ -252,7 +252,7 @@ def evidence(
 ) -> list[str]:
     """Run the named sweeps, or what is due of a tier; return what went wrong, in lines.
 
-    Due is what is not published, and with `fresh` also what another commit than today's has made.
+    A sweep is due if it is not published, or, with `fresh`, if another commit than today's made it.
     A sweep that was cut off goes on where it was. Each is published before the next begins.
     """
     by_name = {sweep.name: sweep for paper in papers() for sweep in paper.SWEEPS}
@@ -343,7 +343,7 @@ def is_published(name: str) -> bool:
 def _verdict(answer: stats.Answer, apart: stats.Answer, limit: float) -> str:
     """Return a verdict in bold, why, and what makes it doubtful.
 
-    limit: the largest p-value that stands beside all others.
+    limit: the largest p-value that stands after correction.
     """
     words = f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else "")
     words += f"; {apart.verdict} if other seeds choose" * (apart.verdict != answer.verdict)
@@ -353,9 +353,9 @@ def _verdict(answer: stats.Answer, apart: stats.Answer, limit: float) -> str:
 
 @functools.cache
 def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer, stats.Answer]]:
-    """Return the claims of a paper that have a record, with two answers.
+    """Return the claims of a paper that have a record, each with two answers.
 
-    In the second one other seeds choose.
+    For the second answer each seed is judged at settings that the other seeds choose.
     """
     found = [(claim, record(claim.record)) for claim in paper.CLAIMS if is_published(claim.record)]
     return [
@@ -374,7 +374,7 @@ def threshold() -> float:
 def of_headlines(*names: str) -> Iterator[str]:
     """Give the first claim of these papers, by default of all, with its verdict.
 
-    It is a headline if there is one, and does not depend on the seeds that choose the settings.
+    The claim is a headline if there is one, and its verdict is independent of the choosing seeds.
     """
     rows = []
     for paper in papers(names or PAPERS):
@@ -405,7 +405,7 @@ def of_quotes() -> Iterator[str]:
 
 
 def of_verdicts() -> Iterator[str]:
-    """Give the number of verdicts of each kind, and how many tests stand beside all others."""
+    """Give the number of verdicts of each kind, and how many tests stand after correction."""
     found = [judged for paper in papers() for judged in answers(paper)]
     usual, apart = [answer for _, answer, _ in found], [answer for *_, answer in found]
     counts = Counter(answer.verdict for answer in usual)

@@ -26,10 +26,10 @@ PAPERS = (
 
 
 class Judged(NamedTuple):
-    """The function `claims(arms)` of a config whose sweeps are judged as a record is.
+    """The function `claims(arms)` of a config, which judges a sweep by the claims about a record.
 
-    A command that makes another record of the paper is judged as that one. The paper's file, which
-    draws as well, and the tests are loaded when a sweep has ended.
+    A command that makes another record of the paper is judged by that record's claims. The paper's
+    file, which loads Matplotlib, and the statistics are only loaded when a sweep has ended.
     """
 
     paper: str
@@ -37,7 +37,7 @@ class Judged(NamedTuple):
     flags: frozenset[str] = frozenset()  # of the command, that say which arms it runs
 
     def __call__(self, arms: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-        """Yield claims and what was measured; a claim with other conditions names these."""
+        """Yield claims and measurements; a command that makes no record adds its flags."""
         paper, record, here = _module(f"papers.{self.paper}"), self.record, ""
         made = {_about_arms(shlex.split(one.arguments)): one.name for one in paper.SWEEPS}
         if self.flags in made:
@@ -48,7 +48,7 @@ class Judged(NamedTuple):
             yield claim + here, measured
 
     def of(self, config: str, entries: Mapping[str, str | bool]) -> "Judged":
-        """Return the claims of a command: the value of --config, and what stands beside it."""
+        """Return the claims of a command: its value of --config, and its other config entries."""
         others = [f"--config.{name}={value}" for name, value in entries.items()]
         return self._replace(flags=_about_arms([f"--config={os.path.normpath(config)}", *others]))
 

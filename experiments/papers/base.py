@@ -1,4 +1,4 @@
-"""The parts of which a paper's file is made: its sweeps, and panels of its figures."""
+"""The parts of a paper's file: its sweeps, and the panels of its figures."""
 
 import functools
 import textwrap
@@ -40,7 +40,7 @@ def swept(
     last: str = " --together",
     tier: str = SECONDARY,
 ) -> Sweep:
-    """Return the sweep of a file of configs with its argument and what follows it."""
+    """Return a sweep; config: a file in configs/ with its arguments; last: further flags."""
     arguments = f"--config=configs/{config} --sweep --seeds={seeds}{last}"
     return Sweep(name, arguments, hours, tier)
 
@@ -68,7 +68,7 @@ class Scatter(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """A panel with a line per group of arms: seconds to the target by M, at the best rate each."""
+    """A panel with a line per group of arms: seconds to the target by M, each at its best rate."""
 
     title: str
     record: str
@@ -99,7 +99,8 @@ def draw(
 ) -> Figure:
     """Draw panels in rows, 1500 pixels wide; a line below explains the dots.
 
-    It names the groups that never come to the target. Lines have one legend, that of all panels.
+    The line below also names the groups in which some seed does not reach the target. All panels
+    with lines share one legend.
     """
     rows, words, missing, names = -(-len(panels) // columns), [], [], {}
     tall = max(len(one.groups) if isinstance(one, Panel) else 8 for one in panels)
@@ -136,7 +137,7 @@ def draw(
 
 
 def _curves(axes: Axes, panel: Curves, found: Sequence[stats.Arm]) -> None:
-    """Draw the means of the groups' best arms in rounds of every length, and their seeds."""
+    """Draw each group's best arm at every round length: a line of means, and dots of seeds."""
     points = []
     for number, (name, label) in enumerate(panel.groups.items()):
         members = stats.group(found, name)
@@ -155,9 +156,9 @@ def _curves(axes: Axes, panel: Curves, found: Sequence[stats.Arm]) -> None:
 
 
 def _scatter(axes: Axes, panel: Scatter, found: Sequence[stats.Arm]) -> list[str]:
-    """Draw a labelled dot per group; return the labels of the groups that have no such number.
+    """Draw a labelled dot per group; return the labels of the groups without a best arm.
 
-    Dots that lie upon each other have one label.
+    Dots that are close to each other share one label.
     """
     scales = [stats.UNITS.get(quantity, (1.0, ""))[0] for quantity in (panel.x, panel.y)]
     places, missing = {}, []
@@ -204,7 +205,7 @@ def _label(quantity: str, own: str = "") -> str:
 
 
 def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
-    """Draw a row of dots per group; return the labels of the groups that have no such number."""
+    """Draw a row of dots per group; return the labels of the groups without a finite number."""
     scale = stats.UNITS.get(panel.quantity, (1.0, ""))[0]
     labels, missing = [], []
     for name, label in panel.groups.items():

@@ -125,7 +125,7 @@ def _rule(config: ConfigDict, part, mini_batches: int, workers: int, between: fl
 
 
 def _points(config: ConfigDict, workers: int, between: float) -> Iterator[dict[str, Any]]:
-    """Yield the success of every method; between: s of work between two failures of a learner."""
+    """Yield the goodput of every method; between: s of work between two failures of a learner."""
     seconds = config.learner_seconds / workers
     place = {"workers": workers, "between": between}
     for name, mini_batches, part in config.rules:

@@ -1,6 +1,6 @@
 """MG-WFBP (Shi, Chu, Li, arXiv 1811.11141 and 1912.09268): gradients merged into buckets.
 
-An analysis trains nothing: how schedules of communication scale in the model of `comms.iteration`.
+The analysis trains nothing: it computes how schedules scale in the model of `comms.iteration`.
 """
 
 import functools
@@ -149,9 +149,10 @@ def scale(config: ConfigDict) -> analysis.Analysis:
     """Return the efficiency of all schedules on all traces and networks, by workers.
 
     config: `traces`, names of `model_traces.NAMES`; `batch` and `flops_per_second` of a worker;
-    `networks` {name: `alpha` (s) and `beta` (s per byte) of a ring's all-reduce over `workers`, a
-    byte's addition in its transfer}; `collective`, a name of COLLECTIVES; `workers`; `schedules`;
-    `at_workers`, the number of the table. Raise ValueError for a config that makes no sense.
+    `networks` {name: `alpha` (s) and `beta` (s per byte) of a ring's all-reduce over `workers`,
+    where a byte's transfer includes its addition}; `collective`, a name of COLLECTIVES; `workers`;
+    `schedules`; `at_workers`, the number of workers in the table. Raise ValueError for a config
+    that makes no sense.
     """
     registry.check(config, [
         (f"one of {', '.join(COLLECTIVES)}", lambda v: v in tuple(COLLECTIVES), ("collective",)),

@@ -37,8 +37,9 @@ STEP = f"a step at {GIGABITS} Gbit/s"
 def fewer_bytes(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
     """Judge 81 % fewer bytes for the row-sparse tables at the same loss.
 
-    The same is a loss that is above dense training's by no more than the noise level, which is how
-    far apart dense training ends where it sums in another order, or a thousandth.
+    A loss counts as the same if it exceeds dense training's by at most a thousandth or the noise
+    level, whichever is larger. The noise level is the root mean square of the differences by seed
+    between dense training and dense training that sums in another order.
     """
     ours, dense, again = stats.named(arms, AS_PUBLISHED, DENSE, REORDERED)
     stats.equal("samples", ours, dense)
@@ -57,7 +58,7 @@ def fewer_bytes(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
 
 
 def faster(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge a step 1.8 times faster than that of OmniReduce, the slowest exact sparse method."""
+    """Judge a step 1.8 times as fast as that of OmniReduce, the slowest exact sparse method."""
     names = AS_PUBLISHED, "omnireduce"
     means, spreads = (_column(arms, record, STEP, heading, *names)
                       for heading in ("ms", "deviation [ms]"))  # fmt: skip
@@ -71,7 +72,7 @@ def faster(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
 def _column(
     arms: Sequence[Arm], record: Mapping[str, Any], title: str, heading: str, *names: str
 ) -> list[float]:
-    """Return numbers of these arms in a table of the record, or of the sweep that has just run."""
+    """Return numbers of these arms in a table of the record, or of a sweep that has just ended."""
     tables = record["numbers"] if "numbers" in record else [t._asdict() for t in numbers(arms)]
     for table in tables:
         if table["title"] == title:
@@ -121,7 +122,7 @@ _MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # beside a
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Give bytes, losses and fallbacks of every arm, then its step on a link; measured once."""
+    """Yield bytes, losses and fallbacks of every arm, then its step on a link; measure once."""
     if id(arms[0]) not in _MEASURED or _MEASURED[id(arms[0])][0][0] is not arms[0]:
         _MEASURED[id(arms[0])] = arms, list(_tables(arms))
     yield from _MEASURED[id(arms[0])][1]

@@ -1,4 +1,4 @@
-"""Stragglers in the data: what waiting rules keep of samples that take longer, and remedies."""
+"""Stragglers in the data: the long samples that waiting rules keep or drop, and remedies."""
 
 from matplotlib.figure import Figure
 

@@ -23,7 +23,7 @@ ONE_RATE = "all have this rate"
 
 
 def as_in_theory(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge that an update by all P workers takes P E[largest] / E[X] times as long as one by any.
+    """Judge that an update by all P workers takes P E[largest] / E[X] times Async-SGD's time.
 
     With exponential delays alone that is P times the P-th harmonic number, about P log P.
     """

@@ -1,4 +1,4 @@
-"""Stragglers in links: methods over a slow link, over spells of slowness, and beside a worker."""
+"""Stragglers in links: methods with a slow link, slow spells of links, and a slow worker."""
 
 from experiments.papers.base import Panel, drawn, swept
 from experiments.stats import Claim

@@ -117,7 +117,7 @@ def _seconds(config: ConfigDict, bits: int, share: float = 1.0) -> float:
 
 
 def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
-    """Simulate a rule of pairs; steps: mini-batches between two exchanges."""
+    """Return each request's seconds under a rule of pairs; steps: mini-batches between two."""
     law, width = prepare.build_delay(config.delay), max(1, workers // 8)
     setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
     schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
@@ -157,7 +157,7 @@ METHOD = registry.Kind("methods", METHODS, np.ndarray, ("config", "workers"))
 
 
 def analyse(config: ConfigDict) -> analysis.Analysis:
-    """Return the communication of every method on every number of workers.
+    """Return the communication seconds of every method for every number of workers.
 
     config: `methods`, pairs (label, `method(steps=..., bits=...)`), where steps are mini-batches
     between two exchanges and bits are sent per coordinate; `size` of the model in coordinates;
