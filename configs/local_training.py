@@ -57,7 +57,7 @@ HIGH, OUTER = (0.008, 0.016, 0.032), (0.4, 0.7, 1.0)  # around DiLoCo's best
 GROUPS = {  # by method/H
     "all_reduce": Group(dict, ADAM_RATES),
     "local_sgd/H=30": Group(partial(_local, 30, "local_sgd"), ADAM_RATES),
-    "diloco/H=30": Group(partial(_diloco, 30), (*HIGH, 0.064), OUTER),
+    "diloco/H=30": Group(partial(_diloco, 30), (*HIGH, 0.064), (*OUTER, 1.4)),
     "diloco/H=100": Group(partial(_diloco, 100), ADAM_RATES[:3], OUTER),
     "diloco_16_bits/H=30": Group(
         lambda outer: _local(30, "local_sgd", server=_nesterov(outer), exchange=part("bf16")),
