@@ -55,7 +55,7 @@ def drawn_in_blocks(
 
 
 def one_at_a_time(matchings: int, seed: int) -> Callable[[int, int], np.ndarray]:
-    """Return a Links.active that switches exactly one of the matchings on, each as often."""
+    """Return a Links.active that switches on one matching per update, drawn uniformly."""
 
     def draw(block: int, rows: int) -> np.ndarray:
         chosen = np.random.default_rng((seed, block)).integers(matchings, size=rows)

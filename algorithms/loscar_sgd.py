@@ -1,4 +1,4 @@
-"""LOSCAR-SGD: random coordinates are averaged behind local steps, which stay in.
+"""LOSCAR-SGD: random coordinates are averaged during local steps, which are kept.
 
 Y. Maziane, A. Mahran, A. Maranjyan, P. Richtarik, *LOSCAR-SGD: Local SGD with Communication-
 Computation Overlap and Delay-Corrected Sparse Model Averaging*, arXiv 2605.20866; formulas read in

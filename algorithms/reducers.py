@@ -74,8 +74,8 @@ def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
 def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int | None = 0) -> Reducer:
     """Sum the same random entries of all workers, of every parameter a share `ratio`.
 
-    unbiased: scaled by 1 / ratio, which no error feedback can bear. seed: folded into the method's,
-    here and below; None: the method's alone.
+    unbiased: scaled by 1 / ratio; error feedback refuses it if ratio < 1. seed: folded into the
+    method's, here and below; None: the method's alone.
     """
     check_ratio("random_k", ratio)
     return compression.with_seed(_random(ratio, unbiased), seed)._replace(name="random_k")
@@ -132,12 +132,12 @@ def sign() -> Reducer:
 
 
 def bf16() -> Reducer:
-    """Send two bytes per value, of 8 bits each; the sum is found in float32 and rounded once."""
+    """Send bfloat16, 8 significant bits; the sum is computed in float32 and rounded once."""
     return two_phase(codecs.BFLOAT16)._replace(name="bf16")
 
 
 def fp16() -> Reducer:
-    """Send two bytes per value, of 11 bits each; a power of two per chunk keeps the range."""
+    """Send float16, 11 significant bits; a power of two per chunk keeps the range."""
     return two_phase(codecs.FLOAT16)._replace(name="fp16")
 
 
@@ -185,7 +185,7 @@ def error_feedback(*reducers: Reducer) -> Reducer:
 def chain(*reducers: Reducer) -> Reducer:
     """Let every reducer work on the values that the one before has picked.
 
-    Only `top_k` and `random_k` pick values, so that all but the last are of these. Raises
+    Only `top_k` and `random_k` can be followed, so that all but the last are one of these. Raises
     ValueError for reducers that cannot follow one another.
     """
     if not reducers:

@@ -102,7 +102,7 @@ def _robust(
 
 
 def _between(cut: Callable[[jax.Array], jax.Array]) -> Aggregate:
-    """Return the mean of the sorted values without the first and last `cut(count)`."""
+    """Return an aggregate: the mean of sorted values without the first and last `cut(count)`."""
 
     def leaf(x, counts):
         count = counts.sum()
@@ -119,7 +119,7 @@ def _between(cut: Callable[[jax.Array], jax.Array]) -> Aggregate:
 
 
 def _nearest(faulty: int, keep: int) -> Aggregate:
-    """Return the mean of the `keep` contributions whose nearest neighbours are the nearest."""
+    """Return an aggregate: the mean of the `keep` contributions with the nearest neighbours."""
 
     def aggregate(everybodys, counts, centre):
         count, workers = counts.sum(), len(counts)
@@ -138,7 +138,7 @@ def _nearest(faulty: int, keep: int) -> Aggregate:
 
 
 def _clipped(radius: float, iterations: int) -> Aggregate:
-    """Return the centre, pulled by every worker, by none farther than `radius`."""
+    """Return an aggregate: a centre that each worker pulls, none farther than `radius`."""
 
     def aggregate(everybodys, counts, centre):
         for _ in range(iterations):

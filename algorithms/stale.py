@@ -110,7 +110,7 @@ def inverse_staleness(optimizer: optax.GradientTransformation) -> Algorithm:
 
 
 def polynomial_staleness(optimizer: optax.GradientTransformation, power: float = 0.5) -> Algorithm:
-    """Weigh by (1 + staleness)^-power: FedBuff's for 1/2, FedAsync's polynomial for any."""
+    """Weigh by (1 + staleness)^-power: FedBuff for power 1/2, FedAsync for any power."""
     _refuse("polynomial_staleness", power >= 0, f"power >= 0, got {power}; 0.5 is FedBuff's")
     return before_all_reduce(scale_by_staleness(lambda s: (1 + s) ** -power), optimizer)
 

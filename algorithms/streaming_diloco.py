@@ -67,7 +67,7 @@ def _placed(values, which, like, fragments: int) -> Any:
 
 
 def mean_by(name: str, exchange: Reducer | None, whole: Container[str] = ()) -> Algorithm:
-    """Take the mean of a fragment by a reducer, with its messages.
+    """Return a method that takes the mean of a fragment by a reducer, with its messages.
 
     name: of the method, for errors. exchange: None: a plain mean. whole: paths of leaves that are
     not reduced. ValueError for a reducer with a memory.

@@ -267,9 +267,9 @@ def codec_metrics(state: SwarmState) -> dict:
 
 
 def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | None):
-    """Return a message each way of every meeting, and if encoded its answer; retries aside.
+    """Return `messages`: one each way of a meeting, and an answer if encoded, without retries.
 
-    Public copies need no gradient.
+    Public copies need no gradient, unless meetings block.
     """
     said = {"beside_gradient": not blocking, "encoded": bits is not None}
 
