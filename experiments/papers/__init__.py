@@ -1,8 +1,6 @@
 """The evidence, a file per paper or family: its sweeps, its claims and its figure."""
 
 import importlib
-import os
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -34,27 +32,12 @@ class Judged(NamedTuple):
 
     paper: str
     record: str
-    flags: frozenset[str] = frozenset()  # of the command, that say which arms it runs
+    flags: frozenset[str] = frozenset()  # of the command: --config=... and --config.ENTRY=...
 
     def __call__(self, arms: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         """Yield claims and measurements; a command that makes no record adds its flags."""
-        paper, record, here = _module(f"papers.{self.paper}"), self.record, ""
-        made = {_about_arms(shlex.split(one.arguments)): one.name for one in paper.SWEEPS}
-        if self.flags in made:
-            record = made[self.flags]
-        elif any(":" in flag or flag.startswith("--config.") for flag in self.flags):
-            here = f"; here {' '.join(sorted(self.flags))}"
-        for claim, measured in _module("stats").printed(paper.CLAIMS, record)(arms):
-            yield claim + here, measured
-
-    def of(self, config: str, entries: Mapping[str, str | bool]) -> "Judged":
-        """Return the claims of a command: its value of --config, and its other config entries."""
-        others = [f"--config.{name}={value}" for name, value in entries.items()]
-        return self._replace(flags=_about_arms([f"--config={os.path.normpath(config)}", *others]))
-
-
-def _about_arms(arguments: Sequence[str]) -> frozenset[str]:
-    return frozenset(flag for flag in arguments if flag.startswith("--config"))
+        found = _module("papers.base").judged(_module(f"papers.{self.paper}"), *self[1:])
+        return found(arms)
 
 
 def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:

@@ -102,13 +102,15 @@ def test_every_panel_of_a_figure_shows_numbers_and_every_sweep_is_read():
 def test_a_sweep_is_judged_as_the_record_that_its_command_makes():
     judged, on_ring = papers.Judged("matcha", "matcha"), arms(record("matcha_graph_5"))
 
-    def labels(config, **entries):
-        return [claim for claim, _ in judged.of(config, entries)(on_ring)]
+    def labels(*flags):
+        return [claim for claim, _ in judged._replace(flags=frozenset(flags))(on_ring)]
 
-    assert all(label.startswith("a ring: ") for label in labels("./configs/matcha.py:graph=5"))
-    assert labels("configs/matcha.py")[0].startswith("graph 0: half the communication")
-    (other, *_) = labels("configs/matcha.py:graph=5", workers="8")
+    on_five = labels("--config=configs/matcha.py:graph=5")
+    assert on_five and all(label.startswith("a ring: ") for label in on_five)
+    assert labels("--config=configs/matcha.py")[0].startswith("graph 0: half the communication")
+    (other, *_) = labels("--config=configs/matcha.py:graph=5", "--config.workers=8")
     assert other.endswith("; here --config.workers=8 --config=configs/matcha.py:graph=5")
+    other = frozenset(["--config=configs/x.py:task=lstm"])
     for paper, base in (("s2_reducer", "s2_ncf"), ("nonblocking", "nonblocking_slow4")):
-        found = papers.Judged(paper, base).of("configs/x.py:task=lstm", {})(on_ring)
+        found = papers.Judged(paper, base, other)(on_ring)
         assert all("; here --config=configs/x.py:task=lstm" in claim for claim, _ in found)
