@@ -373,9 +373,9 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
         ends = ("claims", "numbers", "figures")
         how |= {name: getattr(file.module, name, None) for name in ends}
         if isinstance(how["claims"], Judged):
-            of_entries = [f"--config.{name}={value}" for name, value in _ENTRIES.items()]
-            flags_of = frozenset([f"--config={os.path.normpath(FLAGS.config)}", *of_entries])
-            how["claims"] = how["claims"]._replace(flags=flags_of)
+            asked = [f"--config={os.path.normpath(FLAGS.config)}"]
+            asked += [f"--config.{name}={value}" for name, value in _ENTRIES.items()]
+            how["claims"] = how["claims"]._replace(flags=frozenset(asked))
     followed = {}
     if FLAGS.executor == "slurm":
         from experiments import slurm

@@ -235,10 +235,11 @@ def follow(
 
 def _stop(jobs: Sequence[Job]) -> None:
     """End jobs, each after its checkpoint, or all at once at a second signal."""
-    if jobs:
-        several = "a run is" if len(jobs) == 1 else f"{len(jobs)} runs are"
-        print(f"{several} asked to end with a checkpoint; a second signal ends all at once")
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(jobs))) as pool:
+    if not jobs:
+        return
+    several = "a run is" if len(jobs) == 1 else f"{len(jobs)} runs are"
+    print(f"{several} asked to end with a checkpoint; a second signal ends all at once")
+    with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
         try:
             for each in [pool.submit(job.stop) for job in jobs]:
                 each.result()

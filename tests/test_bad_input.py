@@ -63,6 +63,7 @@ BAD = [
     (("--watch=empty",), "empty holds no records of runs, and nobody is at work there; give"),
     (("--report=other", "--config.seed=1"), "leave out --config.seed"),
     (("--report=other", "--explain_compression"), "leave out --explain_compression"),
+    (("--report=other", "--num_processes=2"), "are of one process; leave out --num_processes"),
     ((*OK, "--cluster=auto", "--config.runtime=mseh"), "unknown name 'mseh'; did you mean 'mesh'?"),
     ((*OK, "--dry_run", "--print_commands"), "and runs nothing; leave out --print_commands"),
     (("--port=80",), "--port belongs to --watch; give it, too"),

@@ -10,7 +10,7 @@ import pytest
 from absl.testing import flagsaver
 
 import launch
-from experiments import executors
+from experiments import distributed, executors
 from experiments import files as disk
 from tests import launcher
 from tests.launcher import files, metrics, start, summary
@@ -108,6 +108,17 @@ def test_what_runs_elsewhere_overwrites_nothing(monkeypatch):
         launch.FLAGS(argv)
         run = launch.executor([])
     assert "--overwrite" not in run.keywords["command"](group=[])
+
+
+@pytest.mark.parametrize("flags", [("--jobs=2",), ("--executor=slurm",)])
+def test_one_of_several_processes_starts_no_arms_elsewhere(here, monkeypatch, flags):
+    """As under srun, where each of them would submit the same jobs."""
+    monkeypatch.setattr(distributed, "initialize", lambda *_: None)
+    monkeypatch.setattr(distributed, "processes", lambda: 2)
+    with flagsaver.flagsaver():
+        launch.FLAGS(["launch.py", *OK, "--seeds=2", *flags])
+        with pytest.raises(ValueError, match=r"this is one of 2, .* start the command once"):
+            launch.plan()
 
 
 def test_commands_are_made_of_the_flags_of_a_file(call, here):

@@ -299,7 +299,9 @@ def test_a_look_counts_what_the_schedule_says_and_events_are_shown(tmp_path):
     arms, _ = report.gather(tmp_path)
     (strip,) = report.strips_of(arms, report.looks_of(arms))
     bars, events = report._strip(strip)["traces"]
-    assert [about[6] for about in bars["customdata"]] == bars["x"]  # seconds, as base is added
+    # Plotly's own x of a bar is its end.
+    assert [about[6] for about in bars["customdata"]] == bars["x"]
+    assert "%{customdata[6]} s" in bars["hovertemplate"] and "%{x}" not in bars["hovertemplate"]
     assert events["text"] == ["worker 2 is lost"] and events["y"] == [2]
     shown = json.loads((tmp_path / "a" / TIMELINE).read_text())["traceEvents"]
     assert [event["name"] for event in shown if event["ph"] == "i"] == ["lost"]
