@@ -43,7 +43,7 @@ class Draw(NamedTuple):
 class Encoder(NamedTuple):
     """Encoding of an array for workers that gather the messages of all."""
 
-    encode: Callable[[jax.Array, jax.Array], Any]  # (x, key of this worker) -> message
+    encode: Callable[[jax.Array, Any], Any]  # (x, key of this worker or None) -> message
     decode: Callable[[Any, int], jax.Array]  # (message, entries) -> float32 [entries]
     payload_bytes: Callable[[int], int]  # entries -> bytes
     picks: bool = False  # True: it leaves entries out
@@ -189,7 +189,7 @@ def with_seed(inner: Reducer, seed: int | None) -> Reducer:
         return inner.reduce(x, state, draw._replace(shared=shared, own=own))
 
     def encode(x, key):
-        return inner.encoder.encode(x, jax.random.fold_in(key, seed))
+        return inner.encoder.encode(x, None if key is None else jax.random.fold_in(key, seed))
 
     def within(other):
         return with_seed(inner.within(other), seed)

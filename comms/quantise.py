@@ -61,7 +61,7 @@ def two_phase_all_reduce(x, codec: Codec, axis: str = AXIS, key=None, owed=None)
     keys = (None, None) if key is None else jax.random.split(key)
     message = codec.encode(chunks, keys[0])
     received = jax.lax.all_to_all(message, axis, split_axis=0, concat_axis=0)
-    mine = _added(codec.decode(received, chunk))
+    mine = sum_by_halves(codec.decode(received, chunk))
     if owed is not None:
         mine = mine + owed
     place = jax.lax.axis_index(axis) * chunk + jnp.arange(chunk)
@@ -154,7 +154,7 @@ def two_phase_bytes(size: int, workers: int, codec: Codec) -> int:
     return workers * codec.payload_bytes(chunk_entries(size, workers)) if size else 0
 
 
-def _added(rows):
+def sum_by_halves(rows) -> jax.Array:
     """Sum over the first axis by halves: an order of additions that is the same everywhere."""
     while len(rows) > 1:
         half = len(rows) // 2

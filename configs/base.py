@@ -57,7 +57,7 @@ def arm(**changes: Any) -> ConfigDict:
         "runtime": "simulate",
         "devices": 1,  # simulate: devices that the worker axis is sharded over
         "devices_per_worker": 1,  # mesh: devices that share a worker's mini-batches
-        "sharding": "replicated",  # mesh: the model on each of them, or a part: replicated | fsdp
+        "sharding": "replicated",  # mesh: the model on each, or a part: replicated | fsdp(...)
         "overlap": "none",  # mesh: buckets of mg_wfbp beside computing: none | threads | program
         "rounds_per_dispatch": 4,  # mesh: rounds between two checks of the clock by the host
         "workers": 8,

@@ -7,6 +7,10 @@ next gradient. Muon in bfloat16 is the baseline of EF21-Muon, which sends a tent
 a server and back.
 
     --config=configs/few_bits.py --sweep --seeds=5 --together
+    --config=configs/few_bits.py:divided --sweep --seeds=5
+
+`divided`: a single worker whose model lies on four devices of a mesh (fully sharded data
+parallelism). They gather parameters and sum gradients in one codec, rounded to the nearest.
 """
 
 from collections.abc import Iterator
@@ -56,30 +60,58 @@ OTHERS = {  # group -> its changes, its rates
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Return one arm: all-reduce in bfloat16. It takes no arguments."""
-    arguments.parse(arg)
-    return base.arm(
-        name="bf16/rate=0.2",  # codec/rate
-        task=part("gaussians", model="mlp", separation=2.5),
-        algorithm=part("all_reduce", exchange=CODECS["bf16"]),
-        wait=part("barrier"),
-        delay=part("deterministic", value=0.1),
-        workers=WORKERS,
-        batch_size=BATCH,
-        mini_batches=1,
-        optimizer=part(
+    """Return one arm: all-reduce in bfloat16, or all of a slice's messages; argument: divided."""
+    divided = arguments.parse(arg, divided=False)["divided"]
+    usual = {
+        "name": "bf16/rate=0.2",  # codec/rate
+        "task": part("gaussians", model="mlp", separation=2.5),
+        "algorithm": part("all_reduce", exchange=CODECS["bf16"]),
+        "wait": part("barrier"),
+        "delay": part("deterministic", value=0.1),
+        "workers": WORKERS,
+        "batch_size": BATCH,
+        "mini_batches": 1,
+        "optimizer": part(
             "momentum",
             learning_rate=0.2,
             schedule=part("cosine", samples=UPDATES * WORKERS * BATCH),
         ),
-        updates=UPDATES,
-        seconds=0.1 * (UPDATES + 0.5),
-        evaluate_every=4.0,
-    )
+        "updates": UPDATES,
+        "seconds": 0.1 * (UPDATES + 0.5),
+        "evaluate_every": 4.0,
+    }
+    return base.arm(**usual | (_divided() if divided else {}))
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
-    """Yield every codec and method at every rate of its grid."""
+def _divided() -> dict:
+    """Return the entries of a worker of four devices, with as many samples in an update."""
+    return {
+        "workers": 1,
+        "devices_per_worker": 4,
+        "batch_size": WORKERS * BATCH,
+        "runtime": "mesh",
+        "algorithm": part("all_reduce"),
+        "delay": part("none"),
+        "rounds_per_dispatch": 50,
+        "seconds": 24 * 3600.0,
+        "evaluate_every": 24 * 3600.0,
+        **_in_slice(CODECS["bf16"]),
+    }
+
+
+def _in_slice(codec: ConfigDict | None) -> dict:
+    """Return the changes with which a slice's devices send in a codec; None: in float32."""
+    codecs = {} if codec is None else {"parameters": codec, "gradients": codec}
+    return {"sharding": part("fsdp", **codecs)}
+
+
+def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+    """Yield every codec, and unless a worker has several devices every method, at its rates."""
+    if config.devices_per_worker > 1:
+        for name, codec in CODECS.items():
+            if not name.endswith("feedback"):
+                yield from base.at_rates(name, _in_slice(codec), RATES)
+        return
     for name, codec in CODECS.items():
         exchange = {} if codec is None else {"exchange": codec}
         yield from base.at_rates(name, {"algorithm": part("all_reduce", **exchange)}, RATES)

@@ -300,12 +300,12 @@ def grid_points(grids: dict[str, list[str]]) -> Iterator[tuple[str, dict[str, st
 
 def sections() -> list[tuple[str, str, registry.Kind]]:
     """Return, for every kind of part, a heading, the config entry that names it, and its `Kind`."""
-    from experiments import optimizers, prepare
+    from experiments import optimizers, prepare, runtime_builders
     from experiments.tasks import TASK, dense_tasks, text, text_tasks
 
     return [
         ("Methods", "algorithm", prepare.METHOD),
-        ("Codecs of methods that take an exchange", "algorithm.exchange", prepare.REDUCER),
+        ("Codecs of methods that take an exchange", "algorithm.exchange", runtime_builders.REDUCER),
         ("Waiting rules", "wait", prepare.RULE),
         ("Delays", "delay", prepare.DELAY),
         ("Tasks", "task", TASK),
@@ -316,6 +316,8 @@ def sections() -> list[tuple[str, str, registry.Kind]]:
         ("Interactions", "task.interactions", text.INTERACTION),
         ("Graphs", "graph", prepare.GRAPH),
         ("Mixing matrices of methods that gossip", "algorithm.mixing_matrix", prepare.MIXING),
+        ("Shardings of the model of a worker of several devices", "sharding",
+         runtime_builders.SHARDING),
         ("Splits of the samples", "split", prepare.SPLIT),
         ("Networks", "communication", prepare.NETWORK),
         ("Spells of their links", "communication.spells", prepare.SPELLS),

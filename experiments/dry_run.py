@@ -47,6 +47,7 @@ class Forecast(NamedTuple):
 
     parameters: int
     sent: float  # bytes of a worker in an update, in the mean
+    sent_in_slice: float  # bytes of a device to the others of its worker in an update
     memory: float  # bytes
     flops: Mapping[str, float]  # by the type that products take
     moved: float  # bytes
@@ -63,7 +64,11 @@ def forecast(config: ConfigDict) -> Forecast:
     settled = dataclasses.replace(schedule, offset=made.algorithm.settled)
     sent = messages.sent_bytes(made.algorithm, made.shapes, settled).mean()
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.shapes))
-    return Forecast(parameters, float(sent), *costs)
+    in_slice = 0.0
+    if runtime_builders.RUNTIMES[config.runtime].on_mesh:
+        gradients = schedule.batches.sum() / (PLANNED * config.workers)
+        in_slice = gradients * _slice_of(config).sent_bytes(made.shapes)
+    return Forecast(parameters, float(sent), float(in_slice), *costs)
 
 
 def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
@@ -107,15 +112,14 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     If a worker's devices divide its model, the exchange is taken to work on parts of it.
     """
     algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
-    (size, sharding, _), streamed = runtime_builders.slice_of(config), tasks.streams(config.task)
-    team = slices.Replicated(size) if size > 1 else slices.Alone()
-    kept = slices.of(size, sharding, streamed)
+    kept = _slice_of(config)
+    size, team = kept.size, slices.replicated()(kept.size, False)
     splits = jax.tree.map(lambda leaf: kept.split(leaf.shape), made.shapes)
     own = jax.tree.map(functools.partial(_part, size), made.shapes, splits)
 
     @functools.wraps(made.task.losses)
     def losses(params, examples, *seen, **own):
-        whole = jax.tree.map(slices.gathered, params, splits)
+        whole = jax.tree.map(kept.gathered, params, splits)
         return made.task.losses(whole, examples, *seen, **own)
 
     most = config.rounds_per_dispatch
@@ -145,6 +149,12 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     arguments = (model, rounds.Table(indices, count, draws), count, examples)
     axes = tuple(zip(team.axes, (config.workers, size), strict=False))
     return Traced(run, arguments, (), axes)
+
+
+def _slice_of(config: ConfigDict) -> slices.Alone:
+    """Return the devices of a worker of a mesh."""
+    size = runtime_builders.slice_of(config).devices_per_worker
+    return runtime_builders.sharding_of(config)(size, tasks.streams(config.task))
 
 
 def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
@@ -202,7 +212,9 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
         shown.add_column(heading, justify="right")
     for name, config in named:
         found = forecast(config)
-        cells = [f"{found.parameters:,}", prepare.size(found.sent), prepare.size(found.memory)]
+        within = f" + {prepare.size(found.sent_in_slice)}" if found.sent_in_slice else ""
+        sent = prepare.size(found.sent) + within
+        cells = [f"{found.parameters:,}", sent, prepare.size(found.memory)]
         cells.append(_number(1e-9 * sum(found.flops.values())))
         for kind in kinds:
             peak = program_costs.peak_of(kind)
@@ -211,8 +223,9 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
         shown.add_row(name, *cells)
     shown.caption = (
         "memory: what is kept and the examples, which are exact, and an estimate of what an update "
-        "needs at its largest; sent: by a worker; ms: an estimate, of computing or moving bytes at "
-        "the device's best, whichever takes longer; *: it does not fit into the device's memory"
+        "needs at its largest; sent: by a worker, + by each of its devices to the others; ms: "
+        "an estimate, of computing or moving bytes at the device's best, whichever takes longer; "
+        "*: it does not fit into the device's memory"
     )
     if not console.is_terminal:
         console = Console(file=console.file, width=120)

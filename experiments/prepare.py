@@ -17,14 +17,13 @@ import optax
 from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
-from algorithms import ALGORITHMS, REDUCERS
+from algorithms import ALGORITHMS
 from algorithms.base import Algorithm
-from algorithms.compression import Reducer
 from comms import cost, messages, mixing, topology
 from comms.registry import Registry
 from experiments import initial, optimizers, registry, tasks
 from experiments.registry import Kind
-from experiments.runtime_builders import RUNTIMES, Place, build
+from experiments.runtime_builders import REDUCER, RUNTIMES, Place, build
 from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
 from runtimes.base import Runtime
@@ -46,7 +45,6 @@ METHOD = Kind(
     Algorithm,
     ("optimizer", "graph", "workers", "seed", "sparse", "profile", "matching_seconds"),
 )
-REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",), nested=("*",))
 MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
 GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
 SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))

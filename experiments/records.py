@@ -228,8 +228,7 @@ def _described(config: ml_collections.ConfigDict) -> dict:
 
 def _files_of(config: ml_collections.ConfigDict) -> set[str]:
     """Return the files and folders that the parts of a config name."""
-    names = (*registry.PARTS, *registry.NUMBER_OR_PART)
-    return _named_files([config.get(name) for name in names])
+    return _named_files([config.get(name) for name in registry.PLACES])
 
 
 def _named_files(value: Any) -> set[str]:

@@ -117,6 +117,7 @@ Part = str | Mapping[str, Any]
 # Entries of an arm that hold parts, and entries that may.
 PARTS = ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")
 NUMBER_OR_PART = ("communication",)
+PLACES = (*PARTS, *NUMBER_OR_PART, "sharding")  # all entries that may hold parts
 UNREADABLE = (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError)
 # Either a quoted text, which stays as it is, or a name that is brought along.
 _BROUGHT = re.compile(r"""("[^"]*"|'[^']*')|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)""")
@@ -294,7 +295,7 @@ def canonical(config: ConfigDict) -> ConfigDict:
     """
     copy = config.copy_and_resolve_references()
     with copy.unlocked(), copy.ignore_type():
-        for name in (*PARTS, *NUMBER_OR_PART):
+        for name in PLACES:
             chained = name == "optimizer" and isinstance(copy.get(name), list | tuple)
             if chained or is_part(copy.get(name)):
                 copy[name] = as_part(copy[name])
@@ -342,7 +343,7 @@ _ENTRIES: Entries = (
 _OPTIONAL: Entries = (
     ("a positive whole number below 2**31",
      lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
-    ("a text", lambda v: isinstance(v, str), ("sharding",)),
+    ("a part, as in name(parameter=value)", is_part, ("sharding",)),
     ("'none', 'threads' or 'program'",
      lambda v: v in ("none", "threads", "program"), ("overlap",)),
     ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
@@ -350,7 +351,7 @@ _OPTIONAL: Entries = (
     ("'kept', '' or None", lambda v: v in (None, "", "kept"), ("sample_weight",)),
     ("true or false", lambda v: isinstance(v, bool), ("balance",)),
 )  # fmt: skip
-OPTIONAL_TEXTS = ("initial", "sharding", "overlap", "sample_cost", "sample_weight")
+OPTIONAL_TEXTS = ("initial", "overlap", "sample_cost", "sample_weight")
 OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
 
 
@@ -635,7 +636,7 @@ def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> N
 
     A record is data: whoever has written it must not choose the code that runs here.
     """
-    brought_along = [config.get(name) for name in (*PARTS, *NUMBER_OR_PART)]
+    brought_along = [config.get(name) for name in PLACES]
     unknown = sorted(named_modules(brought_along) - set(trusted))
     if unknown:
         raise ValueError(
@@ -670,5 +671,5 @@ def brought(config: Mapping) -> dict[str, str]:
             digest = file and f"sha256:{hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
             digests[module.__name__] = digest or "no file"
 
-    look([config.get(name) for name in (*PARTS, *NUMBER_OR_PART)])
+    look([config.get(name) for name in PLACES])
     return dict(sorted(digests.items()))

@@ -7,13 +7,22 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from algorithms import REDUCERS
+from algorithms.compression import Reducer
+from comms.registry import Registry
 from experiments import registry
+from experiments.registry import Kind
 from runtimes import base
 from runtimes.base import Runtime
 from runtimes.data_feed import Streamed
 from stragglers import processes
 from stragglers.rule import most_mini_batches
 
+REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",), nested=("*",))
+SHARDING = Kind("sharding", Registry({
+    "fsdp": "runtimes.slices:fsdp", "replicated": "runtimes.slices:replicated",
+}))  # fmt: skip
+CODED = ("parameters", "gradients")  # entries of a sharding that name codecs
 NEIGHBOUR, OWN = "neighbour", "checkpoint"  # from whose model a node begins that has gone
 
 
@@ -38,12 +47,14 @@ def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
     """
     place = RUNTIMES[config.runtime]
     check_processes(config, jax.process_count())
-    chosen = slice_of(config)
-    if chosen != Slice() and not place.on_mesh:
+    size, sharding, overlap = slice_of(config)
+    written = sharding if isinstance(sharding, str) else dict(sharding)
+    whole = written in (Slice().sharding, {"name": Slice().sharding})
+    if not place.on_mesh and (size, whole, overlap) != (1, True, base.NO_OVERLAP):
         raise ValueError(
-            f"{config.runtime}: config.devices_per_worker={chosen.devices_per_worker}, "
-            f"config.sharding={chosen.sharding!r} and config.overlap={chosen.overlap!r} are for "
-            "devices of a mesh; use runtime='mesh', or leave them out"
+            f"{config.runtime}: config.devices_per_worker={size}, config.sharding="
+            f"{registry.text(sharding)!r} and config.overlap={overlap!r} are for devices of a "
+            "mesh; use runtime='mesh', or leave them out"
         )
     return place.build(config, *parts_of_arm)
 
@@ -66,13 +77,21 @@ class Slice(NamedTuple):
     """Entries of a config about the devices of a mesh, which it may leave out."""
 
     devices_per_worker: int = 1
-    sharding: str = base.REPLICATED  # how the devices of a worker keep its model
+    sharding: registry.Part = "replicated"  # how the devices of a worker keep its model
     overlap: str = base.NO_OVERLAP  # how buckets travel beside computing
 
 
 def slice_of(config: ConfigDict) -> Slice:
     """Return the entries of a config about the devices of a mesh."""
     return Slice(**{name: config[name] for name in Slice._fields if name in config})
+
+
+def sharding_of(config: ConfigDict) -> Any:
+    """Return the `runtimes.slices.Sharding` of a config; ValueError for one that it cannot have."""
+    written = registry.spec(slice_of(config).sharding)
+    codecs = {name: written[name] for name in CODED if written.get(name) is not None}
+    built = {name: REDUCER.build(part, seed=config.seed) for name, part in codecs.items()}
+    return SHARDING.build(written | built)
 
 
 def _simulated(algorithm, rule, shapes, config):
@@ -143,7 +162,7 @@ def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
         injector=injector,
         rounds_per_dispatch=config.rounds_per_dispatch,
         augment=task.augment,
-        **slice_of(config)._asdict(),
+        **slice_of(config)._replace(sharding=sharding_of(config))._asdict(),
     )
 
 

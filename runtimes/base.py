@@ -22,7 +22,6 @@ from runtimes import worker
 from stragglers.rule import Turnout
 from stragglers.schedule import Schedule
 
-REPLICATED = "replicated"  # how devices that share a worker keep its model, if nothing is said
 NO_OVERLAP = "none"  # gradients travel after the backward pass
 
 

@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS, Algorithm
 from comms import hashing
 from runtimes import data_feed, overlapped, packing, phases, rounds, slices, worker
-from runtimes.base import NO_OVERLAP, REPLICATED, refuse
+from runtimes.base import NO_OVERLAP, refuse
 from runtimes.data_feed import Feed, Input, Streamed
 from runtimes.rounds import Model, Table
 from stragglers.inject import Injector
@@ -74,7 +74,7 @@ class Mesh:
         rounds_per_dispatch: int = 8,
         augment: worker.Augment | None = None,
         devices_per_worker: int = 1,
-        sharding: str = REPLICATED,
+        sharding: slices.Sharding = slices.REPLICATED,
         overlap: str = NO_OVERLAP,
     ):
         """Take the first devices; nothing is compiled before the first round.
@@ -82,16 +82,16 @@ class Mesh:
         losses, examples, sampler, mini_batches, augment: as in `runtimes.simulate.Simulator`.
         injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
         speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
-        sharding: how a slice keeps its model, a key of `slices.SHARDINGS`. overlap: how buckets
-        of gradients travel beside the backward pass, see `overlapped`.
+        sharding: how a slice keeps its model, `slices.replicated()` or `slices.fsdp()`.
+        overlap: how buckets of gradients travel beside the backward pass, see `overlapped`.
         """
         refuse(algorithm, workers, Turnout())
         slices.check_devices(workers, devices_per_worker)
         slices.check_batch(devices_per_worker, sampler.batch_size)
-        team = slices.of(devices_per_worker, sharding, isinstance(examples, Streamed))
+        team = sharding(devices_per_worker, isinstance(examples, Streamed))
         if injector is not None and not team.watched:
             raise ValueError(
-                f"mesh: sharding={sharding!r} leaves the devices of a worker to the compiler, and "
+                "mesh: sharding='fsdp' leaves the devices of a worker to the compiler, and "
                 "none of them can ask the host about delays or a trigger; set delay='none', "
                 "communication=0.0 and wait='barrier', or sharding='replicated'"
             )

@@ -12,19 +12,26 @@ Every device takes an equal part of each mini-batch.
 | host callbacks | its own | one device asks, all get the answer | none |
 
 `Sharded` is fully sharded data parallelism (ZeRO stage 3, S. Rajbhandari et al., arXiv 1910.02054).
+Codecs may shorten its messages (ZeRO++, G. Wang et al., arXiv 2306.10209): the devices gather coded
+parameters, and an all-to-all of coded parts takes the place of the gradients' reduce-scatter.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import io_callback
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from algorithms.base import AXIS
+from algorithms.compression import Encoder, Reducer, check_reducer
+from comms.cost import ring_all_reduce_bytes
+from comms.quantise import sum_by_halves
 from comms.trees import Tree
 from runtimes import worker
 
@@ -59,6 +66,16 @@ class Alone:
     def shared(self, losses: Callable) -> Callable:
         """Per-example losses whose gradient is that of all devices of the slice."""
         return losses
+
+    def gathered(self, part: jax.Array, split: P) -> jax.Array:
+        """Return the whole of an array of which every device of the slice has a part."""
+        del split
+        return part
+
+    def sent_bytes(self, params: Tree) -> float:
+        """Return the bytes that a device sends to its slice for a gradient; params: or shapes."""
+        del params
+        return 0.0
 
     def kept(self, model: Tree) -> Tree:
         """Return the same model, in a program, on the devices that keep it."""
@@ -103,6 +120,13 @@ class Replicated(Alone):
 
         return of_slice
 
+    def sent_bytes(self, params: Tree) -> float:
+        """As `Alone.sent_bytes`: gradients travel in a ring all-reduce."""
+        return sum(
+            ring_all_reduce_bytes(leaf.size * leaf.dtype.itemsize, self.size, leaf.dtype.itemsize)
+            for leaf in jax.tree.leaves(params)
+        )
+
     def ask(self, callback: Callable, answer: jax.ShapeDtypeStruct, *given: Any) -> jax.Array:
         """As `Alone.ask`: the first device asks, and the others wait for what it got."""
         said = jax.lax.cond(
@@ -127,9 +151,15 @@ class Sharded(Replicated):
     seen_batches = seen_examples = P(AXIS)
     manual = frozenset({AXIS})
 
-    def __init__(self, size: int, streamed: bool):
-        """size: devices of a worker. streamed: whether each has only the examples that it takes."""
+    def __init__(
+        self, size: int, streamed: bool, parameters: Encoder | None, gradients: Encoder | None
+    ):
+        """size: devices of a worker. streamed: whether each has only the examples that it takes.
+
+        parameters, gradients: codecs of their messages; None: messages have the model's dtype.
+        """
         self.size, self._streamed = size, streamed
+        self._codecs = parameters, gradients
 
     def split(self, shape: tuple[int, ...]) -> P:
         """As `Alone.split`: along the longest axis that the devices divide, else whole."""
@@ -146,7 +176,8 @@ class Sharded(Replicated):
             splits = jax.tree.map(lambda a: self.split(a.shape), params)
 
             def of_device(params, examples, seen, own):
-                return losses(jax.tree.map(gathered, params, splits), examples, *seen, **own)
+                whole = jax.tree.map(self.gathered, params, splits)
+                return losses(whole, examples, *seen, **own)
 
             return self._on_each(of_device, (splits, P(SLICE), P(), P()), P(SLICE))(
                 params, examples, seen, own
@@ -166,6 +197,35 @@ class Sharded(Replicated):
         samples, rows = P(None, SLICE), P(SLICE) if self._streamed else P()
         return self._on_each(own, (rows, samples, samples), samples)(examples, indices, draws)
 
+    def gathered(self, part: jax.Array, split: P) -> jax.Array:
+        """As `Alone.gathered`; a part's gradient is summed over the devices where it is kept."""
+        if SLICE not in split:
+            return part
+        axis, (parameters, gradients) = split.index(SLICE), self._codecs
+        whole = jax.custom_vjp(lambda part: _all_gathered(part, axis, parameters))
+        whole.defvjp(
+            lambda part: (whole(part), None),
+            lambda _, gradient: (_reduce_scattered(gradient, axis, gradients),),
+        )
+        return whole(part)
+
+    def sent_bytes(self, params: Tree) -> float:
+        """As `Alone.sent_bytes`: parameters to all others once, and a part of a gradient to each.
+
+        Gradients of arrays that the devices do not divide travel in a ring all-reduce.
+        """
+        divided, whole = [], []
+        for leaf in jax.tree.leaves(params):
+            (divided if SLICE in self.split(leaf.shape) else whole).append(leaf)
+        sent = super().sent_bytes(whole)
+        for leaf in divided:
+            entries = math.prod(leaf.shape) // self.size
+            for codec in self._codecs:
+                dense = entries * np.dtype(leaf.dtype).itemsize
+                coded = dense if codec is None else codec.payload_bytes(entries)
+                sent += (self.size - 1) * coded
+        return sent
+
     def _on_each(self, function: Callable, in_specs, out_specs) -> Callable:
         """Return a function of what each device has."""
         return jax.shard_map(
@@ -177,36 +237,76 @@ class Sharded(Replicated):
         )
 
 
-def gathered(part: jax.Array, split: P) -> jax.Array:
-    """Return the whole of an array of which every device of a slice has a part."""
-    if SLICE not in split:
-        return part
-    return jax.lax.all_gather(part, SLICE, axis=split.index(SLICE), tiled=True)
+def _all_gathered(part: jax.Array, axis: int, codec: Encoder | None) -> jax.Array:
+    """Return the whole of an array, of which every device has encoded its part."""
+    if codec is None:
+        return jax.lax.all_gather(part, SLICE, axis=axis, tiled=True)
+    message = codec.encode(part.ravel().astype(jnp.float32), None)
+    rows = _decoded(codec, jax.lax.all_gather(message, SLICE), part)
+    return jnp.concatenate(list(rows), axis).astype(part.dtype)
 
 
-SHARDINGS: dict[str, Callable[[int, bool], Alone]] = {
-    "replicated": lambda size, streamed: Replicated(size),
-    "fsdp": Sharded,
-}
+def _reduce_scattered(whole: jax.Array, axis: int, codec: Encoder | None) -> jax.Array:
+    """Return this device's part of the sum of the devices' arrays, whose parts were encoded."""
+    if codec is None:
+        return jax.lax.psum_scatter(whole, SLICE, scatter_dimension=axis, tiled=True)
+    parts = jnp.stack(jnp.split(whole, jax.lax.axis_size(SLICE), axis))
+    rows = parts.reshape(len(parts), -1).astype(jnp.float32)
+    messages = jax.vmap(lambda row: codec.encode(row, None))(rows)
+    heard = jax.lax.all_to_all(messages, SLICE, split_axis=0, concat_axis=0)
+    return sum_by_halves(_decoded(codec, heard, parts[0])).astype(whole.dtype)
 
 
-def of(devices_per_worker: int, sharding: str, streamed: bool) -> Alone:
-    """Return the slice of a worker; raises ValueError for a sharding that it cannot have.
+def _decoded(codec: Encoder, messages: Any, like: jax.Array) -> jax.Array:
+    """Return float32 [devices, *like.shape]."""
+    return jax.vmap(lambda one: codec.decode(one, like.size).reshape(like.shape))(messages)
 
-    streamed: whether examples are brought to the devices that take them.
+
+# Of (devices of a worker, whether examples are brought to the devices that take them).
+Sharding = Callable[[int, bool], Alone]
+
+
+def replicated() -> Sharding:
+    """Keep the whole model on every device of a worker."""
+    return lambda size, streamed: Replicated(size) if size > 1 else Alone()
+
+
+REPLICATED = replicated()
+
+
+def fsdp(parameters: Reducer | None = None, gradients: Reducer | None = None) -> Sharding:
+    """Divide the model between a worker's devices, as ZeRO stage 3 (arXiv 1910.02054).
+
+    parameters: codec in which the devices gather parameters, as int8, see `algorithms.reducers`.
+        Losses and gradients are those at the decoded parameters; the kept parts stay exact.
+    gradients: codec of the parts that are summed where they are kept; each is rounded once.
+    Codes are of two-phase all-reduces, and round to the nearest. Arrays that the devices do not
+    divide travel as they are. Raises ValueError for other codecs, and for a single device.
     """
-    if sharding not in SHARDINGS:
+    codecs = [_encoder(*given) for given in (("parameters", parameters), ("gradients", gradients))]
+
+    def of(size: int, streamed: bool) -> Alone:
+        if size == 1:
+            raise ValueError(
+                "mesh: config.sharding='fsdp' divides a model between the devices of a worker, "
+                "which is a single one; set config.devices_per_worker, or leave sharding out"
+            )
+        return Sharded(size, streamed, *codecs)
+
+    return of
+
+
+def _encoder(what: str, given: Reducer | None) -> Encoder | None:
+    """Return the encoder of a reducer in two phases; ValueError for any other reducer."""
+    if given is None:
+        return None
+    check_reducer("fsdp", given, what)
+    if given.encoder is None or given.pushed is None:
         raise ValueError(
-            f"mesh: unknown config.sharding={sharding!r}; known shardings: {', '.join(SHARDINGS)}"
+            f"fsdp: {what}={given.name} has no codes that round every entry to the nearest; take "
+            "bf16, fp16, fp8, int8, int4 or mxfp4"
         )
-    if devices_per_worker > 1:
-        return SHARDINGS[sharding](devices_per_worker, streamed)
-    if SHARDINGS[sharding] is Sharded:
-        raise ValueError(
-            f"mesh: config.sharding={sharding!r} divides a model between the devices of a worker, "
-            "which is a single one; set config.devices_per_worker, or leave sharding out"
-        )
-    return Alone()
+    return given.encoder
 
 
 def check_batch(devices_per_worker: int, batch_size: int) -> None:

@@ -34,6 +34,9 @@ MADE_BEFORE = (
 NEEDED = {
     "--config.wait.seconds": ["--config.wait=deadline(seconds=0.3)"],
     "--config.mini_batches": ["--config.wait=k_sync(k=2)"],
+    "--config.sharding": ["--config.runtime=mesh", "--config.delay=none",
+                          "--config.communication=0.0",
+                          "--config.devices_per_worker=2", "--config.workers=4"],
     "--config.delay=none": ["--config.runtime=mesh"],
 }
 

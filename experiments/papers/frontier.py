@@ -6,10 +6,11 @@ from experiments.stats import ACCURACY, BYTES, END, SECONDS, Claim
 TITLE = "Methods of 2024 to 2026"
 NAME = "frontier_2026"
 SHORTEST = {"M": 1.0}  # rounds, beyond which there are none
-BITS, SUM = "few_bits", "bf16"
+BITS, IN_SLICE, SUM = "few_bits", "few_bits_divided", "bf16"
 SWEEPS = (
     swept(NAME, "frontier_2026.py", 0.4, seeds=5),
     swept(BITS, "few_bits.py", 0.3, seeds=5),
+    swept(IN_SLICE, "few_bits.py:divided", 0.3, seeds=5, last=""),
 )
 CODECS = {  # group of arms -> its label; the first two are compared with
     "float32": "float32", SUM: "bf16", "int8": "int8", "fp8_e4m3": "fp8, E4M3",
@@ -58,6 +59,11 @@ CLAIMS = (
         Claim(f"{label}: at most 1 % more loss than sums in bf16", "", BITS, codec, SUM, END, 1.01,
               tuned=True, equal=("updates",))
         for codec, label in [*CODECS.items()][2:]
+    ),
+    *(
+        Claim(f"a divided model, {label} both ways: at most 1 % more loss than bf16",
+              "arXiv 2306.10209", IN_SLICE, codec, SUM, END, 1.01, tuned=True, equal=("updates",))
+        for codec, label in [*CODECS.items()][2:7]
     ),
     Claim("a control that has to fail: one bit, no feedback: at most 1 % more loss than bf16", "",
           BITS, "sign", SUM, END, 1.01, tuned=True, equal=("updates",)),

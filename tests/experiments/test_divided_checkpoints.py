@@ -16,7 +16,7 @@ from comms import topology
 from configs import nonblocking
 from experiments import checkpoints, files, sweep, train
 from experiments.checkpoints import Writing
-from runtimes import mesh
+from runtimes import mesh, slices
 from tests import launcher, two_processes
 from tests.runtimes.toy import DATA, SAMPLES_OF_FOUR
 from tests.two_processes import said, wait_for
@@ -48,7 +48,7 @@ def begun(*, devices_per_worker=4, rounds=4):
     method = dpsgd(optax.adam(1e-3), topology.ring(2))
     runtime = mesh.Mesh(
         method, losses, DATA, SAMPLES_OF_FOUR, workers=2, mini_batches=1,
-        rounds_per_dispatch=4, devices_per_worker=devices_per_worker, sharding="fsdp",
+        rounds_per_dispatch=4, devices_per_worker=devices_per_worker, sharding=slices.fsdp(),
     )  # fmt: skip
     run = runtime.start(model())
     if rounds:

@@ -78,12 +78,16 @@ SLICES = {"runtime": "mesh", "delay": "none", "devices_per_worker": 4, "batch_si
 
 def test_a_device_of_a_slice_has_its_part_of_the_work_and_of_what_is_divided():
     task = "digits(model=mlp(hidden=[64]))"
-    one, whole, part = (
+    one, whole, part, coded = (
         dry_run.forecast(arm(task, optimizer="adam(learning_rate=0.1)", **SLICES | changes))
-        for changes in ({"devices_per_worker": 1}, {}, {"sharding": "fsdp"})
+        for changes in ({"devices_per_worker": 1}, {}, {"sharding": "fsdp"},
+                        {"sharding": "fsdp(parameters=int8, gradients=int4)"})
     )
     assert whole.flops["float32"] == part.flops["float32"] == one.flops["float32"] / 4
     assert one.sent == whole.sent == part.sent
+    # Three quarters are gathered and summed, in 4 bytes, or in a byte and half of one.
+    assert one.sent_in_slice == 0 and whole.sent_in_slice == pytest.approx(part.sent_in_slice)
+    assert 0.18 < coded.sent_in_slice / part.sent_in_slice < 0.21 and coded.sent == part.sent
     # Of parameters and two moments a quarter stays, and the parameters are gathered.
     divided = 4 * (64 * 64 + 64 + 64 * 10)
     assert whole.memory - part.memory > divided * (3 * 3 / 4 - 1)

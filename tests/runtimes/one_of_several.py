@@ -22,8 +22,7 @@ from comms import topology
 from experiments import distributed
 from experiments.profiling import Profile
 from experiments.tasks import data, sampling
-from runtimes import mesh, packing
-from runtimes.base import REPLICATED
+from runtimes import mesh, packing, slices
 from runtimes.data_feed import Streamed
 from stragglers import delays, inject, processes
 from tests import planned
@@ -133,7 +132,7 @@ def sliced() -> dict[str, np.ndarray]:
     """Run a slice that lies across processes, divided, and whole where the host delays it."""
     rule = planned.rule("barrier", delays.deterministic(0.002), 1, 2)
     delayed = inject.Injector(1, rule.trigger, 0, delay=delays.deterministic(0.002))
-    return flat({"fsdp": across("fsdp"), "delayed": across(REPLICATED, delayed)})
+    return flat({"fsdp": across(slices.fsdp()), "delayed": across(slices.replicated(), delayed)})
 
 
 # The first vector is known first; the second one goes before all parts of it but one.

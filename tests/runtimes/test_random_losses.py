@@ -9,6 +9,7 @@ import pytest
 from algorithms import all_reduce, local_sgd, swarm
 from comms import hashing, topology
 from experiments import tasks
+from runtimes import slices
 from runtimes.asynchronous.worker import AsynchronousWorker, Order, WorkerParts
 from runtimes.gossip import worker as gossip_worker
 from runtimes.mesh import Mesh
@@ -84,7 +85,7 @@ def test_a_mesh_draws_as_the_simulator(watched):
 def test_all_devices_of_a_worker_draw_as_one():
     runtime = Mesh(
         local_sgd(optax.sgd(RATE)), apart_by_keyword, DATA, SAMPLES, workers=N, mini_batches=M,
-        devices_per_worker=2, sharding="fsdp",
+        devices_per_worker=2, sharding=slices.fsdp(),
     )  # fmt: skip
     run, schedule = runtime.advance(runtime.start(X0), np.inf, 2)
     found = np.asarray(runtime.models(run))[0]

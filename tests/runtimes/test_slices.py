@@ -2,12 +2,16 @@
 
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from algorithms import all_reduce, easgd, local_sgd, matcha, top_k
+from algorithms import all_reduce, easgd, local_sgd, matcha, reducers, top_k
+from algorithms.base import AXIS
 from comms import topology
 from configs import base
 from experiments import prepare
@@ -60,7 +64,7 @@ def test_a_method_gives_what_one_device_per_worker_gives(name):
     """To float32 rounding, whole or divided; and all copies of a model are the same bits."""
     single = build(METHODS[name](), devices_per_worker=1)
     alone, _ = single.advance(single.start(X0), np.inf, 12)
-    for sharding in slices.SHARDINGS:
+    for sharding in (slices.replicated(), slices.fsdp()):
         runtime = build(METHODS[name](), sharding=sharding)
         run, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
         assert run.samples == schedule.batches.sum() * B == 12 * N * M * B
@@ -83,7 +87,7 @@ def test_a_model_with_an_empty_array_goes_through_several_dispatches():
 
 def test_a_divided_model_of_bfloat16_is_refused_on_cpus():
     """XLA would end the process."""
-    runtime = build(METHODS["all_reduce"](), sharding="fsdp")
+    runtime = build(METHODS["all_reduce"](), sharding=slices.fsdp())
     with pytest.raises(ValueError, match=r"bfloat16 between .* config\.sharding='replicated'"):
         runtime.start(X0.astype(jnp.bfloat16))
 
@@ -104,8 +108,8 @@ def test_delayed_slices_are_replayed_to_the_same_parameters():
 def test_streamed_slices_are_slices_in_memory_bit_for_bit():
     """Also after a resume in the middle, with a memory; every device gets its own samples."""
     method = METHODS["top_k"]()
-    straight, _ = advanced(build(method, sharding="fsdp"), 10)
-    ours, theirs = (build(method, Streamed(Counted()), sharding="fsdp") for _ in range(2))
+    straight, _ = advanced(build(method, sharding=slices.fsdp()), 10)
+    ours, theirs = (build(method, Streamed(Counted()), sharding=slices.fsdp()) for _ in range(2))
     begun, _ = ours.advance(ours.start(X0), np.inf, 6)
     resumed, _ = theirs.resume(theirs.start(X0), ours.pack(begun), ())
     for runtime, run in ((ours, begun), (theirs, resumed)):
@@ -149,6 +153,86 @@ def test_the_devices_of_a_worker_average_once_in_a_gradient():
     assert joined == [[[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]]]
 
 
+# The devices divide two arrays and have one whole; the names of a slice's codecs follow.
+DIVIDED = {"in": (6, 512), "out": (512,), "whole": (2, 2)}
+CODED = [(None, None), ("int8", None), (None, "int4"), ("bf16", "mxfp4"), ("fp16", "fp8")]
+
+
+def of_divided(params, examples):
+    hidden = jnp.tanh(examples["x"] @ params["in"])
+    return (hidden @ params["out"] + params["whole"].sum() - examples["y"]) ** 2
+
+
+def gradient_of_a_slice(codecs):
+    """Return (the slice of four devices, its gradient as a program, placements of a model)."""
+    made = [name and getattr(reducers, name)() for name in codecs]
+    team = slices.fsdp(*made)(4, False)
+    grid = team.grid(1)
+    on = {name: NamedSharding(grid, team.split(shape)) for name, shape in DIVIDED.items()}
+    gradient = jax.shard_map(
+        jax.grad(lambda params, examples: team.shared(of_divided)(params, examples).sum()),
+        mesh=grid, in_specs=(P(), P()), out_specs=P(), axis_names={AXIS}, check_vma=False,
+    )  # fmt: skip
+    examples = NamedSharding(grid, P(slices.SLICE))
+    return team, jax.jit(gradient, in_shardings=(on, examples), out_shardings=on)
+
+
+@pytest.fixture
+def divided():
+    """Return a model and eight examples."""
+    draws = np.random.default_rng(0)
+    model = {name: draws.normal(size=shape).astype("f4") for name, shape in DIVIDED.items()}
+    return model, {"x": DATA["x"][:8], "y": DATA["y"][:8]}
+
+
+@pytest.mark.parametrize("codecs", CODED)
+def test_bytes_of_a_slice_are_those_of_its_program(codecs, divided):
+    team, gradient = gradient_of_a_slice(codecs)
+    text = gradient.lower(*divided).compile().as_text()
+    assert traced.sent_bytes(text, 4) == team.sent_bytes(divided[0])
+
+
+def coded(name, parts):
+    """Return parts [devices, ...] as the others read them."""
+    if name is None:
+        return parts
+    encoder = getattr(reducers, name)().encoder
+    return np.stack([
+        np.asarray(encoder.decode(encoder.encode(jnp.ravel(part), None), part.size))
+        for part in parts
+    ]).reshape(parts.shape)  # fmt: skip
+
+
+@pytest.mark.parametrize("codecs", CODED[1:])
+def test_codes_of_a_slice_are_read_at_its_losses_and_summed_where_parts_are_kept(codecs, divided):
+    """Against NumPy in float64: gradients of devices at decoded parameters, in coded parts."""
+    model, examples = divided
+    axes = {"in": 1, "out": 0}
+
+    def of_devices(name, array, codec):
+        return coded(codec, np.stack(np.split(array, 4, axes[name])))
+
+    read = model | {
+        name: np.concatenate(of_devices(name, model[name], codecs[0]), axes[name]) for name in axes
+    }
+    read = {name: array.astype(float) for name, array in read.items()}
+    expected = dict.fromkeys(model, 0.0)
+    for x, y in zip(np.split(examples["x"], 4), np.split(examples["y"], 4), strict=True):
+        hidden = np.tanh(x.astype(float) @ read["in"])
+        slope = 2 * (hidden @ read["out"] + read["whole"].sum() - y)
+        inner = slope[:, None] * read["out"] * (1 - hidden**2)
+        own = {"in": x.T @ inner, "out": slope @ hidden, "whole": np.full((2, 2), slope.sum())}
+        for name in axes:
+            own[name] = of_devices(name, own[name].astype("f4"), codecs[1])
+        expected = {name: expected[name] + own[name].astype(float) for name in own}
+    expected |= {name: np.concatenate(expected[name], axes[name]) for name in axes}
+    found = gradient_of_a_slice(codecs)[1](model, examples)
+    for name, array in expected.items():
+        # A value next to the middle of two codes may be rounded to either of them.
+        far = np.abs(found[name] - array) > 1e-5 * np.abs(array).max()
+        assert far.mean() < 0.01, (name, far.mean())
+
+
 SMALL = {"runtime": "mesh", "delay": "none", "workers": 4, "batch_size": 8}
 
 test_what_slices_cannot_do_is_one_sentence = refused(
@@ -159,7 +243,13 @@ test_what_slices_cannot_do_is_one_sentence = refused(
      "multiple of 4"),
     ({"devices_per_worker": 2, "runtime": "actors", "wait": "k_async(k=1)"},
      "use runtime='mesh'"),
-    ({"devices_per_worker": 2, "sharding": "half"}, "known shardings: replicated, fsdp"),
+    ({"devices_per_worker": 2, "sharding": "half"},
+     "sharding: unknown name 'half'; known names: fsdp, replicated"),
+    ({"devices_per_worker": 2, "sharding": "fsdp(gradients=top_k)"},
+     "fsdp: gradients=top_k has no codes that round every entry to the nearest; take bf16"),
+    ({"devices_per_worker": 2, "sharding": "fsdp(parameters=int9)"}, "did you mean 'int8'?"),
+    ({"runtime": "simulate", "sharding": "fsdp(parameters=int8)"},
+     "config.sharding='fsdp(parameters=int8)' and config.overlap='none' are for"),
     ({"sharding": "fsdp"}, "which is a single one; set config.devices_per_worker"),
     ({"devices_per_worker": 2, "sharding": "fsdp", "delay": "deterministic(value=0.01)"},
      "none of them can ask the host about delays or a trigger"),
