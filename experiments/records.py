@@ -5,8 +5,8 @@ A run writes config.json, metrics.jsonl, summary.json, schedule.npz and paramete
 such as params/layers_2/kernel, and form the model whose losses the summary has. If each worker has
 its own model, parameters.npz holds the mean of the models. NaN and infinities become null in JSON.
 
-A metrics line is written when it is measured. The digests of all these files (digests.json) and
-then the summary are written when the run is complete. A directory `checkpoint` lies beside these
+A metrics line is written after each evaluation. The digests of all these files (digests.json) and
+then the summary are written when the run is complete. A directory `checkpoint` may be beside these
 files, also after the run has ended; see `experiments.checkpoints`.
 
 The names are listed in the code: a list in the workdir could be wrong after a kill. A run's own
@@ -203,7 +203,7 @@ def is_longer(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> 
 
 
 def claim(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> None:
-    """Write config.json first into a directory that `check` has passed, unless it has one."""
+    """Write config.json, if missing, before any other file of a directory that `check` passed."""
     if not (Path(workdir) / CONFIG).exists():
         files.make(workdir)
         _write_config(Path(workdir), config)
@@ -214,7 +214,7 @@ def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 
 def _described(config: ml_collections.ConfigDict) -> dict:
-    """Return the content of config.json: entries, and digests of the files that they name."""
+    """Return the content of config.json: entries, and digests of code and files that they name."""
     config = registry.canonical(config)
     modules, path = registry.brought(config), config.get("initial")
     brought = {MODULES: modules} if modules else {}
@@ -307,7 +307,7 @@ def check_initial(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 
 def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
-    """Return None if a run of this code is there, else the reason against it, as words."""
+    """Return None if a run of this code is there, else the reason against it."""
     path = workdir / CONFIG
     refuse(workdir, (CONFIG,), ours=True)
     if not path.exists():
@@ -466,9 +466,9 @@ def present(place: Path, names: Iterable[str]) -> list[str]:
 
 
 def refuse(place: Path, names: Iterable[str], ours: bool) -> None:
-    """Raise ValueError if one of the names in `place` belongs to something else than a run.
+    """Raise ValueError if a name in `place` is no ordinary file or directory, or is not ours.
 
-    ours: whether ordinary files and directories may have these names; a link never may.
+    ours: whether ordinary files and directories of these names are ours; a lock need not be ours.
     """
     for name in names:
         path = place / name

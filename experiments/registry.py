@@ -393,7 +393,7 @@ _VALUES = {
 class Kind(NamedTuple):
     """The parts that can stand in one place of a config.
 
-    name: the kind's name in errors, e.g. "algorithm". factories: functions by names of configs.
+    name: the kind's name in errors, e.g. "algorithm". factories: name in a config -> factory.
     gives: the type of a factory's return value, checked for a user's own factory.
     offered: parameters that the experiment passes to a factory which has them; the config sets all
         other parameters. nested: parameters, or "*", that hold parts of the same kind; these parts
@@ -474,7 +474,7 @@ class Kind(NamedTuple):
         """Call the factory that `part` names with the parameters of `part`; return its result.
 
         part: a plain dictionary may hold built objects in place of parts of other kinds.
-        available: values that the experiment offers; a factory gets its own parameters of them.
+        available: values that the experiment offers; a factory gets the values of its parameters.
         Raises ValueError for an unknown name, for an unknown or a missing parameter, for a value
         that the factory cannot use, and for a user's factory that returns another type.
         """
@@ -645,7 +645,7 @@ def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> N
 
 
 def brought(config: Mapping) -> dict[str, str]:
-    """Return a config's modules of a user's own code -> "sha256:..." of their files, or "no file".
+    """Return {module of a user's code in a config: "sha256:..." of its file, or "no file"}.
 
     Raises ValueError for the name of a part that cannot be imported.
     """

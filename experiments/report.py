@@ -115,7 +115,7 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
 
 
 def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
-    """Return an arm's longest runs and its shorter ones; runs of several arms are all longest."""
+    """Return the longest runs of an arm, and its shorter runs; (all runs, []) for mixed arms."""
     lengths = [tuple(config.get(name) or 0 for name in records.LENGTHS) for _, config, _ in runs]
     equal = [{**config, "seed": None, **dict.fromkeys(records.LENGTHS)} for _, config, _ in runs]
     several = len({config["seed"] for _, config, _ in runs}) < len(runs)  # launches
@@ -129,7 +129,7 @@ def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
 
 
 def _mixed(runs: Sequence[tuple[Path, dict, dict]]) -> str:
-    """Return words on two runs that are no seeds of one arm, so that they have no mean, or ""."""
+    """Return a text on two runs that are not seeds of one arm and have no mean, or ""."""
     seeds = sorted(runs, key=lambda member: member[2]["seed"])
     for (one, its, summary), (other, theirs, _) in itertools.pairwise(seeds):
         same = its.get("seed") == theirs.get("seed")

@@ -113,10 +113,10 @@ def without(argv: Iterable[str], valued: Iterable[str], switches: Iterable[str] 
 
 
 def names(environment: Mapping[str, str], earlier: bool = False) -> set[str]:
-    """Return the names that all starts of this launch share: its Slurm job, and LAUNCH of `run`.
+    """Return the names that all starts of this launch share: its job of Slurm, and LAUNCH of `run`.
 
-    earlier: only names under which the launch may have been started before. The job's name is then
-    left out unless Slurm has queued the job again, as one job may contain several launches.
+    earlier: only names under which the launch may have been started before. The job is left out
+    unless Slurm has queued the job again, as one job may contain several launches.
     """
     found = {environment.get(LAUNCH, "")}
     if not earlier or is_queued_again(environment):

@@ -72,8 +72,8 @@ class Command:
 
     Jobs contain this class by value, so that a node needs no module of this code to load it. Slurm
     sends SIGTERM or SIGUSR2 to a job that is preempted, cancelled, queued again or nearly out of
-    time. The run then ends at the next evaluation with a checkpoint, and leaves no result, so that
-    Slurm's queue has the state of the job.
+    time. The run then ends at the next evaluation with a checkpoint. The job leaves no result, so
+    that its state comes from Slurm.
 
     grace: seconds that a run has to reach its next evaluation when submitit asks it to end.
     """
@@ -340,7 +340,7 @@ def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> 
 
 
 def _read(settings: str) -> dict[str, Any]:
-    """Return settings as submitit's parameters, with other options of sbatch for it to pass on."""
+    """Return settings as submitit's parameters, and options of sbatch as additional parameters."""
     given: dict[str, Any] = {SIGNAL: WARNING}
     others: dict[str, Any] = {"requeue": True}  # also on sites that do not requeue by default
     for item in filter(None, settings.split(",")):

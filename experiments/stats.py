@@ -6,15 +6,15 @@ A claim compares two arms in one quantity:
     Claim("8 bits take half the time", "arXiv 1910.12308", "swarm_tuned",
           "swarm/H=2/8 bits", "dpsgd/ring", bound=0.5, tuned=True)
 
-The points of a benchmark or an analysis are arms, too, each of which is named by its fields:
+The points of a benchmark or an analysis are arms, too, each named by some of its fields:
 
     Claim("8 bits are sooner over a slow link", "", "benchmarks/swarm_hosts",
           {"form": "8 bits", "rate": "100mbit"}, {"form": "float32", "rate": "100mbit"}, "meeting")
 
-A claim holds or fails if a two-sided test at 5 % finds a difference from the bound: Student's
-paired test if both arms have the same seeds, which share delays, samples and initial parameters,
-else Welch's test (Biometrika 34, 1947). Otherwise the claim is inconclusive, also if one of its
-conditions fails: every seed at the target, equal samples, an optimum inside of its grid.
+A claim holds or fails if a two-sided test at 5 % finds a difference from the bound. The test is
+Student's paired test if both arms have the same seeds, as seeds share delays, samples and initial
+parameters, else Welch's (Biometrika 34, 1947). Other claims are inconclusive, as are claims with
+an unmet condition: every seed at the target, equal samples, an optimum inside of its grid.
 """
 
 import contextlib
@@ -134,8 +134,8 @@ def side(claim: Claim, arms: Sequence[Arm], names: Names, apart: bool = False) -
 def lacking(claim: Claim, record: Mapping[str, Any]) -> list[str]:
     """Return the weaknesses of a claim's evidence that a headline must not have, in a few words.
 
-    A headline has five seeds, learning rates tuned on a grid with factors of at most 1.5, unless
-    rates do not matter, and a verdict that stays the same if other seeds choose the settings.
+    A headline has five seeds, and the same verdict if other seeds choose the settings. Its learning
+    rates are tuned on a grid with factors of at most 1.5, unless rates do not matter.
     """
     found = arms(record)
     usual, apart = (judge(claim, found, record, other) for other in (False, True))

@@ -85,7 +85,7 @@ def expand(
     sweep() yields (name, {dotted key: value}), and gets the config if it takes an argument. The
     values `user` of the command line replace these values. Every arm runs at each point of the
     `grids`, see `config_files.read_grids`, and with each of `seeds` seeds: seed, seed + 1, ...
-    only: paths for `choose`; arms outside of them may be equal. Raises ValueError for a misfit.
+    only: paths for `choose`; other arms may be equal. Raises ValueError for an invalid arm.
     """
     if "name" not in config:
         raise ValueError("config.name is missing; set it to a text")
@@ -173,9 +173,9 @@ def _and(changes: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]
 def _check_apart(
     named: Sequence[tuple[str, ConfigDict]], before: Sequence, flag: str, only: Collection[str]
 ) -> None:
-    """Raise ValueError if a flag makes equal arms, out of one arm or of different arms.
+    """Raise ValueError if a flag expands an arm into equal arms, or makes different arms equal.
 
-    only: the chosen paths, at arms or below them; empty: all arms have to differ.
+    only: the chosen paths, of arms or of their seeds; empty: all arms are chosen.
     """
 
     def address(arm: ConfigDict) -> str:
@@ -477,7 +477,7 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
 
 
 def unfinished(arms: list[Arm], workdir: str, overwrite: bool) -> list[Arm]:
-    """Return the arms to run: unfinished ones; with `overwrite`, all that are not yet removed."""
+    """Return the unfinished arms; with `overwrite`, also arms whose old run is not removed yet."""
     left = []
     for arm in arms:
         place = pathlib.Path(workdir) / arm.path

@@ -1,4 +1,4 @@
-"""The timeline of a schedule, in which workers compute, wait and communicate, for Perfetto.
+"""The timeline of a schedule for Perfetto and chrome://tracing: when workers compute and wait.
 
 Every contribution of a Schedule gives up to three stretches of time. Its worker computes from
 `start` for `busy` seconds, communicates until `finish`, and waits in between. The time between two

@@ -592,7 +592,7 @@ class Arm:
         """Return the seconds of messages that a worker has repeated, which no clock contains.
 
         A schedule is made before the training. If an exchange takes a fixed time, each of its
-        messages takes an equal part of this time. size: the bytes of the repeated messages.
+        messages takes an equal part of this time. count, size: repeated messages, and their bytes.
         """
         config, shapes = self._config, self._prepared.shapes
         if registry.is_number(config.communication):
@@ -602,7 +602,7 @@ class Arm:
         return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
-        """Return metrics of messages that the data changed from the plan, beside the clock.
+        """Return metrics of messages that the data made differ from the plan; no clock has them.
 
         fallback_share: the share of updates with such messages. fallback_bytes: their bytes beyond
         the plan, which `bytes_per_worker` has. fallback_seconds: their extra seconds, or None.

@@ -1,9 +1,9 @@
 """The watchdog of processes that are alive but stand still, as when an input reader hangs.
 
 A thread of each process publishes the phase of the process in JAX's coordination service, about
-once a second. A process that has waited for long reads the phases of all processes. It prints which
-process keeps it waiting, and at last ends the run. One look of the thread adds only a few seconds,
-so that a program does not count as late after it was stopped or its host slept.
+once a second. A process that has waited for long reads the phases of all processes. Then it prints
+for which process the run waits, and at last ends the run. One look adds only a few seconds, so that
+a program does not count as late after the program was stopped or its host slept.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def standing(
     """Return (a sentence, the processes that it names) if a run stands still, else None.
 
     patience: seconds that a process may stay in its phase. slow: the least patience with phases
-    such as evaluation. timed: whether dispatches have been timed; if not, devices may take long.
+    such as evaluation. timed: whether dispatches have been timed; else devices may take any time.
     """
     fewest = min(state.dispatches for state in states.values())
     last = {p: s for p, s in states.items() if s.dispatches == fewest or s.phase == SILENT}
@@ -169,7 +169,7 @@ class _Watch:
 def watching(seconds: float) -> Iterator[None]:
     """Watch the run within this context; print warnings, and end a standstill with exit code 3.
 
-    seconds: until the end, or five times the median of a dispatch if that is more; 0: no end.
+    seconds: the standstill that ends the run, at least five median dispatches; 0: never.
     """
     over, watch = threading.Event(), _Watch(seconds)
 

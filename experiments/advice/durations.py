@@ -54,8 +54,8 @@ class Measured(NamedTuple):
     def process(self, repeat: int = 0) -> Process:
         """Return a process that replays the durations, resampled unless `repeat` is 0.
 
-        A resample joins blocks of about the square root of a worker's record, so that slow spells
-        stay together. All workers have blocks at the same places (Politis, Romano, 1992).
+        A resample joins blocks of about sqrt(n) of a worker's n durations, so that slow spells stay
+        together. All workers have blocks at the same places (Politis, Romano, 1992).
         """
         if repeat == 0:
             return replayed(self.source, self.seconds)

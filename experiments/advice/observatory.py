@@ -155,7 +155,7 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
 def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0) -> Measured:
     """Return the durations of a source; ValueError for a source that cannot be used.
 
-    workers: the workers of a delay without records; by default a public trace's number, or 8.
+    workers: the number for a delay without records; by default that of a public trace, or 8.
     """
     if durations.is_there(text) and durations.holds_run(Path(text)):
         measured = durations.read(text, None, []).measured

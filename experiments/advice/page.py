@@ -89,7 +89,7 @@ def launch(
 
 
 def _check(root: Path, digest: str, overwrite: bool) -> None:
-    """Raise ValueError if `root` holds anything but an advice, or one on other durations."""
+    """Raise ValueError if `root` has no advice but other files, or an advice on other durations."""
     known = (root / ADVICE).is_file()
     if not known and root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(

@@ -214,7 +214,7 @@ def at_equal_batch(
     """Yield candidates whose updates have as many mini-batches as under `own`, see EQUAL.
 
     If a candidate has another batch, its mini-batches, seconds or k are changed until the batch is
-    equal, from the config's mini-batches per round and from twice as many on.
+    equal. The search starts at the config's mini-batches per round, and at twice as many.
     """
     tried: dict[tuple, Candidate | None] = {}
 
@@ -399,7 +399,7 @@ def noise_ratio(
     parameters: a file of parameters, as at the end of a run; None: the initial parameters, where
     gradients have little noise. The variance and the squared mean have unbiased estimates, from
     MINI_BATCHES mini-batches of all workers, or up to MOST_MINI_BATCHES until the mean stands out.
-    An update of `ratio` mini-batches has equal noise and signal (simple noise scale, 1812.06162).
+    With as many mini-batches in an update, noise equals signal (noise scale, arXiv 1812.06162).
     """
     task = prepared.task
     shards = prepare.SPLIT.build(
