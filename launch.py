@@ -52,7 +52,7 @@ TEXTS = {
     "jobset": "Only write this file: a JobSet of Kubernetes per arm, for kubectl apply.",
     "pods": "Of --jobset: image=IMAGE,processes=4,gpus=8,claim=VOLUME,mount=/gossax/runs.",
     "cluster": "Ray cluster of runtime=actors: auto, or host:port; else one of its own here.",
-    # Several processes of one run on a mesh; else found in the environment.
+    # For several processes of one run on a mesh; by default the environment has the values.
     "coordinator_address": "host:port of process 0.",
 }
 SWITCHES = {

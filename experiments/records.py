@@ -35,7 +35,7 @@ SCHEDULE = "schedule.npz"
 MODULES = "modules"  # in a config: modules of the user's own code -> their SHA-256
 INITIAL = "initial_sha256"  # in a config: the SHA-256 of the parameters that `initial` names
 PARAMETERS = "parameters.npz"
-PROFILE = "measured_profile.json"  # of a method that plans with measured times
+PROFILE = "measured_profile.json"  # measured times with which a method plans
 ERROR = "error.txt"  # the reason and then the traceback of a run that has failed
 REMOVED_BY = "removed_by.txt"  # the launch whose `--overwrite` has removed the run
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
@@ -63,7 +63,7 @@ FILES = frozenset((*RUN_FILES, *LAUNCH_FILES))
 FOLDERS = frozenset((*RUN_FOLDERS, *LAUNCH_FOLDERS))
 LOCKS = (files.RUN_LOCK, files.LAUNCH_LOCK)
 _LOCKED_BY = re.compile(r"(process \d+ on .{0,255})?")
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?")  # as JSON writes it
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?")  # a number as JSON writes it
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as in gs://; a Path turns gs:// into gs:/
 MOST_PATH = 3800  # bytes of a workdir's path; the system allows 4096 with the names below it
 MOST_NAME = 255  # bytes of one name of a path
@@ -89,7 +89,7 @@ class Recorder:
         """longer: the config of a run that is trained longer; `begin` writes it to config.json."""
         self.workdir, self.summary, self.writes, self._longer = workdir, summary, writes, longer
         self.records: list[dict] = []
-        self._metrics, self._opened = None, opened  # to be closed with the run
+        self._metrics, self._opened = None, opened  # closed at the end of the run
 
     @property
     def finished(self) -> bool:
@@ -403,7 +403,7 @@ def read_config(
     try:
         values = {name: value for name, value in stored.items() if name not in BESIDE}
         return registry.canonical(ml_collections.ConfigDict(_with_numbers(values)))
-    except Exception as error:  # ConfigDict and what makes parts of texts raise many kinds
+    except Exception as error:  # ConfigDict and the parser of parts raise many kinds
         raise formats.damaged(path, error, form) from error
 
 
@@ -503,7 +503,7 @@ def check_path(path: str | os.PathLike, what: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        size = None  # half of a character
+        size = None  # an unpaired surrogate
     if size is None or not registry.is_visible(text):
         reason = "has control characters or broken ones"
     elif size > MOST_PATH:

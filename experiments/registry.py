@@ -318,7 +318,7 @@ SHORTEST = 1e-6  # s between two evaluations
 Entries = Iterable[tuple[str, Callable[[Any], Any], Iterable[str]]]
 SEED = ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",))
 COUNTS = ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")
-# Of an arm.
+# The required entries of an arm.
 _ENTRIES: Entries = (
     ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
     ("a part, as in name(parameter=value)", is_part, PARTS),
@@ -338,7 +338,7 @@ _ENTRIES: Entries = (
     ("true or false", lambda v: isinstance(v, bool), ("stop_at_target",)),
     ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
 )  # fmt: skip
-# Of an arm, which may leave them out.
+# The optional entries of an arm.
 _OPTIONAL: Entries = (
     ("a positive whole number below 2**31",
      lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
@@ -412,9 +412,9 @@ class Kind(NamedTuple):
             return _imported(self.name, name)
         try:
             return self.factories[name]
-        except (KeyError, TypeError):  # the latter for what is no text
+        except (KeyError, TypeError):  # TypeError if the name is no text
             if isinstance(name, str) and name in self.factories:
-                raise  # of its module
+                raise  # an error of its module
         raise ValueError(
             f"{self.name}: unknown name {name!r}; {meant(name, self.factories)}known names: "
             f"{listed(sorted(self.factories))}, see --list; or bring your own as "
@@ -501,7 +501,7 @@ class Kind(NamedTuple):
         except (Exception, SystemExit) as error:
             unfit = isinstance(error, TypeError | AttributeError | ArithmeticError)
             if unfit and (given or ":" not in name):
-                # What annotations do not say, as 3 where a list is due, shows when it is used.
+                # An annotation may allow a wrong value, as 3 for a list, which fails on use.
                 raise ValueError(
                     f"{who}: cannot use {given} ({error}); correct a parameter"
                 ) from error

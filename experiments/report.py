@@ -93,7 +93,7 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     together = records.read_summary(root, formats.SWEEP) or {}
     order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]
     members = {name: members[name] for name in dict.fromkeys([*order, *members])}
-    for name, runs in members.items():  # some may be trained longer already
+    for name, runs in members.items():  # some may already be trained longer
         members[name], shorter = _longest(runs)
         for place, _, _ in shorter:
             unfinished.append(Unfinished(str(place.relative_to(root)), "as long as before"))
@@ -118,7 +118,7 @@ def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
     """Return the longest runs of an arm, and its shorter runs; (all runs, []) for mixed arms."""
     lengths = [tuple(config.get(name) or 0 for name in records.LENGTHS) for _, config, _ in runs]
     equal = [{**config, "seed": None, **dict.fromkeys(records.LENGTHS)} for _, config, _ in runs]
-    several = len({config["seed"] for _, config, _ in runs}) < len(runs)  # launches
+    several = len({config["seed"] for _, config, _ in runs}) < len(runs)  # of several launches
     if several or any(config != equal[0] for config in equal):
         return list(runs), []
     kept = [length == max(lengths) for length in lengths]
@@ -485,7 +485,7 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
     lanes = figures.lanes_of(strip)
     inside, begin = np.flatnonzero(np.isin(strip.first.worker, lanes)), strip.first.begin
     drawn = timeline.Stretches(*(column[inside[:MOST_SPANS]] for column in strip.first))
-    cut = begin.size == timeline.MOST_STRETCHES  # what is later is not among them
+    cut = begin.size == timeline.MOST_STRETCHES  # later stretches are left out
     missing = [*begin[inside[MOST_SPANS:]][:1], *begin[-1:][:cut]]
     kinds = [timeline.KINDS[kind] for kind in drawn.kind]
     met = np.where(

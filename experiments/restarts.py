@@ -91,7 +91,7 @@ class RollCall:
             files.remove_tree(self._folder)
 
     def _read(self, name: str):
-        with contextlib.suppress(OSError, ValueError):  # nobody has written it, or just does
+        with contextlib.suppress(OSError, ValueError):  # the file is missing or being written
             return json.loads(files.read_text(self._folder / name))
         return None
 

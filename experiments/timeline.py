@@ -55,7 +55,7 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
     drawn = (schedule.offset + row, of(schedule.batches), of(schedule.staleness), met)
     computed = np.minimum(start + of(schedule.busy), finish)
     sent = np.maximum(finish - of(schedule.communication), computed)
-    # An update over cheaper links may restart a worker before an earlier one has landed there.
+    # An update over cheaper links may restart a worker before an earlier update has landed.
     order, following = np.lexsort((start, worker)), np.full(start.size, np.inf)
     same = np.diff(worker[order]) == 0
     following[order[:-1][same]] = start[order[1:][same]]

@@ -222,7 +222,7 @@ class Saver:
         self._write(arms)
         if number is not None:
             self.wait()
-            distributed.agreed(None)  # the first process has written it
+            distributed.agreed(None)  # process 0 has written it
             endings.end(number)
 
     def end(self, arm: "Arm") -> dict:
@@ -571,7 +571,7 @@ class Arm:
     def _next(self) -> int | None:
         """Return the number of the next evaluation that the clock has not passed, or None."""
         config, now = self._config, self.state.seconds
-        passed = math.floor(min(now, config.seconds) / config.evaluate_every) - 1  # or rounding
+        passed = math.floor(min(now, config.seconds) / config.evaluate_every) - 1  # for rounding
         following = range(max(self._evaluation, passed) + 1, _evaluations(config) + 1)
         return next((e for e in following if _until(config, e) >= now), None)
 

@@ -175,7 +175,7 @@ def watching(seconds: float) -> Iterator[None]:
 
     def work() -> None:
         while not over.wait(pause()):
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # as JAX itself will say
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # JAX itself reports it
                 if not distributed.is_joining():
                     watch.look()
 

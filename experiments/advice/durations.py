@@ -254,7 +254,7 @@ def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None)
         cuts = trigger.cuts
         goes_on = (np.asarray(trigger.mini_batches) > full).any()  # works after a push, until a cut
     real = (schedule.busy > 0) & (schedule.workers < workers)
-    planned = np.append(np.broadcast_to(full, workers), 0)[schedule.workers]  # 0: of nobody
+    planned = np.append(np.broadcast_to(full, workers), 0)[schedule.workers]  # 0: nobody
     short = real & (schedule.batches < planned)
     # A row does not have the cancelled work of workers that had begun before the last push.
     pushed = (schedule.start + schedule.busy).max(axis=1)

@@ -136,7 +136,7 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
             try:
                 try:
                     rule = factory(setting, **own)
-                except Unfit:  # without a graph
+                except Unfit:  # the rule needs a graph
                     rule = factory(setting._replace(graph=graph), **own)
                 schedule = whole(rule, ROUNDS)
             except ValueError:

@@ -55,7 +55,7 @@ COARSE, FURTHER = (0.5, 1.0, 2.0), 4
 # The durations of each seed. The first seed finds the rates, the other seeds judge them.
 DURATIONS = ("durations.csv", "durations_1.csv", "durations_2.csv", "durations_3.csv")
 ARMS = "trained"  # the folder of the runs
-EVALUATIONS = 120  # within the budget of a training
+EVALUATIONS = 120  # evaluations within the budget of a training
 PATIENCE = 3.0  # budget of every training, relative to the reference's time to the target
 # Parameters that take values of a grid even if a rule has a default for them.
 OPTIONAL = frozenset(("gamma", "c", "calibration", "local_steps", "share", "in_flight"))
