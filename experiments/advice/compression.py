@@ -120,7 +120,7 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
     if saved < 0 or saved == 0 <= paid:
         return None
     if hidden:
-        # At `alone` the dense exchange takes as long as the codec and all that a gradient hides.
+        # At `alone` the dense exchange takes `hidden` seconds and the time of the codec.
         shown = hidden + line.codec - dense.latency
         alone = dense.traffic / shown if shown > 0 else float("inf")
         if line.seconds(alone) <= hidden:

@@ -30,7 +30,7 @@ from stragglers.rules import RULES
 from stragglers.slow_worker import SLOW
 from stragglers.traces import statistics
 
-ROUNDS, REPEATS = 200, 5  # updates that a rule plays, and plays over resampled durations
+ROUNDS, REPEATS = 200, 5  # updates of a play, and plays, the first over measured durations
 BARRIER = "barrier"  # the rule with which other rules are compared
 SHARE = 0.9  # share of the workers for which a quorum or a server waits
 DRIFT = 16  # rounds of a mean that leaves out random delays
