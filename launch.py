@@ -1,4 +1,4 @@
-"""Command line of experiments: one arm, or a sweep, then the table, the figure and the report.
+"""The command line of experiments: an arm or a sweep, with its table, figure and report.
 
 python launch.py --config=configs/nonblocking.py --workdir=runs/x
 python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
@@ -9,8 +9,8 @@ python launch.py --config=configs/language_model.py:size=1B --dry_run
 python launch.py --list
 python launch.py --version
 
-Exit codes: 0 all is done, 1 an arm has failed, 2 the command makes no sense, 3 another process of
-this run has gone or the run stands still, 130 interrupted, 143 ended by SIGTERM.
+Exit codes: 0 all is done, 1 an arm has failed, 2 the command or its input is wrong, 3 another
+process of this run has gone or the run stands still, 130 interrupted, 143 ended by SIGTERM.
 """
 
 import sys
@@ -40,7 +40,7 @@ from experiments import config_files, records
 
 FLAGS = flags.FLAGS
 NUMBER = "give a number of seconds"
-# Flags by their kinds; how arms are started no command has that starts one of them.
+# Flags by kind. A command that starts a single arm lacks the flags on how arms are started.
 TEXTS = {
     "config": "file.py, file.py:argument or a run's config.json; --config.ENTRY=VALUE changes it.",
     "workdir": "Directory of the records; made if need be.",
@@ -52,7 +52,7 @@ TEXTS = {
     "jobset": "Only write this file: a JobSet of Kubernetes per arm, for kubectl apply.",
     "pods": "Of --jobset: image=IMAGE,processes=4,gpus=8,claim=VOLUME,mount=/gossax/runs.",
     "cluster": "Ray cluster of runtime=actors: auto, or host:port; else one of its own here.",
-    # Several processes of one run on a mesh; else found in the environment.
+    # For several processes of one run on a mesh; by default the environment has the values.
     "coordinator_address": "host:port of process 0.",
 }
 SWITCHES = {
@@ -95,7 +95,7 @@ for _name in ("checkpoint_seconds", "stuck_seconds"):
 flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 flags.DEFINE_list("trust", [], "Of --advise or a config.json: modules of yours that it may name.")
 flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
-# About arms, which neither a report nor an analysis has.
+# Flags about arms; reports and analyses have no arms.
 _ABOUT_ARMS = (
     "sweep", "grid", "seeds", "together", "loggers", "jobs", "executor", "slurm", "ray", "arm",
     "cluster", "dry_run", "jobset", "pods",
@@ -117,7 +117,7 @@ _ENTRIES: dict[str, str | bool] = {}  # entries of the config that the command l
 
 
 def refuse(error: Exception | str) -> NoReturn:
-    """End with one sentence instead of a traceback: the input was at fault, not the program."""
+    """Exit with code 2 and one sentence, without a traceback, as the user's input is wrong."""
     sentence = registry.sentence(error)
     print(f"error: {sentence}", file=sys.stderr)
     if "experiments.distributed" in sys.modules:  # there may be other processes
@@ -144,14 +144,14 @@ def is_elsewhere() -> bool:
 
 
 def missing() -> str:
-    """Return the first flag that a run needs and the command lacks."""
+    """Return the first flag that a run needs and the command lacks, or "" if there is none."""
     if FLAGS.report or FLAGS.list or FLAGS.advise or FLAGS.watch:
         return ""
     needed = {"config": FLAGS.config, "workdir": FLAGS.dry_run or FLAGS.workdir}
     return next((name for name, value in needed.items() if not value), "")
 
 
-WRITTEN = ("workdir", "report", "watch", "advise", "jobset")  # where something is written or read
+WRITTEN = ("workdir", "report", "watch", "advise", "jobset")  # paths that are written or read
 RUNS = (
     "config", "workdir", "overwrite", "print_commands", "explain_compression", *_ABOUT_ARMS,
 )  # fmt: skip
@@ -201,12 +201,12 @@ COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Read the flags; refuse an unreadable one in a sentence."""
+    """Read the flags; refuse an unreadable flag or a wrong combination in a sentence."""
     if not argv[1:]:
         print(FIRST)
         sys.exit(0)
     try:
-        sys.argv = FLAGS.read_flags_from_files(argv)  # for commands that are made of it
+        sys.argv = FLAGS.read_flags_from_files(argv)  # commands of single arms are made of it
         argv, entries = config_files.overrides(sys.argv)
         rest = FLAGS(argv)
         for name in ("config", *WRITTEN):  # a shell leaves the ~ of --workdir=~/x
@@ -234,10 +234,10 @@ def parse(argv: list[str]) -> list[str]:
 
 
 def executor(arms) -> Callable:
-    """Return what runs the arms, as the flags say; ValueError where it cannot."""
+    """Return the executor that the flags name; ValueError if it cannot run the arms."""
     from experiments import executors, restarts
 
-    # What is started anywhere goes on: runs to overwrite are removed before.
+    # Commands of single arms only resume runs: this process removes the runs to overwrite before.
     argv = restarts.without(sys.argv, (), ["overwrite"])
     many = {"command": functools.partial(executors.command, argv)}
     if FLAGS.executor == "slurm":
@@ -258,7 +258,7 @@ def executor(arms) -> Callable:
 
 
 def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> None:
-    """Run an analysis of a config, or print the command; its workdir is that of a run."""
+    """Run an analysis of a config and write its records, or print its command."""
     from rich.console import Console
 
     from experiments import analysis as findings
@@ -299,9 +299,9 @@ def advise() -> None:
 
 
 def plan() -> Callable[[], int] | None:
-    """Check what the flags ask for; return what is left to do, which gives an exit code.
+    """Check the command; return a function that runs it and returns an exit code, or None.
 
-    Raises ValueError, with nothing written, for an impossible request.
+    None: the command is done. Raises ValueError, with nothing written, for an impossible request.
     """
     file = config_files.read(FLAGS.config, _ENTRIES, FLAGS.trust)
     from experiments import distributed, sweep
@@ -315,7 +315,7 @@ def plan() -> Callable[[], int] | None:
     sweep.keep_programs()
     endings.raising()
     if __name__ == "__main__" and distributed.processes() == 1:
-        distributed.watch_signals()  # others do already
+        distributed.watch_signals()  # several processes do so already
     if FLAGS.explain_compression:
         from experiments.advice import compression
 
@@ -326,7 +326,7 @@ def plan() -> Callable[[], int] | None:
 
 
 def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
-    """Check the arms of a config, see `plan`."""
+    """Check the arms of a config; return a function that runs them, as `plan` does."""
     from experiments import distributed, dry_run, executors, loggers, prepare, restarts, sweep
     from experiments.papers import Judged
     from runtimes.asynchronous import pool
@@ -369,7 +369,7 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     how = {"together": FLAGS.together, "execute": executor(arms)}
     if FLAGS.arm:
         return lambda: 1 if sweep.run(arms, place, FLAGS.overwrite, **how) else 0
-    if FLAGS.sweep and not grids:  # what they say is of the arms of sweep() alone
+    if FLAGS.sweep and not grids:  # these functions know the arms of sweep() alone
         ends = ("claims", "numbers", "figures")
         how |= {name: getattr(file.module, name, None) for name in ends}
         if isinstance(how["claims"], Judged):
@@ -391,9 +391,9 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
 
 
 def run_arms(arms, about: str | None, how: dict) -> int:
-    """Run arms, note what runs, and write the report; return 1 if some have failed.
+    """Run arms, write the note of the launch and the report; return 1 if an arm has failed, or 0.
 
-    Where no arms are left to run, what was noted when they ran stays.
+    If no arms are left to run, the note of the launch that ran them stays.
     """
     from experiments import distributed, files, provenance, report, sweep
 
@@ -416,7 +416,7 @@ def run_arms(arms, about: str | None, how: dict) -> int:
 
 
 def watch() -> NoReturn:
-    """Serve a page while records arrive; exit with 1 if nobody is left to finish the runs."""
+    """Serve a page while records arrive; exit with code 1 if no process will finish the runs."""
     endings.raising()
     from experiments import live
 
@@ -428,7 +428,7 @@ def watch() -> NoReturn:
 
 def main(_) -> None:
     if FLAGS.restarts and not FLAGS.print_commands:
-        # This process only watches over the one that does the work.
+        # This process only starts and restarts the process that does the work.
         from experiments import restarts
 
         where = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)

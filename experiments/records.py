@@ -1,17 +1,17 @@
-"""Records of a run in strict JSON, its schedule and model, and every name below a workdir.
+"""The records of a run in strict JSON, its schedule and model, and all file names of a workdir.
 
-config.json, metrics.jsonl, summary.json, schedule.npz (`stragglers.schedule.load` reads it) and
-parameters.npz, the model whose losses and accuracies the summary has: arrays by
-their path, such as params/layers_2/kernel; where workers have models of their own the mean of them.
+A run writes config.json, metrics.jsonl, summary.json, schedule.npz and parameters.npz. The function
+`stragglers.schedule.load` reads schedule.npz. The arrays of parameters.npz are named by their path,
+such as params/layers_2/kernel, and form the model whose losses the summary has. If each worker has
+its own model, parameters.npz holds the mean of the models. NaN and infinities become null in JSON.
 
-A metrics line is written when it is measured, a summary when the run is complete, with the digests
-of all these files in digests.json; until then there may be a directory `checkpoint`, see
-`experiments.checkpoints`. NaN and infinities become null.
+A metrics line is written after each evaluation. The digests of all these files (digests.json) and
+then the summary are written when the run is complete. A directory `checkpoint` may be beside these
+files, also after the run has ended; see `experiments.checkpoints`.
 
-The list of names is in the code and not in the workdir: a file of names would have to be right
-after a kill at any moment. A directory is ours by the `config.json` of a run, which is written
-before anything else; a sweep's own directory by the note of its launch, or by an arm that lies
-where its arms lie.
+The names are listed in the code: a list in the workdir could be wrong after a kill. A run's own
+directory is recognised by its config.json, which is written before any other file. A sweep's own
+directory is recognised by report.json, the note of its launch, or by the config.json of an arm.
 """
 
 import contextlib
@@ -32,29 +32,29 @@ from experiments import checkpoints, distributed, files, formats, initial, regis
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
-MODULES = "modules"  # in a config: code that was brought along -> its SHA-256
-INITIAL = "initial_sha256"  # in a config: of the parameters that `initial` names
+MODULES = "modules"  # in a config: modules of the user's own code -> their SHA-256
+INITIAL = "initial_sha256"  # in a config: the SHA-256 of the parameters that `initial` names
 PARAMETERS = "parameters.npz"
-PROFILE = "measured_profile.json"  # of a method that plans with measured times
-ERROR = "error.txt"  # of a run that has failed: the reason, then the traceback
-REMOVED_BY = "removed_by.txt"  # in the place of a run that `--overwrite` has removed: the launch
+PROFILE = "measured_profile.json"  # measured times with which a method plans
+ERROR = "error.txt"  # the reason and then the traceback of a run that has failed
+REMOVED_BY = "removed_by.txt"  # the launch whose `--overwrite` has removed the run
 LENGTHS = ("seconds", "updates")  # entries of a config that a later launch may make larger
 DATA = "files_sha256"  # in a config: files and folders that its parts name -> their SHA-256
-ENDS = 2**20  # bytes at both ends of a file in a folder, which count for all of it
-BESIDE = {MODULES, INITIAL, DATA}  # what a config.json has that is no entry
-# What `--overwrite` removes of a run before it begins: what could be taken for a part of the new
-# one. The rest, config.json first, is replaced when it is written again.
+ENDS = 2**20  # bytes at both ends of a file in a folder; the digest reads no others
+BESIDE = {MODULES, INITIAL, DATA}  # keys of a config.json that are no entries of the config
+# The files of an old run that `--overwrite` removes before the new run begins, as they could be
+# taken for records of the new run. The other files, config.json first, are written anew.
 REMOVED = (
     formats.DIGESTS, SUMMARY, METRICS, SCHEDULE, PARAMETERS, "timeline.json", ERROR, REMOVED_BY,
     PROFILE,
 )  # fmt: skip
-# Of a run, or of an arm of a sweep.
+# The files and folders of a run, or of an arm of a sweep.
 RUN_FILES = (CONFIG, *REMOVED, "output.txt", "wandb_id.txt", files.RUN_LOCK)
 RUN_FOLDERS = ("checkpoint", "tensorboard", "wandb")
-# Of a launch, beside the files of its one run or above the folders of its arms.
+# The files of a launch, beside the files of its one run or above the folders of its arms.
 LAUNCH_FILES = (
     SUMMARY, "figure.png", "strip.png", "report.html", "report.json", files.LAUNCH_LOCK,
-    # what the configs draw that have figures of their own
+    # the figures of configs that draw their own
     "error_against_time.png", "compensated.png", "rho.png", "meetings.png", "meetings.json",
     "loss_and_bytes.png",
 )  # fmt: skip
@@ -63,19 +63,19 @@ FILES = frozenset((*RUN_FILES, *LAUNCH_FILES))
 FOLDERS = frozenset((*RUN_FOLDERS, *LAUNCH_FOLDERS))
 LOCKS = (files.RUN_LOCK, files.LAUNCH_LOCK)
 _LOCKED_BY = re.compile(r"(process \d+ on .{0,255})?")
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?")  # as JSON writes it
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as in gs://, which is gs:/ as a Path
-MOST_PATH = 3800  # bytes of a path, so that names below it have room in the system's 4096
-MOST_NAME = 255  # bytes
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-]?[0-9]+)?")  # a number as JSON writes it
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as in gs://; a Path turns gs:// into gs:/
+MOST_PATH = 3800  # bytes of a workdir's path; the system allows 4096 with the names below it
+MOST_NAME = 255  # bytes of one name of a path
 
 
 class Recorder:
-    """Writes one run's records; made by `start`.
+    """The writer of one run's records; `start` makes it.
 
-    summary: of the finished run which `start` found, or what `finish` was given; until then None.
-    records: the metrics so far. writes: whether to touch the disk, which one process does for all.
-    As a context it closes the metrics file and gives the run free, whatever happens to it; so does
-    `finish`.
+    summary: the summary of a run that `start` found finished, or that `finish` wrote; else None.
+    records: the metrics so far. writes: whether this process writes to the disk; only one does.
+    The end of a `with` block of the recorder closes the metrics file and releases the run's lock,
+    also after an error. `finish` does the same.
     """
 
     def __init__(
@@ -86,19 +86,19 @@ class Recorder:
         opened: contextlib.ExitStack,
         longer: ml_collections.ConfigDict | None = None,
     ):
-        """longer: the config of a run that is trained longer, which `begin` makes the run's."""
+        """longer: the config of a run that is trained longer; `begin` writes it to config.json."""
         self.workdir, self.summary, self.writes, self._longer = workdir, summary, writes, longer
         self.records: list[dict] = []
-        self._metrics, self._opened = None, opened  # to be closed with the run
+        self._metrics, self._opened = None, opened  # closed at the end of the run
 
     @property
     def finished(self) -> bool:
         return self.summary is not None
 
     def begin(self, kept: int = 0) -> None:
-        """Open the metrics, cut back to the first `kept` records; needed before `append`.
+        """Open the metrics file, cut to its first `kept` records; call it before `append`.
 
-        ValueError if there are fewer.
+        Raises ValueError if the file has fewer than `kept` records.
         """
         path = self.workdir / METRICS
         if kept:
@@ -115,18 +115,18 @@ class Recorder:
             self._opened.callback(self._metrics.close)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line of metrics, at once."""
+        """Write one record of metrics to the file at once, and add it to `records`."""
         self.records.append(plain(record))
         if self.writes:
             self._metrics.add(_dumps(record))
 
     def sync(self) -> None:
-        """Let all lines of metrics so far survive a power cut, before something relies on them."""
+        """Flush the metrics to the disk, so that all lines so far survive a power cut."""
         if self.writes and self._metrics is not None:
             self._metrics.sync()
 
     def finish(self, summary: Mapping[str, Any]) -> dict:
-        """Write the summary, close the metrics and return the summary as it will be read back."""
+        """Write the summary, close the metrics and return the summary as a reader will see it."""
         if self.writes:
             self.sync()
             seal(self.workdir, _dumps(summary, indent=2) + "\n")
@@ -147,23 +147,23 @@ def start(
     overwrite: bool = False,
     writes: bool = True,
 ) -> Recorder:
-    """Open `workdir` for the run that `config` describes; without `writes`, only look at it.
+    """Open `workdir` for the run that `config` describes; without `writes`, only read it.
 
-    If that run is there and finished, the recorder has its `summary` and there is nothing to do.
-    If it was interrupted, its metrics and checkpoints are there to go on from. So they are where it
-    is to be trained longer: `seconds` or `updates` of the config are larger than they were.
-    A directory that holds anything else is an error, and left alone, unless `overwrite`: then the
-    run in it, finished or not, is removed. One that another process trains is left alone in any
-    case: files.InUse.
+    If that run has finished, the recorder has its `summary`, and nothing is left to do. If that run
+    was interrupted, its metrics and checkpoints stay, so that it can be resumed. They also stay if
+    `seconds` or `updates` of the config have grown, which trains the run longer.
+    With `overwrite`, the run in the workdir is removed, finished or not.
+    Raises ValueError if the workdir holds anything else or, without `overwrite`, another run.
+    Raises files.InUse if another process trains in it. Both errors leave the workdir as it is.
     """
     check(workdir, config, overwrite)
     workdir = Path(workdir)
     with contextlib.ExitStack() as opened:
         if writes and (overwrite or not is_finished(workdir, config)):
-            # A node that does not answer may still train what its job is queued again for.
+            # If Slurm queues a job again, the old node may still hold the lock for a while.
             again = distributed.is_queued_again(os.environ)
             opened.enter_context(files.held(workdir / files.RUN_LOCK, waits=again))
-        # Asked after that: somebody may just have finished the run.
+        # Read under the lock, as another process may have finished the run just before.
         longer = not overwrite and is_longer(workdir, config)
         summary = None if overwrite or longer else read_summary(workdir)
         if summary is None and writes:
@@ -173,15 +173,15 @@ def start(
                     files.remove(workdir / name)
             files.tidy(workdir)
             if not longer:
-                files.remove(workdir / formats.DIGESTS)  # of a summary that somebody has removed
-                if overwrite or not (workdir / CONFIG).exists():  # else it may be an older one
+                files.remove(workdir / formats.DIGESTS)  # left over if its summary was removed
+                if overwrite or not (workdir / CONFIG).exists():  # an older config.json stays
                     _write_config(workdir, config)
-        kept = opened.pop_all()  # for as long as the run is
+        kept = opened.pop_all()  # the recorder holds the lock until its run ends
     return Recorder(workdir, summary, writes, kept, config if longer else None)
 
 
 def seal(workdir: Path, summary: str) -> None:
-    """Write the digests of a run's files and then its summary, which ends it."""
+    """Write digests.json and then summary.json, which marks the run as complete."""
     there = present(workdir, formats.SEALED)
     found = {name: files.digest(workdir / name) for name in there if name != SUMMARY}
     found[SUMMARY] = hashlib.sha256(summary.encode()).hexdigest()
@@ -190,12 +190,12 @@ def seal(workdir: Path, summary: str) -> None:
 
 
 def is_finished(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> bool:
-    """Return whether a run of this config has its summary and is not to be trained longer."""
+    """Return whether the workdir has a summary and the config does not train its run longer."""
     return (Path(workdir) / SUMMARY).exists() and not is_longer(workdir, config)
 
 
 def is_longer(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> bool:
-    """Return whether a config, otherwise the same, trains the run that is there longer."""
+    """Return whether `seconds` or `updates` of a config exceed the values in config.json."""
     path = Path(workdir) / CONFIG
     there = read_json(path) if path.exists() else {}
     before = {name: there[name] for name in LENGTHS if registry.is_number(there.get(name))}
@@ -203,7 +203,7 @@ def is_longer(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> 
 
 
 def claim(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> None:
-    """Make a directory ours, which `check` has passed, before anything else is written there."""
+    """Write config.json, if missing, before any other file of a directory that `check` passed."""
     if not (Path(workdir) / CONFIG).exists():
         files.make(workdir)
         _write_config(Path(workdir), config)
@@ -214,7 +214,7 @@ def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 
 def _described(config: ml_collections.ConfigDict) -> dict:
-    """Return the content of config.json: entries, with code, data and parameters they bring."""
+    """Return the content of config.json: entries, and digests of code and files that they name."""
     config = registry.canonical(config)
     modules, path = registry.brought(config), config.get("initial")
     brought = {MODULES: modules} if modules else {}
@@ -232,7 +232,7 @@ def _files_of(config: ml_collections.ConfigDict) -> set[str]:
 
 
 def _named_files(value: Any) -> set[str]:
-    """Return the files that a value names anywhere, but as the name of a part; and `folder`s."""
+    """Return the existing files and `folder`s in a nested value; names of parts do not count."""
     if isinstance(value, list | tuple):
         return set().union(*map(_named_files, value))
     if hasattr(value, "items"):
@@ -245,7 +245,7 @@ def _named_files(value: Any) -> set[str]:
 
 
 def _digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's names and sizes and the ends of its files."""
+    """Return the SHA-256 of a file; for a folder, of the names, sizes and ends of its files."""
     if path.is_file():
         return initial.digest(str(path))
     found = hashlib.sha256()
@@ -262,7 +262,7 @@ def _digest(path: Path) -> str:
 def check(
     workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
 ) -> None:
-    """Raise the ValueError that `start` would raise, and touch nothing."""
+    """Raise the ValueError with which `start` would refuse the workdir, and write nothing."""
     check_path(workdir, "workdir")
     workdir = Path(workdir)
     for place in (workdir, *workdir.parents):
@@ -277,7 +277,7 @@ def check(
                 f"workdir {workdir} lies in {name}, a folder of data that has to stay as it is; "
                 "choose another --workdir"
             )
-    # First what lies there, then whether it is ours: another process may be about to begin.
+    # The files are listed before config.json is read, as another process may begin in between.
     there = present(workdir, (*RUN_FILES, *RUN_FOLDERS))
     mine = is_ours(workdir, config)
     if overwrite:
@@ -306,7 +306,7 @@ def check_initial(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 
 def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
-    """Return None if a run of this code is there, else what speaks against it."""
+    """Return None if a run of this code is there, else the reason against it."""
     path = workdir / CONFIG
     refuse(workdir, (CONFIG,), ours=True)
     if not path.exists():
@@ -324,7 +324,7 @@ def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> 
     brought = {name: stored[name] for name in BESIDE if name in stored}
     written = read_config(workdir / CONFIG).to_dict() | brought
     described = _described(config)
-    if DATA not in stored:  # as in an older one
+    if DATA not in stored:  # as in a config.json of an older version
         described.pop(DATA, None)
     there, here = flat(written), flat(_with_numbers(json.loads(_dumps(described))))
     differing = [
@@ -343,9 +343,9 @@ def _refuse_another_config(workdir: Path, config: ml_collections.ConfigDict) -> 
 
 
 def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
-    """Return all records of a run, finished or not; a line that was cut off by a kill is left out.
+    """Return all metrics records of a run, finished or not, without a last line that a kill cut.
 
-    whole: whether they are needed for tables and figures, with all columns that these show.
+    whole: whether to require a record, all columns of the tables and figures, and rising times.
     """
     path = Path(workdir) / METRICS
     form = formats.WHOLE_LINE if whole else formats.LINE
@@ -361,7 +361,7 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
 
 
 def digest(workdir: str | os.PathLike, count: int) -> str:
-    """Return the SHA-256 of the first lines of metrics; ValueError where there are fewer."""
+    """Return the SHA-256 of the first `count` lines of metrics.jsonl; ValueError for fewer."""
     path = Path(workdir) / METRICS
     with formats.reading(path, formats.LINE):
         lines = files.read(path).split(b"\n")[:-1][:count]
@@ -376,13 +376,13 @@ def digest(workdir: str | os.PathLike, count: int) -> str:
 def read_summary(
     workdir: str | os.PathLike, form: formats.Format = formats.SUMMARY
 ) -> dict[str, Any] | None:
-    """Return the summary of a finished run, sweep or analysis; None: there is none."""
+    """Return the summary of a finished run, sweep or analysis, or None if there is no summary."""
     path = Path(workdir) / SUMMARY
     return formats.read(path, form) if path.exists() else None
 
 
 def read_error(workdir: str | os.PathLike) -> str:
-    """Return the reason of a failed run, which has an error.txt, on one line."""
+    """Return the first line of a failed run's error.txt, or why it cannot be read."""
     try:
         return registry.brief(files.read_text(Path(workdir) / ERROR).partition("\n")[0])
     except (OSError, ValueError) as error:
@@ -390,24 +390,24 @@ def read_error(workdir: str | os.PathLike) -> str:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """Return an object that `write_json` has written; ValueError where it cannot be read."""
+    """Return the JSON object in a file; ValueError if it is unreadable or fails its digest."""
     return formats.read(path, formats.ANYTHING)
 
 
 def read_config(
     path: str | os.PathLike, form: formats.Format = formats.CONFIG
 ) -> ml_collections.ConfigDict:
-    """Return the config that a run has written, with its parts as mappings."""
+    """Return the config in a run's config.json, with its parts as mappings."""
     stored = formats.read(path, form)
     try:
         values = {name: value for name, value in stored.items() if name not in BESIDE}
         return registry.canonical(ml_collections.ConfigDict(_with_numbers(values)))
-    except Exception as error:  # ConfigDict and what makes parts of texts raise many kinds
+    except Exception as error:  # ConfigDict and the parser of parts raise many kinds
         raise formats.damaged(path, error, form) from error
 
 
 def _with_numbers(tree: Any) -> Any:
-    """Return numbers as keys, as in factors={0: 4.0}, which JSON only knows as texts."""
+    """Return a tree with numbers as keys, as in {0: 4.0}, where JSON has texts such as "0"."""
     if isinstance(tree, list):
         return [_with_numbers(value) for value in tree]
     if not isinstance(tree, dict):
@@ -417,12 +417,12 @@ def _with_numbers(tree: Any) -> Any:
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Write strict JSON such that a reader finds the old file or the new one, never a part."""
+    """Write strict JSON; a reader finds either the old file or the whole new file."""
     files.write(path, _dumps(value, indent=2) + "\n")
 
 
 def flat(tree, prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one, with dotted keys; an empty one stays a value."""
+    """Return nested dicts as one dict with dotted keys; an empty dict stays a value."""
     if not isinstance(tree, dict) or (prefix and not tree):
         return {prefix: tree}
     return {
@@ -433,7 +433,7 @@ def flat(tree, prefix: str = "") -> dict[str, Any]:
 
 
 def _lines(path: Path, form: formats.Format, most: int | None = None) -> tuple[list, list]:
-    """Return the first lines of a file, and their records; a line without its end is left out."""
+    """Return the first `most` lines of a file and their records, without an incomplete line."""
     with formats.reading(path, form):
         lines = files.read_text(path).split("\n")[:-1][:most]
         return lines, [formats.checked(formats.parse(line), path, form) for line in lines]
@@ -444,7 +444,7 @@ def _dumps(value, **options) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return Python's own types for NumPy's and JAX's, None for what JSON cannot say."""
+    """Return a value with arrays as lists of Python numbers, and None for NaN and infinities."""
     if hasattr(value, "tolist"):  # arrays and array scalars
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -460,14 +460,14 @@ def plain(value: Any) -> Any:
 
 
 def present(place: Path, names: Iterable[str]) -> list[str]:
-    """Return the names that are there in a directory, links that lead nowhere included."""
+    """Return which of the names exist in a directory; broken links count as existing."""
     return [name for name in names if os.path.lexists(place / name)]
 
 
 def refuse(place: Path, names: Iterable[str], ours: bool) -> None:
-    """Raise ValueError where something of these names lies that is not ours, and touch nothing.
+    """Raise ValueError if a name in `place` is no ordinary file or directory, or is not ours.
 
-    ours: whether ordinary files and directories of these names are.
+    ours: whether ordinary files and directories of these names are ours; a lock need not be ours.
     """
     for name in names:
         path = place / name
@@ -489,20 +489,20 @@ def refuse(place: Path, names: Iterable[str], ours: bool) -> None:
 
 
 def is_lock(path: Path) -> bool:
-    """Return whether a file of a lock's name is one, perhaps left behind."""
+    """Return whether a file has the content of a lock: nothing, or the process that held it."""
     if os.path.getsize(path) > 400:
         return False
     return _LOCKED_BY.fullmatch(files.read(path).decode(errors="replace")) is not None
 
 
 def check_path(path: str | os.PathLike, what: str) -> None:
-    """Raise ValueError for a path that no file system takes, or that shows as something else."""
+    """Raise ValueError for a remote address, control characters or a path that is too long."""
     text = os.fspath(path)
     refuse_remote(text, what)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        size = None  # half of a character
+        size = None  # an unpaired surrogate
     if size is None or not registry.is_visible(text):
         reason = "has control characters or broken ones"
     elif size > MOST_PATH:
@@ -515,7 +515,7 @@ def check_path(path: str | os.PathLike, what: str) -> None:
 
 
 def refuse_remote(path: str, what: str) -> None:
-    """Raise ValueError for the address of a remote store, as gs://bucket/x."""
+    """Raise ValueError for an address, such as gs://bucket/x or file:x, in place of a path."""
     if path.startswith("file:"):
         raise ValueError(
             f"{what} {registry.brief(path)} is an address; give the path alone, without file:"
@@ -529,7 +529,7 @@ def refuse_remote(path: str, what: str) -> None:
 
 
 def check_arm(path: str) -> None:
-    """Raise ValueError for the name of an arm that cannot be a directory of its own."""
+    """Raise ValueError for the name of an arm that cannot be the name of its directory."""
     check_path(path, "arm")
     names = path.split("/")
     taken = next((name for name in names if name.casefold() in FILES | FOLDERS), None)
@@ -540,7 +540,7 @@ def check_arm(path: str) -> None:
 
 
 def check_links(root: Path, path: str) -> None:
-    """Raise ValueError where a directory between a workdir and an arm is a link."""
+    """Raise ValueError if a directory below the workdir on the path to an arm is a link."""
     place = root
     for name in Path(path).parts:
         place = place / name

@@ -1,13 +1,13 @@
-"""Names that configs use, what they stand for, and what entries must be, else in a sentence.
+"""The parts of a config, their factories by name, and checks of entries with one-sentence errors.
 
 A part of a config, such as a method, a rule or a task, has a name and parameters of its own. In
-Python it is written `part("deadline", seconds=0.3, leftovers="drop")`, and on the command line
-`deadline(seconds=0.3, leftovers=drop)`, so that one flag can replace it. Both become the same
-mapping, {"name": "deadline", "seconds": 0.3, ...}, in which `--config.wait.seconds=0.4` is an
-entry. Parts that others are made of come first, without a name, as in `chain(random_k(ratio=0.1),
-sign)`; the mapping has them as a list under "*". A name of our own is a key of a registry, see
-`Kind`; any other is brought along as `package.module:factory`, whose module is found as Python
-finds any (on PYTHONPATH). Whatever such a factory gives is checked, and a mistake is one sentence.
+Python a part is written `part("deadline", seconds=0.3, leftovers="drop")`. On the command line it
+is `deadline(seconds=0.3, leftovers=drop)`, so that one flag can replace the part. Both become the
+same mapping, {"name": "deadline", "seconds": 0.3, ...}, and `--config.wait.seconds=0.4` sets one
+entry of the mapping. Inner parts are arguments without a key, as in `chain(random_k(ratio=0.1),
+sign)`; the mapping lists inner parts under "*". Names of this codebase are keys of a registry, see
+`Kind`. A user's own factory is named `package.module:factory`, and Python imports the module from
+PYTHONPATH. The return value of such a factory is checked, and each mistake gives one sentence.
 """
 
 import ast
@@ -35,10 +35,10 @@ from ml_collections import ConfigDict
 
 # --- sentences ---
 
-MOST = 200  # characters of a text that are repeated
-LISTED = 100  # characters of a list of names
-CLOSE = 0.7  # share of the characters that a mistyped name has in common with the one that is meant
-_LONGEST = 1000  # characters of a sentence, whatever it repeats
+MOST = 200  # characters of a user's text that an error quotes at most
+LISTED = 100  # characters of a list of names at most
+CLOSE = 0.7  # share of characters that a mistyped name needs in common with a known name
+_LONGEST = 1000  # characters of a sentence at most
 _QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|\S{200,}")
 # Characters that change the order in which others are shown.
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -51,7 +51,7 @@ def brief(text: Any) -> str:
 
 
 def sentence(error: Exception | str) -> str:
-    """Return an error on one line, in which no text is repeated beyond 200 characters."""
+    """Return an error on one line of at most 1000 characters, with quotes cut after 200."""
     text = visible(" ".join(str(error).split()))
     text = _QUOTED.sub(lambda match: brief(match[0]), text)
     if len(text) <= _LONGEST:
@@ -60,7 +60,7 @@ def sentence(error: Exception | str) -> str:
 
 
 def meant(name: Any, known: Iterable[str]) -> str:
-    """Return the question for the known name that is closest to a mistyped one, or nothing.
+    """Return a question for the known name closest to a mistyped name, or "" if none is close.
 
         >>> meant("wokers", ["workers"])
         "did you mean 'workers'? "
@@ -70,7 +70,7 @@ def meant(name: Any, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names with commas; of those that take more than a line the first ones and a count."""
+    """Return names with commas; a list over 100 characters ends in the count of other names."""
     names = list(names)
     widths = list(itertools.accumulate(len(name) + 2 for name in names))
     shown = max(1, bisect.bisect(widths, LISTED))
@@ -79,7 +79,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return a text with escapes for what would move a terminal or can be no part of a file."""
+    """Return a text with escapes in place of the characters that `is_visible` refuses."""
     return "".join(
         character if is_visible(character) else ascii(character)[1:-1] for character in text
     )
@@ -97,7 +97,7 @@ def is_visible(text: str) -> bool:
 
 
 def is_number(value: Any, kind: type = Real) -> bool:
-    """Return whether value is a number of this kind; true and false are none."""
+    """Return whether value is a number of this kind; true and false are no numbers."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -107,28 +107,28 @@ def is_count(value: Any) -> bool:
 
 
 def is_seed(value: Any) -> bool:
-    """Return whether value is a seed: random numbers of devices know 32 bits of it."""
+    """Return whether value is a seed, a whole number below 2**32, as JAX uses 32 bits."""
     return is_number(value, Integral) and 0 <= value < 2**32
 
 
 # --- parts ---
 
 Part = str | Mapping[str, Any]
-# Entries of an arm that hold parts, and entries that may.
+# Entries of an arm that hold parts, and entries that hold a part or a number.
 PARTS = ("task", "split", "algorithm", "graph", "optimizer", "wait", "delay")
 NUMBER_OR_PART = ("communication",)
 PLACES = (*PARTS, *NUMBER_OR_PART, "sharding")  # all entries that may hold parts
 UNREADABLE = (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError)
-# Either a quoted text, which stays as it is, or a name that is brought along.
+# Either a quoted text, which stays as it is, or the name of a user's own factory.
 _BROUGHT = re.compile(r"""("[^"]*"|'[^']*')|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)""")
-# Stands in for that of such a name, which Python's grammar does not have; no text can contain it.
+# Stands for the colon of such a name, which Python's grammar refuses; no text can contain it.
 _COLON = f"._{secrets.token_hex(16)}_."
 _ASSIGNED = re.compile(r"""(\w+)\s*=\s*([^\s,()'"\[\]{}=]*)""")
 _PATH = re.compile(r".*[/~\\*].*|[A-Za-z_][\w.-]*\.\w+")
 
 
 def part(name: str, /, *inner: Part, **parameters: Any) -> ConfigDict:
-    """Return a part by its name, the parts that it is made of, and its parameters."""
+    """Return the part with a name, inner parts and parameters; see the module's docstring."""
     if "name" in parameters or "*" in parameters:
         raise ValueError(f"part {name!r}: no parameter can be called 'name' or '*'; rename it")
     return as_part({"name": name, **({"*": list(inner)} if inner else {}), **parameters})
@@ -140,7 +140,7 @@ UNIT = re.compile(r"\d[mun]?s\b")  # as in 10ms
 def as_part(written: Part) -> ConfigDict:
     """Return a part in the form that all code reads: a mapping with "name" and the parameters.
 
-    written: such a mapping, a text like a call, or a list of parts, which is their `chain`.
+    written: such a mapping, a text in the form of a call, or a list of parts to `chain`.
     Values of parameters are Python literals, true and false, bare words (texts) or parts.
     Raises ValueError for anything else.
     """
@@ -167,11 +167,11 @@ def as_part(written: Part) -> ConfigDict:
 
 
 class _Unclear(ValueError):
-    """A piece of a text that is no part, and how to write it."""
+    """An error about a piece of a text that is no part; its message says how to write it."""
 
 
 def _piece(text: str, error: Exception) -> str:
-    """Say which piece of a text is at fault, where that can be said."""
+    """Return words on the piece of a text that is at fault, or "" if it is unknown."""
     if isinstance(error, _Unclear):
         return f": {error}"
     for key, value in _ASSIGNED.findall(text):
@@ -186,7 +186,7 @@ def _piece(text: str, error: Exception) -> str:
 
 
 def read(text: str) -> Any:
-    """Return what a text stands for: a literal, a bare word (as text) or a part.
+    """Return the value of a text: a literal, a bare word (as text) or a part.
 
     Raises one of UNREADABLE for a text that is none of these.
     """
@@ -194,7 +194,7 @@ def read(text: str) -> Any:
     return _value(ast.parse(marked, mode="eval").body)
 
 
-_NAMES = ast.Name | ast.Attribute  # the latter of what is brought along
+_NAMES = ast.Name | ast.Attribute  # an Attribute only in the name of a user's own factory
 
 
 def _value(node: ast.expr) -> Any:
@@ -228,7 +228,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _inner(node: ast.expr, around: str = "") -> Part:
-    """Return a part without a key: f(g) and f(g(a=1)), but neither f(1) nor f(true)."""
+    """Return an inner part, as in f(g) or f(g(a=1)); _Unclear for a value, as in f(1)."""
     value = _value(node) if isinstance(node, ast.Call | _NAMES) else None
     if not is_part(value):
         piece = ast.unparse(node)
@@ -243,7 +243,7 @@ def spec(written: Part) -> dict[str, Any]:
 
 
 def text(written: Any) -> str:
-    """Return a value as one would write it on the command line: parts as calls, else a literal.
+    """Return a value as the command line takes it: parts as calls, other values as literals.
 
         >>> text(part("top_k", ratio=0.1))
         'top_k(ratio=0.1)'
@@ -279,7 +279,7 @@ def is_part(value: Any) -> bool:
 
 
 def is_brought(name: str) -> bool:
-    """Return whether a text is the name of something brought along, `package.module:factory`.
+    """Return whether a text names a user's own factory, `package.module:factory`.
 
         >>> is_brought("mine:law")
         True
@@ -289,9 +289,9 @@ def is_brought(name: str) -> bool:
 
 
 def canonical(config: ConfigDict) -> ConfigDict:
-    """Return a copy of a config in which every part is a mapping, whichever way it was written.
+    """Return a copy of a config in which every part is a mapping.
 
-    Raises ValueError for a text that cannot be read; a value that is no part stays.
+    Raises ValueError for a text that cannot be read; a value that is no part stays as it is.
     """
     copy = config.copy_and_resolve_references()
     with copy.unlocked(), copy.ignore_type():
@@ -315,11 +315,11 @@ def _is_finite(value) -> bool:
 
 
 SHORTEST = 1e-6  # s between two evaluations
-# What entries of a config must be: in words, as a test, and of which entries.
+# Requirements on entries of a config: in words, as a test, and the names of the entries.
 Entries = Iterable[tuple[str, Callable[[Any], Any], Iterable[str]]]
 SEED = ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",))
 COUNTS = ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")
-# Of an arm.
+# The required entries of an arm.
 _ENTRIES: Entries = (
     ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
     ("a part, as in name(parameter=value)", is_part, PARTS),
@@ -339,7 +339,7 @@ _ENTRIES: Entries = (
     ("true or false", lambda v: isinstance(v, bool), ("stop_at_target",)),
     ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
 )  # fmt: skip
-# Of an arm, which may leave them out.
+# The optional entries of an arm.
 _OPTIONAL: Entries = (
     ("a positive whole number below 2**31",
      lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
@@ -356,7 +356,7 @@ OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
 
 
 def check_arm(config: ConfigDict) -> None:
-    """Raise ValueError for an entry of an arm that is missing, of a wrong type or range."""
+    """Raise ValueError for an entry of an arm that is missing or has a wrong type or value."""
     there = [
         (words, fits, [name for name in names if name in config])
         for words, fits, names in _OPTIONAL
@@ -367,8 +367,8 @@ def check_arm(config: ConfigDict) -> None:
 def check(config: ConfigDict, entries: Entries) -> None:
     """Raise ValueError for the first entry that is missing or fails its test.
 
-    entries: (in words what entries must be, a test for one, their names); "a.b" names an entry of
-        an entry.
+    entries: tuples (requirement in words, test of a value, names of entries); the name "a.b"
+        stands for the entry b of the entry a.
     """
     for words, fits, names in entries:
         for name in names:
@@ -382,7 +382,7 @@ def check(config: ConfigDict, entries: Entries) -> None:
 
 # --- factories by their names ---
 
-# By the name of an annotation: how to call such values, and a test for them.
+# By the name of an annotation: such a value in words, and a test for it.
 _VALUES = {
     "bool": ("true or false", lambda value: isinstance(value, bool)),
     "int": ("a whole number", lambda value: is_number(value, Integral)),
@@ -392,13 +392,13 @@ _VALUES = {
 
 
 class Kind(NamedTuple):
-    """Parts that can stand in one place of a config.
+    """The parts that can stand in one place of a config.
 
-    name: what it is called in errors, e.g. "algorithm". factories: by the names of configs.
-    gives: the type of what a factory returns, checked for one that is brought along.
-    offered: parameters that the experiment gives to a factory which has them; all others are the
-        config's. nested: parameters, or "*", that hold parts of the same kind, which are built
-        first.
+    name: the kind's name in errors, e.g. "algorithm". factories: name in a config -> factory.
+    gives: the type of a factory's return value, checked for a user's own factory.
+    offered: parameters that the experiment passes to a factory which has them; the config sets all
+        other parameters. nested: parameters, or "*", that hold parts of the same kind; these parts
+        are built first.
     """
 
     name: str
@@ -408,14 +408,14 @@ class Kind(NamedTuple):
     nested: tuple[str, ...] = ()
 
     def factory(self, name: str) -> Callable:
-        """Return the factory; ValueError for a name that is unknown or cannot be imported."""
+        """Return the named factory; ValueError for a name that is unknown or not importable."""
         if isinstance(name, str) and ":" in name:
             return _imported(self.name, name)
         try:
             return self.factories[name]
-        except (KeyError, TypeError):  # the latter for what is no text
+        except (KeyError, TypeError):  # TypeError if the name is no text
             if isinstance(name, str) and name in self.factories:
-                raise  # of its module
+                raise  # an error of its module
         raise ValueError(
             f"{self.name}: unknown name {name!r}; {meant(name, self.factories)}known names: "
             f"{listed(sorted(self.factories))}, see --list; or bring your own as "
@@ -423,9 +423,9 @@ class Kind(NamedTuple):
         )
 
     def opened(self, name: str) -> tuple[Callable, dict[str, inspect.Parameter]]:
-        """Return the named factory and its parameters; ValueError for one that hides them.
+        """Return the named factory and its parameters; ValueError if its signature is hidden.
 
-        A class whose metaclass hides them, as in nnx, has the parameters of its __init__.
+        If the metaclass of a class hides the signature, as in nnx, __init__ has the parameters.
         """
         factory = called = self.factory(name)
         if isinstance(factory, type) and type(factory).__call__ is not type.__call__:
@@ -446,16 +446,16 @@ class Kind(NamedTuple):
             return False
 
     def call(self, name: str) -> str:
-        """Return how a config writes a factory: its own parameters, with their defaults."""
+        """Return a factory as configs write it: its name, and its own parameters with defaults."""
         own = [p for p in self.opened(name)[1].values() if p.name not in self.offered]
         return f"{name}({', '.join(map(_shown, own))})" if own else name
 
     def checked(
         self, part: Mapping[str, Any], available: Collection[str]
     ) -> tuple[Callable, dict[str, inspect.Parameter]]:
-        """Return the factory of a part and its parameters; ValueError where the part misfits.
+        """Return the factory of a part and its parameters; ValueError if the part does not fit.
 
-        available: names of what the experiment offers.
+        available: names of the parameters that the experiment offers.
         """
         name, inner = part.get("name"), part.get("*", ())
         factory, parameters = self.opened(name)
@@ -472,12 +472,12 @@ class Kind(NamedTuple):
         return factory, parameters
 
     def build(self, part: Part, **available: Any) -> Any:
-        """Call the factory that `part` names with the parameters that it gives.
+        """Call the factory that `part` names with the parameters of `part`; return its result.
 
-        part: a plain dictionary may hold what its own parts describe instead of these parts.
-        available: what the experiment can offer; a factory gets what it has a parameter for.
+        part: a plain dictionary may hold built objects in place of parts of other kinds.
+        available: values that the experiment offers; a factory gets the values of its parameters.
         Raises ValueError for an unknown name, for an unknown or a missing parameter, for a value
-        that the factory cannot use, and for a factory that gives something else.
+        that the factory cannot use, and for a user's factory that returns another type.
         """
         given = dict(part) if type(part) is dict else spec(part)
         for place in self.nested:
@@ -502,7 +502,7 @@ class Kind(NamedTuple):
         except (Exception, SystemExit) as error:
             unfit = isinstance(error, TypeError | AttributeError | ArithmeticError)
             if unfit and (given or ":" not in name):
-                # What annotations do not say, as 3 where a list is due, shows when it is used.
+                # An annotation may allow a wrong value, as 3 for a list, which fails on use.
                 raise ValueError(
                     f"{who}: cannot use {given} ({error}); correct a parameter"
                 ) from error
@@ -519,7 +519,7 @@ class Kind(NamedTuple):
 
 
 def first_sentence(factory: Callable) -> str:
-    """Return the first sentence of a docstring on one line; that of what a partial calls."""
+    """Return the first paragraph of a docstring on one line; a partial has its function's."""
     words = inspect.getdoc(getattr(factory, "func", factory)) or ""
     return " ".join(words.partition("\n\n")[0].split())
 
@@ -539,7 +539,7 @@ def _shown(parameter: inspect.Parameter) -> str:
 
 
 def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None:
-    """Raise ValueError for a parameter that the factory lacks, misses or has of another type."""
+    """Raise ValueError for a parameter that is unknown, missing or of another type."""
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
     for parameter, value in given.items():
         if parameter in own:
@@ -578,7 +578,7 @@ def _check_value(what: str, who: str, parameter: inspect.Parameter, value: Any) 
 
 
 def _are_finite(value: Any) -> bool:
-    """Return whether all numbers of a value are finite, however deep they stand."""
+    """Return whether all numbers in a nested value are finite."""
     if isinstance(value, list | tuple):
         return all(map(_are_finite, value))
     if hasattr(value, "items"):
@@ -586,15 +586,15 @@ def _are_finite(value: Any) -> bool:
     return not is_number(value) or abs(value) <= sys.float_info.max
 
 
-# --- code that is brought along ---
+# --- a user's own code ---
 
-# The module of a name that is brought along, anywhere in a text.
+# The module in the name of a user's own factory, anywhere in a text.
 _MODULE = re.compile(r"([\w.]+):(?=[^\W\d])")
 
 
 @functools.cache
 def _imported(kind: str, name: str) -> Callable:
-    """Return the object `package.module:attribute`, which can be called."""
+    """Return the function `package.module:attribute`; ValueError if it cannot be imported."""
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -612,9 +612,9 @@ def _imported(kind: str, name: str) -> Callable:
 
 
 def named_modules(value: Any) -> set[str]:
-    """Return the modules that a value names anywhere as `module:factory`, and import none.
+    """Return the modules that a nested value names as `module:factory`, without importing them.
 
-    Texts count with all that stands in them, as a text may be read as a part again.
+    A text is searched as a whole, as other code may read the text as a part.
     """
     if isinstance(value, list | tuple):
         return set().union(*map(named_modules, value))
@@ -632,9 +632,9 @@ def named_modules(value: Any) -> set[str]:
 
 
 def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> None:
-    """Raise ValueError for a record that names a module which the user has not named.
+    """Raise ValueError if the config of a record names a module that is not in `trusted`.
 
-    A record is data: whoever has written it must not choose the code that runs here.
+    A record is data: the author of a record must not choose the code that runs here.
     """
     brought_along = [config.get(name) for name in PLACES]
     unknown = sorted(named_modules(brought_along) - set(trusted))
@@ -646,7 +646,7 @@ def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> N
 
 
 def brought(config: Mapping) -> dict[str, str]:
-    """Return the modules that the parts of a config bring along -> "sha256:..." of their files.
+    """Return {module of a user's code in a config: "sha256:..." of its file, or "no file"}.
 
     Raises ValueError for the name of a part that cannot be imported.
     """

@@ -1,8 +1,8 @@
-"""The page of a workdir, report.html: what was compared and what came out, from records alone.
+"""The page of a workdir, report.html: the compared arms and their results, from records alone.
 
-It needs no network. Pictures of matplotlib show all to a reader without scripts; where scripts run,
-figures of plotly take their place. Beside it lies strip.png, and beside every schedule a
-timeline.json. `experiments.live` serves the same page while records arrive.
+The page needs no network. A reader without scripts sees pictures of matplotlib; if scripts run,
+figures of plotly replace the pictures. The file strip.png lies beside the page, and a timeline.json
+lies beside every schedule. `experiments.live` serves the same page while records arrive.
 """
 
 import base64
@@ -41,9 +41,9 @@ from stragglers import schedule, slow_worker
 from stragglers.slow_worker import SLOW
 
 REPORT, STRIP, FIGURE = "report.html", "strip.png", "figure.png"
-MOST_POINTS = 400  # of a curve, as long as there are no more than figures.MOST_DRAWN arms
+MOST_POINTS = 400  # points of a curve; fewer if there are more than figures.MOST_DRAWN arms
 MOST_STRIPS = 24
-MOST_SPANS = 1200  # of a strip; more take a browser seconds to draw
+MOST_SPANS = 1200  # bars of a strip; a browser needs seconds to draw more
 HERE = Path(__file__).parent
 
 
@@ -51,15 +51,15 @@ class Arm(NamedTuple):
     """The records of an arm's finished seeds."""
 
     name: str
-    places: list[Path]  # of its seeds
-    config: dict  # with the seeds of all in place of one
-    summary: dict  # of all seeds together
-    summaries: list[dict]  # of each seed
-    runs: list[list[dict]]  # metrics of each seed
+    places: list[Path]  # the directories of its seeds
+    config: dict  # its entry `seed` is a text of all seeds
+    summary: dict  # the summary over all seeds
+    summaries: list[dict]  # the summary of each seed
+    runs: list[list[dict]]  # the metrics of each seed
 
 
 class Unfinished(NamedTuple):
-    """A run that has not come to its end."""
+    """A run that has not ended."""
 
     place: str
     state: str
@@ -77,8 +77,8 @@ def places(root: Path) -> Iterator[Path]:
 def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     """Return the finished arms, in the order of the sweep's summary, and the unfinished runs.
 
-    Runs of one name that are not the seeds of one arm, as of several launches, have the names of
-    their folders. Raises ValueError where a record cannot be read, and where runs of one folder are
+    If runs of one name are not the seeds of one arm, as after several launches, each run is named
+    after its folder. Raises ValueError if a record cannot be read, or if the runs of one folder are
     not the seeds of one arm.
     """
     members: dict[str, list[tuple[Path, dict, dict]]] = {}
@@ -93,7 +93,7 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     together = records.read_summary(root, formats.SWEEP) or {}
     order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]
     members = {name: members[name] for name in dict.fromkeys([*order, *members])}
-    for name, runs in members.items():  # some may be trained longer already
+    for name, runs in members.items():  # some may already be trained longer
         members[name], shorter = _longest(runs)
         for place, _, _ in shorter:
             unfinished.append(Unfinished(str(place.relative_to(root)), "as long as before"))
@@ -115,10 +115,10 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
 
 
 def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
-    """Return the runs that are as long as any, and those that differ in their length alone."""
+    """Return the longest runs of an arm, and its shorter runs; (all runs, []) for mixed arms."""
     lengths = [tuple(config.get(name) or 0 for name in records.LENGTHS) for _, config, _ in runs]
     equal = [{**config, "seed": None, **dict.fromkeys(records.LENGTHS)} for _, config, _ in runs]
-    several = len({config["seed"] for _, config, _ in runs}) < len(runs)  # launches
+    several = len({config["seed"] for _, config, _ in runs}) < len(runs)  # of several launches
     if several or any(config != equal[0] for config in equal):
         return list(runs), []
     kept = [length == max(lengths) for length in lengths]
@@ -129,7 +129,7 @@ def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
 
 
 def _mixed(runs: Sequence[tuple[Path, dict, dict]]) -> str:
-    """Say which runs of one name are not seeds of one arm, whose mean would make no sense."""
+    """Return a text on two runs that are not seeds of one arm and have no mean, or ""."""
     seeds = sorted(runs, key=lambda member: member[2]["seed"])
     for (one, its, summary), (other, theirs, _) in itertools.pairwise(seeds):
         same = its.get("seed") == theirs.get("seed")
@@ -154,10 +154,10 @@ def _state(place: Path) -> str:
 
 
 def write(root: str | os.PathLike, paper: bool = False) -> Path:
-    """Write report.html, strip.png and the timelines from the records below `root`; the page.
+    """Write report.html, strip.png and timelines of the records below `root`; return the page.
 
-    paper: also every figure as PDF and SVG, into the folder `figures`.
-    Raises ValueError where there are no records, where one cannot be read, and for a paper where no
+    paper: whether to write every figure as PDF and SVG too, into the folder `figures`.
+    Raises ValueError if there are no records, if a record cannot be read, or with `paper` if no
     arm has finished.
     """
     root = Path(root)
@@ -189,10 +189,10 @@ def whole(
     pictures: str = "",
     **watched,
 ) -> str:
-    """Return the page of a workdir.
+    """Return the page of a workdir as HTML.
 
-    lines: the arms with their runs, also those under way; pictures: for a reader without scripts,
-    in HTML; watched: what `page` needs of a page that is served while runs are under way.
+    lines: names and runs of the arms, also of arms that have not finished. pictures: HTML for a
+    reader without scripts. watched: `state` and `version` of a page served during the runs.
     """
     note = provenance.known(root)
     is_live = bool(watched or note)
@@ -242,7 +242,7 @@ def _words(title: str, headings: Sequence[str], rows: Sequence | None) -> Iterat
 
 
 def headline(arms: Sequence[Arm]) -> str:
-    """Return the result in a sentence: which arm is first at the target, and how much sooner."""
+    """Return a sentence on the first arm at the target and its speed-up over the baseline."""
     target, _ = _of_all(arms)
     summaries = {arm.name: arm.summary for arm in arms}
     for field, words in (("target_loss", "targets"), ("clock", "clocks")):
@@ -314,9 +314,9 @@ def _of_all(arms: Sequence[Arm]) -> tuple[float | None, str]:
 
 
 def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look]:
-    """Return looks at the schedules of each arm's first seed that has one.
+    """Return, by arm, the `figures.Look` at the schedule of its first seed with a schedule.
 
-    writes: a timeline beside the schedule of every seed, too.
+    writes: whether to write a timeline beside the schedule of every seed, too.
     """
     looks = {}
     for arm in arms:
@@ -325,7 +325,7 @@ def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look
             if not path.exists() or (arm.name in looks and not writes):
                 continue
             done = schedule.load(path)
-            if done.all_workers > workers + 1:  # one more stands for nobody
+            if done.all_workers > workers + 1:  # the number `workers` stands for nobody
                 raise ValueError(
                     f"report: {path} has {done.all_workers} workers, its summary {workers}; remove "
                     "both, and the same command trains that run again"
@@ -343,9 +343,9 @@ def _named(arm: Arm, summary: Mapping) -> str:
 
 
 def strips_of(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> list[figures.Strip]:
-    """Return the strips of all arms that have one.
+    """Return the strips of all arms that have a strip, the most important ones first.
 
-    First the first arm at the target, its baseline, and the first arm under every other rule.
+    The order is the first arm at the target, the baselines, the first arm of each rule, the others.
     """
     known = [arm for arm in arms if arm.name in looks and looks[arm.name].first.worker.size]
     if not known:
@@ -362,7 +362,7 @@ def strips_of(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> list[fi
 
 
 def _results(arms: Sequence[Arm]) -> Iterator[str]:
-    """Yield the table of `tables.of_arms` and why arms ended early."""
+    """Yield the table of `tables.of_arms`, and a sentence per seed that stopped or lost nodes."""
     if not arms:
         return
     shown = tables.of_arms([arm.summary for arm in arms])
@@ -389,7 +389,7 @@ def _figures(
     pictures: str,
     is_live: bool,
 ) -> Iterator[str]:
-    """Yield the pictures and, live, packed data and the elements that report.js fills with them."""
+    """Yield the pictures and, if live, the data and the elements in which report.js draws them."""
     yield "<h2>Figures</h2>"
     target, clock = _of_all(arms) if arms else (None, "")
     names, strips = [name for name, _ in lines], strips_of(arms, looks)
@@ -442,7 +442,7 @@ def _figures(
 
 
 def _columns(curve: figures.Curve | None, points: int) -> list[list[float | None]] | None:
-    """Return columns of a curve with at most `points` rows and, of several seeds, of its band."""
+    """Return columns of a curve, and of its band over seeds, at most `points` rows; None: empty."""
     if curve is None or not curve.x.size:
         return None
     keep = np.unique(np.linspace(0, curve.x.size - 1, points).round().astype(int))
@@ -469,7 +469,7 @@ def _layout(plot: figures.Plot) -> dict[str, Any]:
 
 
 def _template(ink: str, rule: str) -> dict[str, Any]:
-    """Return the look of all figures, in colours for a light or a dark page."""
+    """Return plotly's template of all figures; ink and rule: the colours of text and of lines."""
     axis = {"gridcolor": rule, "linecolor": rule, "zeroline": False, "automargin": True}
     clear = "rgba(0,0,0,0)"
     return {"layout": {
@@ -485,7 +485,7 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
     lanes = figures.lanes_of(strip)
     inside, begin = np.flatnonzero(np.isin(strip.first.worker, lanes)), strip.first.begin
     drawn = timeline.Stretches(*(column[inside[:MOST_SPANS]] for column in strip.first))
-    cut = begin.size == timeline.MOST_STRETCHES  # what is later is not among them
+    cut = begin.size == timeline.MOST_STRETCHES  # later stretches are left out
     missing = [*begin[inside[MOST_SPANS:]][:1], *begin[-1:][:cut]]
     kinds = [timeline.KINDS[kind] for kind in drawn.kind]
     met = np.where(
@@ -516,13 +516,13 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
     }  # fmt: skip
     return {"name": strip.name, "title": html.escape(strip.name, quote=False),
             "traces": [bars, marks], "lanes": lanes.tolist(),
-            # Seconds that are shown at first, and those after which bars are missing.
+            # The seconds that are shown at first, and the time from which on bars are missing.
             "until": figures.window([strip]),
             "known": float(min(missing) / timeline.NANOSECONDS) if missing else None}  # fmt: skip
 
 
 def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:
-    """Yield how far off gradients land, and who does how much and is waited for how often."""
+    """Yield the table of tree distances, staleness, shares of workers and waits for workers."""
     if not looks:
         return
     rows = []
@@ -550,7 +550,7 @@ def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:
 
 
 def _settings(arms: Sequence[Arm]) -> Iterator[str]:
-    """Yield the entries in which configs differ, and those that they share."""
+    """Yield a table of the entries in which configs differ, and one of their common entries."""
     if not arms:
         return
     configs = [arm.config for arm in arms]
@@ -577,10 +577,10 @@ def page(
     state: str = "",
     version: int = 0,
 ) -> str:
-    """Return a whole page, which runs no script unless it is live, and then ours alone.
+    """Return a whole page; a live page runs report.js and plotly.js, any other page no script.
 
-    again: how to repeat it, in HTML. state and version: of a page that is served while runs are
-    under way, how far they are and which page of several it is.
+    again: HTML on how to repeat the page. state, version: the progress of the runs and the number
+    of the page, if the page is served during the runs.
     """
     policy = ["default-src 'none'", "style-src 'unsafe-inline'", "img-src data: blob:"]
     scripts = ""
@@ -599,7 +599,7 @@ def page(
 
 @functools.cache
 def _library() -> tuple[str, str]:
-    """Return plotly.js, packed to two fifths of its size, and what a policy knows it by."""
+    """Return plotly.js, packed to two fifths of its size, and its SHA-256 for the page's policy."""
     library = get_plotlyjs()
     return packed("plotly", library), _digest(library)
 
@@ -609,7 +609,7 @@ def _digest(script: str) -> str:
 
 
 def packed(name: str, content: str) -> str:
-    """Return a text as an element that runs nothing, and that no word of the text can end."""
+    """Return a text, gzipped and in base 64, as a script element that browsers do not run."""
     data = base64.b64encode(gzip.compress(content.encode(), 6, mtime=0)).decode()
     return f'<script type="application/gzip" id="{name}">{data}</script>'
 
@@ -617,7 +617,7 @@ def packed(name: str, content: str) -> str:
 def table(
     kind: str, headings: Sequence[str], bodies: Sequence[Sequence], caption: str | None = None
 ) -> str:
-    """Return a table in a box of its own to scroll in; the first cell of a row is its heading."""
+    """Return an HTML table in a box that scrolls; the first cell of each row is its heading."""
 
     def row(first: Any, *rest: Any) -> str:
         cells = "".join(f"<td>{text(cell)}</td>" for cell in rest)
@@ -632,12 +632,12 @@ def table(
 
 
 def image(kind: str, png: bytes, caption: str) -> str:
-    """Return a figure with a picture in it; kind: a class of the page's style."""
+    """Return an HTML figure with a PNG picture; kind: the figure's class in the style sheet."""
     data, words = base64.b64encode(png).decode(), text(caption)
     return (f'<figure class="{kind}"><img src="data:image/png;base64,{data}" alt="{words}">'
             f"<figcaption>{words}</figcaption></figure>")  # fmt: skip
 
 
 def text(raw: str) -> str:
-    """Return a text as it stands in a page, whatever it holds."""
+    """Return a text as HTML, with escapes in place of markup and control characters."""
     return html.escape("\n".join(registry.visible(line) for line in str(raw).split("\n")))

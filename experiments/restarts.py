@@ -1,12 +1,12 @@
-"""A command that is started again when its process has lost another one, or was killed itself.
+"""The restart of a command whose process was killed or has lost another process of its run.
 
-Each of the processes of a run has a parent of its own: all of them end when one does, each parent
-starts its process again, and they find each other at the same address and go on from the last
-checkpoint. Before that the parents call the roll, so that a run which has lost a machine for good
-goes on with fewer processes: every parent writes a number that grows into a file of its own, beside
-the workdir that all of them share. The parent of process 0 counts as present whose number it sees
-growing, so that no clocks are compared, and writes down who goes on. Who has not shown up within
-`PATIENCE` is taken for gone.
+Each process of a run has a parent process. All processes of the run end when one process ends. Each
+parent then starts its process again; the processes meet at the same address and resume from the
+last checkpoint. Before the restart the parents call the roll, so that a run which has lost a host
+goes on with fewer processes. Every parent writes a growing number into a file of its own, beside
+the shared workdir. The parent of process 0 counts a parent as present if its number grows, so that
+no clocks are compared, and writes the list of processes that go on. A parent that has not appeared
+within `PATIENCE` is taken for gone.
 """
 
 import contextlib
@@ -22,33 +22,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from experiments import endings, files
 from experiments.distributed import DEAD, REFUSED, is_queued_again
 
-LAUNCH = "GOSSAX_LAUNCH"  # in the environment of a command that may be started again: its name
-NAMED = ("coordinator_address", "num_processes", "process_id")  # flags of one of several
+LAUNCH = "GOSSAX_LAUNCH"  # environment variable with the name that all starts of a launch share
+NAMED = ("coordinator_address", "num_processes", "process_id")  # flags of several processes
 PAUSE = 1.0  # s before a new start, in which the port of process 0 becomes free
-PATIENCE = 60.0  # s for the others to show up, in which a shared file system shows what is new
-BEAT = 0.5  # s between two numbers
+PATIENCE = 60.0  # s for the other parents to appear, also on a slow shared file system
+BEAT = 0.5  # s between two numbers of a parent
 DECISION = "going_on.json"
 
 
 class Gone(Exception):
-    """The run cannot go on here; says why in a sentence."""
+    """An error of a run that cannot go on in this process; its message is the reason."""
 
 
 class RollCall:
-    """The roll call of one parent; `members`: the processes that go on, by their first numbers."""
+    """The roll call of one parent; `members`: the first numbers of the processes that go on."""
 
     def __init__(self, workdir: str, coordinator: str, processes: int, process: int):
-        """coordinator: the address of process 0. process: the number of the parent's own one."""
+        """coordinator: the address of process 0. process: the number of this parent's process."""
         place = pathlib.Path(workdir).absolute()
         self._folder = place.with_name(f".{place.name}.restarts")
         self._coordinator, self._me, self._beats = coordinator, process, 0
         self.members: tuple[int, ...] = tuple(range(processes))
-        self._decision = self._read(DECISION)  # of the last call, or of an earlier launch
+        self._decision = self._read(DECISION)  # the last call's, or an earlier launch's
 
     def call(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Find out who goes on; raises Gone where this process does not.
+        """Set `members` to the processes that go on; raises Gone if this process cannot go on.
 
-        stopped: whether somebody has asked this parent to end, which ends the call.
+        stopped: returns whether this parent is to end; the roll call then ends early.
         """
         files.make(self._folder)
         begun, old = time.monotonic(), self._decision
@@ -80,18 +80,18 @@ class RollCall:
             )
 
     def flags(self) -> list[str]:
-        """Return the flags that tell the process of this parent who else there is."""
+        """Return the flags of this parent's process among several, or [] if it is alone."""
         values = (self._coordinator, len(self.members), self.members.index(self._me))
         named = [f"--{name}={value}" for name, value in zip(NAMED, values, strict=True)]
         return named if len(self.members) > 1 else []
 
     def close(self) -> None:
-        """Remove what has been written, once the run is done."""
+        """Remove the folder of the roll calls, in the parent of process 0, after the run."""
         if self._me == 0:
             files.remove_tree(self._folder)
 
     def _read(self, name: str):
-        with contextlib.suppress(OSError, ValueError):  # nobody has written it, or just does
+        with contextlib.suppress(OSError, ValueError):  # the file is missing or being written
             return json.loads(files.read_text(self._folder / name))
         return None
 
@@ -113,10 +113,10 @@ def without(argv: Iterable[str], valued: Iterable[str], switches: Iterable[str] 
 
 
 def names(environment: Mapping[str, str], earlier: bool = False) -> set[str]:
-    """Return names that all starts of this launch share: of its job in Slurm, and of `run`.
+    """Return the names that all starts of this launch share: its job of Slurm, and LAUNCH of `run`.
 
-    earlier: those alone under which it may have been started before; a job that Slurm has not
-    queued again may be of several launches.
+    earlier: only names under which the launch may have been started before. The job is left out
+    unless Slurm has queued the job again, as one job may contain several launches.
     """
     found = {environment.get(LAUNCH, "")}
     if not earlier or is_queued_again(environment):
@@ -125,13 +125,13 @@ def names(environment: Mapping[str, str], earlier: bool = False) -> set[str]:
 
 
 def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int:
-    """Run a command of Python, and again for at most `restarts` times; return its last exit code.
+    """Run a Python command, restart it at most `restarts` times, and return its last exit code.
 
-    argv: without the name of Python. call: where the command says which process of several this is.
+    argv: the arguments of Python. call: the roll call, if the command is one of several processes.
 
-    Signals that ask to end go to the command, in a session of its own, and nothing is restarted
-    afterwards. Once it has been started again, a refusal also counts as a loss: the others may
-    have needed longer to come back than it waits for them.
+    Signals that ask to end are passed to the command, in a process group of its own, and prevent
+    restarts. After a restart, the exit code REFUSED also counts as a loss: the other processes may
+    have returned later than the command waits for them.
     """
     argv, environment = without(argv, ["restarts"]), os.environ | {LAUNCH: secrets.token_hex(8)}
     flags, running, asked = [], None, []

@@ -23,26 +23,26 @@ SHARDING = Kind("sharding", Registry({
     "fsdp": "runtimes.slices:fsdp", "replicated": "runtimes.slices:replicated",
 }))  # fmt: skip
 CODED = ("parameters", "gradients")  # entries of a sharding that name codecs
-NEIGHBOUR, OWN = "neighbour", "checkpoint"  # from whose model a node begins that has gone
+NEIGHBOUR, OWN = "neighbour", "checkpoint"  # the model from which a lost node begins again
 
 
 class Place(NamedTuple):
     """A runtime that configs can name."""
 
     build: Callable[..., Runtime]  # see `build`
-    misfit: Callable[..., str | None]  # (method, rule, shapes of parameters, config) -> why not
-    devices: Callable[[ConfigDict], int]  # how many a run wants
-    delayed: bool = False  # its workers take as long as a delay says, and no time of their own
+    misfit: Callable[..., str | None]  # (method, rule, shapes of parameters, config) -> reason
+    devices: Callable[[ConfigDict], int]  # the number of devices that a run needs
+    delayed: bool = False  # the delay alone gives the times of its workers
     together: bool = False  # runs that differ only in data can be one program
     cluster: bool = False  # its workers are processes, which may live on a cluster
-    on_mesh: bool = False  # workers are devices, or several devices each
-    single: str = ""  # why its workers cannot be shared by several processes
+    on_mesh: bool = False  # each worker is one device or several devices
+    single: str = ""  # the reason why several processes cannot share its workers
 
 
 def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
-    """Return the runtime that the config names.
+    """Return the runtime that the config names; ValueError if entries do not fit the runtime.
 
-    parts_of_arm: task, algorithm, sampler, rule, delay or None, what an exchange costs, and a
+    parts_of_arm: task, algorithm, sampler, rule, delay or None, the cost of an exchange, and a
     picklable function that builds the same runtime in another process.
     """
     place = RUNTIMES[config.runtime]
@@ -60,7 +60,7 @@ def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
 
 
 def check_processes(config: ConfigDict, count: int) -> None:
-    """Raise ValueError for a runtime that does not run on several processes."""
+    """Raise ValueError if `count` is above 1 and the runtime runs only in a single process."""
     if count > 1 and (why := RUNTIMES[config.runtime].single):
         raise ValueError(
             f"{config.runtime}: {why}, and there are {count}; use runtime='mesh', or start a "
@@ -69,12 +69,12 @@ def check_processes(config: ConfigDict, count: int) -> None:
 
 
 def devices(config: ConfigDict) -> int:
-    """Return how many devices a run of this config wants; 1 for a runtime that does not exist."""
+    """Return the number of devices that a run of this config needs; 1 for an unknown runtime."""
     return RUNTIMES[config.runtime].devices(config) if config.runtime in RUNTIMES else 1
 
 
 class Slice(NamedTuple):
-    """Entries of a config about the devices of a mesh, which it may leave out."""
+    """The optional entries of a config about the devices of a mesh."""
 
     devices_per_worker: int = 1
     sharding: registry.Part = "replicated"  # how the devices of a worker keep its model
@@ -223,7 +223,7 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
 
 
 def _parts_of(again: Callable[[], Runtime]) -> Any:
-    """Return the parts of a worker or of a node, see `_actors`."""
+    """Return the parts of a worker or node (see `_actors`) from the runtime that `again` builds."""
     return again().parts
 
 
@@ -256,13 +256,13 @@ def _is_resource(value: Any) -> bool:
     return registry.is_number(value) and 0 <= value < 1e6
 
 
-# Of config.actors, which a config may leave out.
+# The entries of config.actors, which is optional.
 ACTORS: registry.Entries = (
     ("a number of CPUs, 0 or more", _is_resource, ("actors.cpus",)),
     ("a share of a GPU, or a number of them", _is_resource, ("actors.gpus",)),
     ("a positive whole number", registry.is_count, ("actors.least_workers",)),
     ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("actors.bad_contribution",)),
 )
-RESTORE: registry.Entries = (  # of methods with a model per worker, which may leave it out
+RESTORE: registry.Entries = (  # optional, for methods with a model per worker
     (f"'{NEIGHBOUR}' or '{OWN}'", lambda v: v in (NEIGHBOUR, OWN), ("actors.restore",)),
 )

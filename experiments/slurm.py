@@ -1,8 +1,8 @@
 """The arms of a sweep as an array of Slurm jobs, by submitit (Meta's library, not required).
 
-The state of jobs comes from squeue, which answers with accounting and without; submitit would ask
-sacct. Which job has which arms stands in a file beside what the jobs print: a launch that comes
-after one that was killed follows the jobs that Slurm still has, and submits only what is left.
+The state of jobs comes from squeue, which works without Slurm's accounting; submitit alone would
+use sacct, which needs accounting. A file beside the jobs' output lists the arms of each job: a
+launch after a killed one follows the jobs that Slurm still has, and submits only the other arms.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ from experiments.executors import (
 )
 
 FOLDER = "slurm"  # in a workdir
-JOBS = "jobs.json"  # in the folder: by jobs, the paths of their arms and how many tasks they have
-LATE = 15.0  # s after which a result that a shared file system does not show yet is missing
-WARNING = 90  # s before its time is over at which submitit asks a job to end
+JOBS = "jobs.json"  # in the folder: job -> the paths of its arms and its number of tasks
+LATE = 15.0  # s for a result of a completed job to appear on a shared file system
+WARNING = 90  # s before the end of a job's time at which submitit asks the job to end
 POLL_SECONDS = 0.2
-SOONEST, LATEST = 2.0, 60.0  # s between two looks at the queue
-FORGOTTEN = "FORGOTTEN"  # of a job that the queue shows no more
-# States of a job that has ended; squeue shows them for some minutes, others have work left.
+SOONEST, LATEST = 2.0, 60.0  # s between two calls of squeue
+FORGOTTEN = "FORGOTTEN"  # the state of a job that the queue does not show any more
+# States of a job that has ended; squeue shows them for some minutes. Other jobs have work left.
 ENDED = frozenset(
     (
         "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -49,8 +49,8 @@ ENDED = frozenset(
     )
 )  # fmt: skip
 SIGNAL, PARALLEL = "slurm_signal_delay_s", "slurm_array_parallelism"
-LISTS = ("srun_args", "setup", "teardown")  # settings that have several words
-# Options of sbatch that submitit passes on without knowing them.
+LISTS = ("srun_args", "setup", "teardown")  # settings of which submitit wants a list
+# Options of sbatch that submitit does not know, and passes on.
 SBATCH = (
     "begin", "clusters", "core_spec", "cores_per_socket", "distribution", "export",
     "gpu_bind", "gpus", "hint", "licenses", "mem_bind", "mincpus", "nice", "no_requeue",
@@ -58,7 +58,7 @@ SBATCH = (
     "requeue", "reservation", "sockets_per_node", "spread_job", "switches", "thread_spec",
     "threads_per_core", "time_min", "tmp", "wait_all_nodes",
 )  # fmt: skip
-# What submitit names alike for all schedulers; other settings are Slurm's own.
+# Settings with one name for all schedulers of submitit; other settings are Slurm's own.
 GENERAL = (
     "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node",
 )  # fmt: skip
@@ -68,20 +68,20 @@ GENERAL = (
 
 
 class Command:
-    """A command as a job of submitit, once in every task; cut off, it resumes when it runs again.
+    """A command as a job of submitit, which every task runs and which resumes after a requeue.
 
-    Jobs get this class by value, so that it needs no module of ours where it runs. A job that is
-    preempted, cancelled, queued again or about to be out of time gets a SIGTERM or SIGUSR2. Its run
-    then ends at the next evaluation with a checkpoint, and leaves no result, so that it is Slurm
-    who says what becomes of the job.
+    Jobs contain this class by value, so that a node needs no module of this code to load it. Slurm
+    sends SIGTERM or SIGUSR2 to a job that is preempted, cancelled, queued again or nearly out of
+    time. The run then ends at the next evaluation with a checkpoint. The job leaves no result, so
+    that its state comes from Slurm.
 
-    grace: seconds in which a run that is about to be out of time may reach its next evaluation.
+    grace: seconds that a run has to reach its next evaluation when submitit asks it to end.
     """
 
     def __init__(self, command: Sequence[str], grace: float = 60.0):
         self.command, self.grace = list(command), grace
         self._process: subprocess.Popen | None = None
-        self._asked = self._told = False  # this process by Slurm; its run by this process
+        self._asked = self._told = False  # whether Slurm, and this process, has asked for the end
 
     def __call__(self) -> int:
         """Run the command; return its exit code."""
@@ -98,13 +98,13 @@ class Command:
         code = self._process.wait()
         if not self._asked and code <= 128:
             return code
-        # Where Slurm ends a step by the first failure, the first task may still have to requeue.
+        # If Slurm ends a step at the first failure, the first task may still have to requeue.
         raise SystemExit(code if os.environ.get("SLURM_PROCID", "0") == "0" else 0)
 
     def checkpoint(self) -> Any:
-        """End the run with a checkpoint; return what the job does when it runs again.
+        """End the run with a checkpoint; return the same command for the job's next start.
 
-        submitit calls this in the first task, where it interrupts `__call__`, and asks Slurm to
+        submitit calls this method in the first task, while `__call__` runs, and then asks Slurm to
         queue the job again.
         """
         from submitit.helpers import DelayedSubmission
@@ -117,7 +117,7 @@ class Command:
         return DelayedSubmission(type(self)(self.command, self.grace))
 
     def _tell(self) -> None:
-        """Ask the run to end, once: a second signal would end it without a checkpoint."""
+        """Send SIGHUP to the run once; a second signal would end the run without a checkpoint."""
         if self._asked and not self._told and self._runs():
             self._told = True
             self._process.send_signal(signal.SIGHUP)
@@ -133,7 +133,7 @@ class Command:
 
 
 def _bear_signals() -> None:
-    """Slurm sends these to all processes of a job, some of its set-ups only to the first."""
+    """Ignore SIGUSR2 and SIGTERM, which some Slurm set-ups send to all processes of a job."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -143,7 +143,7 @@ def _bear_signals() -> None:
 
 
 class Seen(NamedTuple):
-    """A job as the queue shows it: its state, and how often it has begun again."""
+    """A job as the queue shows it: its state, and the number of its restarts."""
 
     state: str
     restarts: int = 0
@@ -154,18 +154,18 @@ class Seen(NamedTuple):
 
 
 class Silent(ValueError):
-    """Slurm does not answer."""
+    """An error of Slurm, which does not answer."""
 
 
 def look(jobs: Iterable[str]) -> dict[str, Seen]:
-    """Return what the queue shows of these jobs, such as "12_0", but for those it has forgotten.
+    """Return the states of the jobs, such as "12_0", that the queue still shows.
 
-    Raises Silent where Slurm does not answer, as while its controller is down.
+    Raises Silent if Slurm does not answer, as while its controller is down.
     """
     numbers = sorted({job.partition("_")[0] for job in jobs})
     command = ["squeue", "--noheader", "--array", "--states=all"]
     command += ["--Format=JobArrayID:48,State:24,RestartCnt:12"]
-    # One number twice: for a single one, if it is forgotten, squeue would fail.
+    # One number stands twice, as squeue fails for a single number that Slurm has forgotten.
     command += [f"--jobs={','.join([*numbers, numbers[0]])}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LATEST)
@@ -178,10 +178,10 @@ def look(jobs: Iterable[str]) -> dict[str, Seen]:
 
 
 class Queue:
-    """The queue as it was seen last, for all jobs of a launch at once.
+    """The last known states of all jobs of a launch.
 
-    It is looked at every two seconds at first, then every minute: a job that leaves a result is
-    noticed by that, and the queue is asked for the others.
+    squeue is called every two seconds at first, and later every minute. A job with a result is
+    noticed by its result; the queue is needed for all other jobs.
     """
 
     def __init__(self, jobs: Iterable[str]):
@@ -190,7 +190,7 @@ class Queue:
         self._seen: dict[str, Seen] = {}
 
     def seen(self, job: str) -> Seen | None:
-        """Return the job when the queue was last seen; None: not yet."""
+        """Return the last known state of a job, after a call of squeue if one is due, or None."""
         now = time.monotonic()
         if now - self._looked >= min(LATEST, max(SOONEST, (now - self._began) / 10)):
             self._looked = now
@@ -207,12 +207,12 @@ class Queue:
 
 
 class _Job:
-    """A `Job` by submitit; seen: job -> its state in Slurm, None while it is unknown."""
+    """An `executors.Job` of submitit; seen: job -> its state in Slurm, or None if unknown."""
 
     def __init__(self, job: Any, seen: Callable[[str], Seen | None]):
         self._job, self._seen, self.name = job, seen, f"job {job.job_id}"
         self._restarts: int | None = None
-        self._completed: float | None = None  # when Slurm said so first
+        self._completed: float | None = None  # when Slurm first showed an ended state
 
     def poll(self) -> str | None:
         paths = [self._job.task(number).paths for number in range(self._job.num_tasks)]
@@ -228,13 +228,13 @@ class _Job:
         try:
             codes = [(_result(path.result_pickle), path.stderr) for path in left]
         except (ValueError, OSError) as error:
-            # Slurm may end what asks it to queue the job again, which leaves an error, and do it.
+            # Slurm may kill the process that requests a requeue, which leaves an error, and do it.
             seen = self._seen(self._job.job_id)
             if seen is None or not seen.ended:
                 return None
             return registry.brief(f"{self.name} ended: {error}")
         if failed := [(code, path) for code, path in codes if code]:
-            # A process that was killed before others that have lost it.
+            # A killed process, with a negative code, before processes that have lost it.
             return process_words(*min(failed), self.name)
         return ended
 
@@ -251,7 +251,7 @@ class _Job:
         self._job.cancel(check=False)
 
     def kill(self) -> None:
-        """Leave the rest to Slurm, which has been asked."""
+        """Do nothing, as `stop` has already asked Slurm to cancel the job."""
 
     def _may_be_late(self, seen: Seen) -> bool:
         now = time.monotonic()
@@ -260,7 +260,7 @@ class _Job:
 
 
 class _Data(pickle.Unpickler):
-    """A reader of numbers and texts, as a workdir must not choose what code runs here."""
+    """A reader of pickled plain data, as a file of a workdir must not choose the code that runs."""
 
     def find_class(self, module: str, name: str) -> None:
         """Refuse all but plain data."""
@@ -268,7 +268,7 @@ class _Data(pickle.Unpickler):
 
 
 def _result(path: Path) -> int:
-    """Return the exit code that a task has left; ValueError for one that has left an error."""
+    """Return the exit code in a task's result; ValueError for an error or a damaged result."""
     try:
         with files.opened(path) as file:
             outcome, value = _Data(file).load()
@@ -285,9 +285,9 @@ def _result(path: Path) -> int:
 def check(
     settings: str, at_once: int = 1, configs: Iterable[ConfigDict] = (), cluster: str = "slurm"
 ) -> None:
-    """Raise ValueError where submitit or Slurm is missing, or a setting is unknown or in vain.
+    """Raise ValueError if submitit or Slurm is missing, or a setting is unknown or does not fit.
 
-    Settings are lines of a shell script in the end, so that they have no control characters.
+    Settings become lines of a shell script, and therefore must not have control characters.
     """
     if not settings.isprintable():
         raise ValueError(
@@ -302,7 +302,7 @@ def check(
         raise ValueError(
             "executor 'slurm' finds no sbatch; start it where jobs are submitted, or use --jobs"
         )
-    with tempfile.TemporaryDirectory() as folder:  # as it is made on the spot
+    with tempfile.TemporaryDirectory() as folder:  # submitit makes its folder at once
         _executor(folder, settings, at_once, cluster)
     given = _read(settings)
     for config in configs:
@@ -311,9 +311,9 @@ def check(
 
 
 def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> tuple[Any, float]:
-    """Return submitit's executor, and the seconds that a run has to end before its time is over.
+    """Return submitit's executor, and the grace [s] of a `Command` before its time is over.
 
-    settings: "name=value,name=value", as submitit names them.
+    settings: "name=value,name=value", with submitit's names; ValueError if one does not fit.
     """
     import cloudpickle
     import submitit
@@ -329,8 +329,8 @@ def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> 
         )
     if at_once > 1 and given.setdefault(PARALLEL, at_once) != at_once:
         raise ValueError(f"--slurm={settings}: array_parallelism is --jobs; give one of them")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs need no path to it then
-    # A run that resumes may be out of time as often as it needs.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs then need no path to it
+    # A run that resumes may run out of time any number of times.
     made = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=10_000)
     try:
         made.update_parameters(name="gossax", **given)
@@ -340,9 +340,9 @@ def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> 
 
 
 def _read(settings: str) -> dict[str, Any]:
-    """Return the parameters of submitit that settings say, and others as it passes them on."""
+    """Return settings as submitit's parameters, and options of sbatch as additional parameters."""
     given: dict[str, Any] = {SIGNAL: WARNING}
-    others: dict[str, Any] = {"requeue": True}  # where a site's habit is not to
+    others: dict[str, Any] = {"requeue": True}  # also on sites that do not requeue by default
     for item in filter(None, settings.split(",")):
         name, equals, text = (part.strip() for part in item.partition("="))
         if not (name and equals and text):
@@ -366,15 +366,15 @@ def _read(settings: str) -> dict[str, Any]:
 
 
 def _submitted(root: Path) -> dict[str, dict]:
-    """Return the arms and tasks of each job of the launch before, whatever has become of them."""
+    """Return the arms and tasks of each job of the previous launch, also of ended jobs."""
     path = root / FOLDER / JOBS
     return formats.read(path, formats.SLURM_JOBS)["jobs"] if path.exists() else {}
 
 
 def under_way(root: Path) -> dict[str, str]:
-    """Return arms of a workdir whose jobs, of an earlier launch, Slurm still has: {path: job}.
+    """Return {path of an arm: job} for the jobs of an earlier launch that have not ended.
 
-    Raises ValueError where there have been jobs and Slurm does not answer.
+    Raises ValueError if there was such a job and Slurm does not answer.
     """
     jobs = _submitted(root)
     if not jobs:
@@ -391,7 +391,7 @@ def under_way(root: Path) -> dict[str, str]:
 
 
 def refuse_to_overwrite(root: Path) -> None:
-    """Raise ValueError where Slurm still has jobs of a workdir that is to be overwritten."""
+    """Raise ValueError if jobs of an earlier launch into this workdir have not ended."""
     alive = sorted(set(under_way(root).values()))
     if alive:
         raise ValueError(
@@ -410,12 +410,12 @@ def run(
     at_once: int = 1,
     cluster: str = "slurm",
 ) -> dict[str, str]:
-    """Run groups as one array of jobs, whose records arrive through the file system they share.
+    """Run groups as one array of jobs, and follow their records through the shared file system.
 
-    Arms whose jobs Slurm still has from an earlier launch are only followed.
-    settings: of submitit, such as "partition=gpu,timeout_min=60". at_once: how many jobs may run at
-    the same time; 1: as many as Slurm lets. cluster: "local" tries it out without Slurm. Raises
-    ValueError where Slurm does not take the jobs.
+    If Slurm still has an arm's job from an earlier launch, the job is only followed.
+    settings: submitit's, such as "partition=gpu,timeout_min=60". at_once: the most jobs that run at
+    the same time; 1: Slurm sets the limit. cluster: "local" runs processes without Slurm. Raises
+    ValueError if Slurm does not accept the jobs. Returns the failures by paths of arms.
     """
     left = unfinished(groups, root, shown)
     if not left:
@@ -445,7 +445,7 @@ def run(
     files.make(folder)
     files.write(folder / JOBS, json.dumps({"jobs": known}, indent=1))
     seen = Queue(known).seen
-    if cluster != "slurm":  # a process in the place of a job
+    if cluster != "slurm":  # a job is then a process
         by_id = {job.job_id: job for job in jobs.values()}
 
         def seen(name: str) -> Seen | None:

@@ -1,20 +1,20 @@
 """Claims about arms, the conditions that they presuppose, and the tests by which they are judged.
 
 An arm is a summary over seeds, as `aggregates.aggregate` makes it, or a row of a published record.
-A claim compares two of them in one quantity:
+A claim compares two arms in one quantity:
 
     Claim("8 bits take half the time", "arXiv 1910.12308", "swarm_tuned",
           "swarm/H=2/8 bits", "dpsgd/ring", bound=0.5, tuned=True)
 
-A benchmark's or an analysis's points are arms, too, named by the fields that tell one from others:
+The points of a benchmark or an analysis are arms, too, each named by some of its fields:
 
     Claim("8 bits are sooner over a slow link", "", "benchmarks/swarm_hosts",
           {"form": "8 bits", "rate": "100mbit"}, {"form": "float32", "rate": "100mbit"}, "meeting")
 
-It holds, or does not, where a two-sided test at 5 % tells the difference from its bound: Student's
-paired test where both arms have the same seeds, as these share delays, samples and initial
-parameters, else Welch's (Biometrika 34, 1947). Else it is inconclusive, as it is where a condition
-is not met: every seed at the target, equal samples, an optimum inside of its grid.
+A claim holds or fails if a two-sided test at 5 % finds a difference from the bound. The test is
+Student's paired test if both arms have the same seeds, as seeds share delays, samples and initial
+parameters, else Welch's (Biometrika 34, 1947). Other claims are inconclusive, as are claims with
+an unmet condition: every seed at the target, equal samples, an optimum inside of its grid.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ import numpy as np
 
 HOLDS, WHERE, FAILS, INCONCLUSIVE = "holds", "holds where", "does not hold", "inconclusive"
 VERDICTS = (HOLDS, WHERE, FAILS, INCONCLUSIVE)
-LEVEL = 0.05  # of a test, and of the false discoveries among all of them
+LEVEL = 0.05  # significance of a test, and the rate of false discoveries among all tests
 NOISE = "in the noise"
-ROUNDING = 1e-12  # relative, of sums of a few numbers
-SAME = 0.02  # relative difference that counts as none: schedules end a little apart
-FEW, STEP = 5, 1.5  # of a headline: the fewest seeds, and the largest factor between two rates
+ROUNDING = 1e-12  # relative rounding error of a sum of a few numbers
+SAME = 0.02  # relative difference that does not count: schedules do not end at the same moment
+FEW, STEP = 5, 1.5  # for a headline: the fewest seeds, and the largest factor between two rates
 RATES = ("rate", "outer")  # settings that are learning rates
 SECONDS, END, ACCURACY = "seconds_to_target", "final_train_loss", "test_accuracy"
 BYTES, BYTES_THERE = "bytes_per_worker", "bytes_to_target"
-# Of analyses: share of the time that counts, s of an exchange, mini-batches over a barrier's.
+# For analyses: share of the time that counts, s of an exchange, mini-batches over a barrier's.
 GOODPUT, SPENT, GAIN = "goodput", "mean", "gain"
-COUNTED = (BYTES, GOODPUT, SPENT)  # from shapes, or from one long simulation, without noise
+COUNTED = (BYTES, GOODPUT, SPENT)  # without noise: from shapes, or from one long simulation
 HIGHER = (ACCURACY, GOODPUT, GAIN)  # quantities of which more is better
-# Factor and unit of a quantity as it is shown.
+# The factor and the unit with which a quantity is shown.
 UNITS = {
     "ms": (1.0, " ms"), "meeting": (1.0, " s"), "seconds": (1.0, " s"), SECONDS: (1.0, " s"),
     "updates_to_target": (1.0, " updates"), ACCURACY: (100.0, " %"),
@@ -48,11 +48,11 @@ UNITS = {
     SPENT: (1.0, " s"), "turns": (1.0, " s"), GAIN: (1.0, "x"),
 }  # fmt: skip
 Arm = Mapping[str, Any]
-Names = str | Sequence[str] | Mapping[str, Any]  # of an arm, of several, or the fields of a point
+Names = str | Sequence[str] | Mapping[str, Any]  # the name of an arm, names, or fields of a point
 
 
 class Inconclusive(ValueError):
-    """A condition of a claim that is not met, by name and by value."""
+    """An error about a condition of a claim that is not met; its message gives the values."""
 
 
 class Answer(NamedTuple):
@@ -60,8 +60,8 @@ class Answer(NamedTuple):
 
     verdict: str  # one of VERDICTS
     measured: str
-    reason: str = ""  # of "holds where" and "inconclusive"
-    p: float | None = None  # of the difference from the bound; None: nothing was tested
+    reason: str = ""  # for the verdicts "holds where" and "inconclusive"
+    p: float | None = None  # p-value of the difference from the bound; None: no test was made
 
     def __str__(self) -> str:
         test = "" if self.p is None else f"p = {self.p:.2g}"
@@ -73,24 +73,24 @@ Judge = Callable[[Sequence[Arm], Mapping[str, Any]], Answer]  # arms, record -> 
 
 
 class Claim(NamedTuple):
-    """A claim as a row: what is said, by whom, and the comparison by which it is judged."""
+    """A claim: its words, its source, and the comparison that decides it."""
 
     claim: str
-    source: str  # paper and place; "" for a control, or for what no paper says
+    source: str  # paper and place; "" for a control, or for a claim that is in no paper
     record: str  # a file of docs/results without its ending
-    ours: Names = ""  # of several arms, and of a grid's settings, the best
+    ours: Names = ""  # the best of several arms, or of the settings of a grid, is compared
     theirs: Names = ""
     quantity: str = SECONDS
-    bound: float = 1.0  # ours is at most `bound` times theirs, or at least for an accuracy,
-    margin: float = 0.0  # but for this difference, in the unit of the records
-    equal: Sequence[str] = ()  # quantities in which the arms agree
-    within: float = SAME  # the relative difference up to which they do
-    tuned: bool = False  # each side at the best settings of its grid, which lie inside of it
-    chosen_by: str = ""  # the quantity by which settings are the best; "": the one compared
-    edges: Mapping[str, float] = {}  # of a setting, the value beyond which there is none
-    condition: str = ""  # under which a claim that is met holds
-    judge: Judge | None = None  # another comparison
-    headline: bool = False  # a reader may quote it: `lacking` ought to find nothing
+    bound: float = 1.0  # ours is at most `bound` times theirs (at least for HIGHER quantities),
+    margin: float = 0.0  # up to this difference, in the unit of the records
+    equal: Sequence[str] = ()  # quantities in which the arms have to agree
+    within: float = SAME  # the largest relative difference in these quantities
+    tuned: bool = False  # each side has the best settings of its grid, which lie inside the grid
+    chosen_by: str = ""  # the quantity that chooses settings; "": the compared quantity
+    edges: Mapping[str, float] = {}  # limits of possible values by setting, see `tuned`
+    condition: str = ""  # the condition under which the claim holds
+    judge: Judge | None = None  # a comparison in place of the usual one
+    headline: bool = False  # readers may quote the claim, so that `lacking` should find nothing
 
 
 def judge(
@@ -99,9 +99,9 @@ def judge(
     record: Mapping[str, Any] | None = None,
     apart: bool = False,
 ) -> Answer:
-    """Return the verdict of a claim on these arms; record: the published one that they are from.
+    """Return the verdict of a claim on these arms; record: the published record of the arms.
 
-    apart: every seed is judged at the settings that the other seeds choose, see `best`.
+    apart: judge every seed at the settings that the other seeds choose, see `best`.
     """
     try:
         arms = list(arms)
@@ -119,7 +119,7 @@ def judge(
 
 
 def side(claim: Claim, arms: Sequence[Arm], names: Names, apart: bool = False) -> Arm:
-    """Return the arm that stands for one side of a claim."""
+    """Return the arm of one side of a claim, the best one if the side has several arms."""
     if isinstance(names, Mapping):
         return point(arms, names, claim.quantity)
     several = [names] if isinstance(names, str) else names
@@ -132,10 +132,10 @@ def side(claim: Claim, arms: Sequence[Arm], names: Names, apart: bool = False) -
 
 
 def lacking(claim: Claim, record: Mapping[str, Any]) -> list[str]:
-    """Return what the evidence of a claim lacks of that of a headline, in a few words each.
+    """Return the weaknesses of a claim's evidence that a headline must not have, in a few words.
 
-    A headline has five seeds; rates that lie inside of a grid by factors of 1.5 at most, unless
-    they do not matter; and a verdict that any seeds that choose the settings lead to.
+    A headline has five seeds, and the same verdict if other seeds choose the settings. Its learning
+    rates are tuned on a grid with factors of at most 1.5, unless rates do not matter.
     """
     found = arms(record)
     usual, apart = (judge(claim, found, record, other) for other in (False, True))
@@ -148,7 +148,7 @@ def lacking(claim: Claim, record: Mapping[str, Any]) -> list[str]:
         try:
             pair = [side(claim, found, names) for names in (claim.ours, claim.theirs)]
         except Inconclusive:
-            return words  # which is its verdict
+            return words  # the verdict is then inconclusive
         seeds = FEW if counted else min(len(arm.get("seeds", ())) for arm in pair)
         factor = max(spacing(arm, found) for arm in pair) if claim.tuned else 1.0
         if factor > STEP:
@@ -178,7 +178,7 @@ def spacing(arm: Arm, members: Iterable[Arm]) -> float:
 def printed(
     claims: Sequence[Claim], name: str, record: Mapping[str, Any] | None = None
 ) -> Callable[..., Iterator[tuple[str, str]]]:
-    """Return the function `claims(arms)` of a config whose sweeps are judged as this record is."""
+    """Return the function `claims(arms)` of a config, which judges the claims on record `name`."""
 
     def judged(arms: Sequence[Arm]) -> Iterator[tuple[str, str]]:
         for claim in claims:
@@ -200,7 +200,7 @@ def arms(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _with_bytes(arm: Arm) -> Arm:
-    """Return an arm with the bytes that a worker sends until the target, if updates send alike."""
+    """Return an arm with a worker's bytes to the target, from the mean bytes of its updates."""
     sent, updates, needed = arm.get(BYTES), arm.get("updates"), arm.get("updates_to_target")
     if not sent or not updates or needed is None:
         return arm
@@ -213,7 +213,7 @@ def _with_bytes(arm: Arm) -> Arm:
 
 
 def named(arms: Iterable[Arm], *names: str) -> list[Arm]:
-    """Return the arms of these names."""
+    """Return the arms of these names; Inconclusive if there is no arm of a name."""
     by_name = {arm["name"]: arm for arm in arms}
     for name in names:
         if name not in by_name:
@@ -222,7 +222,7 @@ def named(arms: Iterable[Arm], *names: str) -> list[Arm]:
 
 
 def point(points: Iterable[Arm], fields: Mapping[str, Any], quantity: str) -> Arm:
-    """Return the first point with these fields; its quantity may be a list, a value per turn."""
+    """Return the first point with these fields as an arm; values in a list are its seeds."""
     name = ", ".join(map(str, fields.values()))
     found = (one for one in points if fields.items() <= one.items())
     if (one := next(found, None)) is None:
@@ -235,7 +235,7 @@ def point(points: Iterable[Arm], fields: Mapping[str, Any], quantity: str) -> Ar
 
 
 def finite(quantity: str, *arms: Arm) -> None:
-    """Raise Inconclusive unless every seed has the quantity, as a loss that did not diverge."""
+    """Raise Inconclusive unless the quantity is finite in every seed; a diverged loss is not."""
     for arm in arms:
         values = [arm.get(quantity), *(arm.get(f"{quantity}_by_seed") or ())]
         if any(value is None or not math.isfinite(value) for value in values):
@@ -243,7 +243,7 @@ def finite(quantity: str, *arms: Arm) -> None:
 
 
 def reached(*arms: Arm) -> None:
-    """Raise Inconclusive unless every seed came to the target."""
+    """Raise Inconclusive unless every seed reached the target."""
     for arm in arms:
         count, _, seeds = str(arm.get("reached", "1/1")).partition("/")
         if arm.get(SECONDS) is None or count != seeds:
@@ -251,7 +251,7 @@ def reached(*arms: Arm) -> None:
 
 
 def equal(quantity: str, *arms: Arm, within: float = SAME) -> None:
-    """Raise Inconclusive unless the arms agree in a quantity, as the samples they have seen."""
+    """Raise Inconclusive unless the arms agree in a quantity, such as the samples."""
     finite(quantity, *arms)
     values = [arm[quantity] for arm in arms]
     if min(values) < (1 - within) * max(values):
@@ -286,9 +286,9 @@ def settings(name: str) -> dict[str, float]:
 
 
 def group(arms: Iterable[Arm], name: str, least: int = 1) -> list[Arm]:
-    """Return the arm of this name, or the arms of its grid, whose names go on with settings.
+    """Return the arm of this name and the arms of its grid, such as name/K=2/rate=0.5.
 
-    Raise Inconclusive where there are fewer than `least`.
+    Raises Inconclusive if there are fewer than `least` arms.
     """
     found = [arm for arm in arms if arm["name"] == name or (
         arm["name"].startswith(f"{name}/")
@@ -312,11 +312,11 @@ def _without_rates(name: str) -> str:
 
 
 def best(members: Sequence[Arm], quantity: str, apart: bool = False) -> Arm:
-    """Return the best of the members that have the quantity in every seed.
+    """Return the best member with the quantity in every seed; Inconclusive if there is none.
 
-    apart: for every seed the numbers of the setting that the other seeds choose, so that no seed is
-    judged at a setting that it has helped to choose; Inconclusive where one has no number there.
-    The name is that of all seeds' choice.
+    apart: give each seed the numbers of the setting that the other seeds choose, so that no seed is
+    judged at a setting which it has helped to choose; Inconclusive if a seed has no number there.
+    The result has the name of the setting that all seeds choose together.
     """
     complete = [arm for arm in members if _complete(arm, quantity)]
     if not complete:
@@ -341,7 +341,7 @@ def _complete(arm: Arm, quantity: str) -> bool:
 
 
 def ends(arm: Arm, members: Sequence[Arm], edges: Mapping[str, float] | None = None) -> list[str]:
-    """Return the settings of an arm that are the first or the last value of their grid."""
+    """Return the settings of an arm at an end of their grid; `edges` do not count as ends."""
     own, edges = settings(arm["name"]), edges or {}
     values = {key: {settings(member["name"]).get(key) for member in members} - {None}
               for key in own}  # fmt: skip
@@ -358,8 +358,8 @@ def tuned(
 ) -> Arm:
     """Return the best arm of a group; raise Inconclusive unless it lies inside of its grid.
 
-    edges: of a setting, the value beyond which there is none, as rounds of one sample. It is no
-    end, as no search can go on from there.
+    edges: by setting, the limit of possible values, such as rounds of one sample. Such a limit is
+    no end of the grid, as no search can go beyond the limit.
     """
     members = group(arms, name)
     found = best(members, quantity, apart)
@@ -378,7 +378,7 @@ def _of_other_seeds(found: Arm, members: Sequence[Arm], quantity: str) -> Arm:
     values = [arm[f"{quantity}_by_seed"] for arm in members]
     if len(set(map(len, values))) != 1 or len(values[0]) < 2:
         return found
-    table = _sign(quantity) * np.array(values, float)  # [members, seeds]; nan: it has no number
+    table = _sign(quantity) * np.array(values, float)  # [members, seeds]; nan: no number
     table = np.where(np.isfinite(table), table, np.inf)
     chosen = [int(np.delete(table, seed, 1).sum(1).argmin()) for seed in range(table.shape[1])]
     if np.isinf([table[choice, seed] for seed, choice in enumerate(chosen)]).any():
@@ -399,11 +399,11 @@ def _of_other_seeds(found: Arm, members: Sequence[Arm], quantity: str) -> Arm:
 def compare(
     ours: Arm, theirs: Arm, quantity: str, bound: float = 1.0, margin: float = 0.0
 ) -> Answer:
-    """Return whether ours is at most `bound` times theirs, plus `margin`.
+    """Return the verdict on "ours is at most `bound` times theirs, plus `margin`".
 
-    Of an accuracy ours has to be at least `bound` times theirs, minus `margin`; its difference
-    from the bound counts from half a test sample on, as seeds may agree by rounding. Another
-    quantity that equals its bound in every seed is at most that, without a test.
+    For a HIGHER quantity, ours has to be at least `bound` times theirs, minus `margin`. Differences
+    in accuracy count from half a test sample on, as seeds may agree by rounding. The claim holds
+    without a test if any other quantity equals its bound in every seed.
     """
     if "_to_target" in quantity:
         reached(ours, theirs)
@@ -438,10 +438,10 @@ def compare(
 def difference(
     ours: Arm, theirs: Arm, quantity: str, bound: float = 1.0, margin: float = 0.0
 ) -> tuple[float, float]:
-    """Return the mean of ours - (bound x theirs + margin), and the p-value of its being 0.
+    """Return the mean of ours - (bound x theirs + margin), and the p-value of a mean of 0.
 
-    For an accuracy `margin` is subtracted. Differences within rounding are 0, and p is 1 where all
-    are. Raise Inconclusive where an arm has no deviation.
+    For a HIGHER quantity `margin` is subtracted. Differences within rounding are 0; p is 1 if all
+    differences are 0. Raises Inconclusive if an arm has no deviation over seeds.
     """
     from scipy import stats  # late: it takes a moment to load
 
@@ -461,27 +461,27 @@ def difference(
 
 
 def _beyond(values, limits) -> np.ndarray:
-    """Return values - limits, 0 where they differ by rounding."""
+    """Return values - limits, with 0 for differences within rounding."""
     beyond = np.asarray(values - limits)
     return np.where(np.abs(beyond) <= ROUNDING * np.abs(limits), 0.0, beyond)
 
 
 def sampling_error(accuracy: float, samples: float) -> float:
-    """Return sqrt(a (1 - a) / n), the standard error that n test samples leave an accuracy a.
+    """Return sqrt(a (1 - a) / n), the standard error of an accuracy a from n test samples.
 
-    All seeds and arms are tested on the same samples, so that a deviation over seeds lacks it.
+    A deviation over seeds does not contain this error, as all seeds have the same test samples.
 
         >>> round(sampling_error(0.9, 900), 6)
         0.01
     """
-    return math.sqrt(max(0.0, accuracy * (1 - accuracy)) / samples)  # older records have any
+    return math.sqrt(max(0.0, accuracy * (1 - accuracy)) / samples)  # older records may exceed 1
 
 
 # --- numbers as texts ---
 
 
 def shown(arm: Arm, quantity: str) -> str:
-    """Return a number with the deviation of its seeds and its unit, as "9.9 ± 0.3 s"."""
+    """Return an arm's quantity with its deviation over seeds and its unit, as "9.9 ± 0.3 s"."""
     scale, unit = UNITS.get(quantity, (1.0, ""))
     value = arm[quantity]
     try:
@@ -492,13 +492,13 @@ def shown(arm: Arm, quantity: str) -> str:
 
 
 def _figures(value: float, digits: int) -> str:
-    """Return a number with as many digits that count, a large one without an exponent."""
+    """Return a number with `digits` significant digits; large numbers have no exponent."""
     text = f"{value:.{digits}g}"
     return f"{float(text):,.0f}" if "e+" in text else text
 
 
 def _moments(arm: Arm, quantity: str) -> tuple[float, float, int]:
-    """Return mean, sample deviation and number of seeds."""
+    """Return the mean, the sample deviation and the number of seeds, at least two."""
     seeds, spread = len(arm.get("seeds", ())), arm.get(f"{quantity}_std")
     values = arm.get(f"{quantity}_by_seed")
     if values is not None and len(values) > 1:
@@ -519,8 +519,8 @@ class Numbers(NamedTuple):
 def at_best(*quantities: str) -> Callable[[Sequence[Arm]], Iterator[Numbers]]:
     """Return the function `numbers(arms)` of a config whose arms are grids of settings.
 
-    Its table has every group at the settings at which the first quantity is best, marked where
-    these are an end of their grid.
+    The table shows each group at the settings that are best in the first quantity. A setting at an
+    end of its grid is marked with *.
     """
 
     def numbers(arms: Sequence[Arm]) -> Iterator[Numbers]:

@@ -1,10 +1,10 @@
-"""Seconds of a program, measured one way wherever they are published.
+"""The measurement of all published run times of programs.
 
-Programs that are compared take turns in one process, so that a host that is busy for a while slows
-all of them. What else a host does only ever adds to a time, so that the slower half of the runs
-tells of the host and the faster half of the program. The mean of the faster half is steadier than
-the minimum, which falls the longer one measures, and is lifted less than the median, whose rank
-among the undisturbed runs rises with every run that is disturbed.
+Programs that are compared take turns in one process, so that other load on the host slows all of
+them. Such load can only lengthen a run. The slower half of the runs thus reflects the host, and the
+faster half reflects the program. The mean of the faster half varies less than the minimum, which
+falls with the number of runs. Load raises this mean less than the median: each slowed run raises
+the median's rank among the other runs.
 """
 
 import time
@@ -25,10 +25,10 @@ def seconds(
 ) -> dict[Name, float]:  # fmt: skip
     """Return the seconds of each program: the mean of the faster half of its runs.
 
-    A program returns the arrays to wait for, and runs once in each of `turns`, whose order is
-    reversed from turn to turn. The first `warm_ups` runs of each are not counted. After `budget`
-    seconds no further turn begins, but at least three are taken. Where several processes measure
-    together, all must do so without a budget.
+    A program returns the arrays to wait for, and runs once in each of the `turns`. The order of the
+    programs is reversed from turn to turn. Each program first has `warm_ups` runs that do not
+    count. After `budget` seconds no further turn begins, except for the first three turns. If
+    several processes measure together, none of them may have a budget.
     """
     for run in programs.values():
         for _ in range(warm_ups):

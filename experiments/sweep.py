@@ -1,4 +1,4 @@
-"""Several arms from one config: expand them, check them all, run them, compare them."""
+"""The arms of a sweep, from one config: expansion, checks, execution and comparison."""
 
 import contextlib
 import functools
@@ -45,8 +45,8 @@ from experiments.tables import as_table
 
 MOST_ARMS = 100_000
 MOST_CPU_DEVICES = 1024  # each has threads and memory of its own
-PATIENCE = 5.0  # s of silence
-VISIBLE = 40.0  # s until a file shows on another machine, as NFS remembers what was not there
+PATIENCE = 5.0  # s between two messages on a long check
+VISIBLE = 40.0  # s until a new file shows on another host, as NFS caches missing names
 CODE = ("launch", "experiments", "runtimes", "algorithms", "stragglers", "comms")
 # JAX's own settings that change numbers.
 SETTINGS = (
@@ -57,7 +57,7 @@ SETTINGS = (
 
 @contextlib.contextmanager
 def patience() -> Iterator[SimpleNamespace]:
-    """Yield what says its `doing` on stderr every few seconds, if that takes long."""
+    """Yield an object whose text `doing` is printed on stderr every PATIENCE seconds."""
     said, began, done = SimpleNamespace(doing=""), time.monotonic(), threading.Event()
 
     def say() -> None:
@@ -80,12 +80,12 @@ def expand(
     grids: Mapping[str, Sequence[str]] = MappingProxyType({}),
     only: Collection[str] = (),
 ) -> list[Arm]:
-    """Return the arms to run: the config itself, or everything that `sweep()` of a file yields.
+    """Return the arms to run: the config itself, or all arms of `sweep()` in the module `swept`.
 
-    sweep() yields (name, {dotted key: value}), and is given the config if it takes an argument;
-    `user` holds the values of the command line, which win. Every arm runs at each point of the
-    `grids`, see `config_files.read_grids`, and with several seeds with seed, seed + 1, ...
-    only: paths for `choose`, if not all arms are asked for; the others may become the same.
+    sweep() yields (name, {dotted key: value}), and gets the config if it takes an argument. The
+    values `user` of the command line replace these values. Every arm runs at each point of the
+    `grids`, see `config_files.read_grids`, and with each of `seeds` seeds: seed, seed + 1, ...
+    only: paths for `choose`; other arms may be equal. Raises ValueError for an invalid arm.
     """
     if "name" not in config:
         raise ValueError("config.name is missing; set it to a text")
@@ -144,9 +144,9 @@ def _check_grids(user: Iterable[str], grids: Iterable[str]) -> None:
 def _at_points(
     named: Sequence[tuple[str, ConfigDict]], grids: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, ConfigDict]]:
-    """Yield every arm at every point of the grids; a baseline is the one at the same point.
+    """Yield every arm at every point of the grids; its baseline is the one at the same point.
 
-    Of an arm alone, whose baseline is no point of its grid, the first point is the baseline.
+    If a single arm's baseline is no point of its grid, the first point becomes the baseline.
     """
     names, points = {name for name, _ in named}, list(config_files.grid_points(grids))
     for name, arm in named:
@@ -161,7 +161,7 @@ def _at_points(
 
 
 def _and(changes: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes followed by later ones, which also win over entries inside of theirs."""
+    """Return changes updated by later ones; a later entry also replaces all entries inside it."""
     kept = {
         entry: value
         for entry, value in changes.items()
@@ -173,9 +173,9 @@ def _and(changes: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]
 def _check_apart(
     named: Sequence[tuple[str, ConfigDict]], before: Sequence, flag: str, only: Collection[str]
 ) -> None:
-    """Raise ValueError for equal arms that a flag has made of one, or of two that differed.
+    """Raise ValueError if a flag expands an arm into equal arms, or makes different arms equal.
 
-    only: the paths that are asked for, at or below arms; none: all.
+    only: the chosen paths, of arms or of their seeds; empty: all arms are chosen.
     """
 
     def address(arm: ConfigDict) -> str:
@@ -201,7 +201,7 @@ def _check_apart(
 
 
 def _arms_of(module: ModuleType, config: ConfigDict) -> list[tuple[str, dict]]:
-    """Return what `sweep()` of a config file yields; ValueError for a file that cannot do it."""
+    """Return the pairs that `sweep()` of a config file yields; ValueError if it fails."""
     file = module.__file__
     if not hasattr(module, "sweep"):
         raise ValueError(f"{file} has no sweep(); run it without --sweep or write one")
@@ -215,9 +215,9 @@ def _arms_of(module: ModuleType, config: ConfigDict) -> list[tuple[str, dict]]:
 
 
 def provide_cpu_devices(arms: list[Arm]) -> None:
-    """Split a CPU into the devices that the arms ask for, unless the user has said how many.
+    """Split a CPU into the devices that the arms need, unless the user has set their number.
 
-    Of several processes each has its share of them, and all are connected.
+    Each of several processes gets an equal share of the devices, and the processes are connected.
     """
     wanted = max(runtime_builders.devices(arm.config) for arm in arms) // distributed.processes()
     if wanted > MOST_CPU_DEVICES and jax.config.jax_platforms in (None, "", "cpu"):
@@ -230,7 +230,7 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
         jax.config.update("jax_num_cpu_devices", wanted)
     try:
         jax.devices()
-    except (RuntimeError, AssertionError) as error:  # where it skips the one that was asked for
+    except (RuntimeError, AssertionError) as error:  # the latter if JAX skips the named platform
         raise ValueError(
             f"JAX finds no device ({str(error) or 'of that kind'}); correct JAX_PLATFORMS="
             f"{os.environ.get('JAX_PLATFORMS', '')}, or unset it"
@@ -239,10 +239,10 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
 
 
 def to_the_end(arms: list[Arm]) -> list[Arm]:
-    """Return the arms with a number of samples in schedules of a rate that end with the run.
+    """Return the arms with a length in samples for learning-rate schedules that end with the run.
 
-    All seeds of an arm have the same schedule, which is planned with the first of them. Devices
-    have to be there, see `provide_cpu_devices`.
+    All seeds of an arm have the same schedule, which is planned with the first seed. The devices
+    have to exist before, see `provide_cpu_devices`.
     """
     planned: dict[str, ConfigDict] = {}
     task, described, found = None, None, []
@@ -268,10 +268,10 @@ def to_the_end(arms: list[Arm]) -> list[Arm]:
 def check(
     arms: list[Arm], workdir: str, overwrite: bool, here: bool = True, part: bool = False
 ) -> None:
-    """Refuse the whole sweep, with nothing written, if any of its arms cannot run.
+    """Raise ValueError, with nothing written, if any of the arms cannot run in the workdir.
 
-    here: on this machine, so that the workdir has to be writable.
-    part: these are some arms of a sweep, whose other ones may lie there.
+    here: whether arms run on this host, so that the workdir has to be writable.
+    part: whether these arms are a part of a sweep, whose other arms may be in the workdir.
     """
     records.check_path(workdir, "workdir")
     root = pathlib.Path(workdir)
@@ -286,8 +286,8 @@ def check(
     there = next(place for place in (root, *root.absolute().parents) if place.exists())
     if here and there.is_dir() and not os.access(there, os.W_OK):
         raise ValueError(f"workdir {root}: {there} is not writable; choose another --workdir")
-    # First what lies there that a launch writes, then whether it is ours: another process may be
-    # about to begin.
+    # The files are listed before the records are read, as another process may be about to begin
+    # and to write both.
     present = records.present(root, (*records.LAUNCH_FILES, *records.LAUNCH_FOLDERS))
     ours = False
     with contextlib.suppress(formats.Damaged):
@@ -301,7 +301,7 @@ def check(
             said.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
             if arm.config.task != described:
                 task, described = None, arm.config.task
-            place = root / arm.path  # or, of another number of seeds, above or below it
+            place = root / arm.path  # with another number of seeds, arms lie above or below it
             is_seed = place.name.startswith("seed_")
             for other in [place.parent] if is_seed else sorted(place.glob("seed_*")):
                 if (other / records.CONFIG).exists():
@@ -326,14 +326,14 @@ def check(
                 task = prepared.task
 
 
-# --- several processes of one run are one run only if all were asked for the same ---
+# --- the agreement of several processes on one run ---
 
 
 def plans(arms: Sequence[Arm], flags: Mapping[str, Any]) -> dict[str, str]:
-    """Return what this process is going to do, as texts by the names that a user knows.
+    """Return the plan of this process: names that a user knows -> texts.
 
-    These are the flags that change what happens, the arms and their configs, the code, the versions
-    of what it stands on, and the files that configs name.
+    The plan has the flags, the arms, the entries of their configs, the versions of libraries, and
+    digests of the code and of the files that configs name.
     """
     said = {f"--{name}": str(value) for name, value in flags.items()}
     versions = {"python": platform.python_version()}
@@ -341,7 +341,7 @@ def plans(arms: Sequence[Arm], flags: Mapping[str, Any]) -> dict[str, str]:
     said |= {f"the version of {name}": version for name, version in versions.items()}
     said |= {name: str(getattr(jax.config, name, None)) for name in SETTINGS}
     said["the commit"] = str(provenance.commit())
-    # A digest of our own files, as a commit does not say what was changed since.
+    # A digest of our own files, as the files may have changed since the commit.
     root, code = pathlib.Path(__file__).parents[1], hashlib.sha256()
     for name in CODE:
         for path in sorted((root / name).rglob("*.py")) or [root / f"{name}.py"]:
@@ -358,10 +358,10 @@ def plans(arms: Sequence[Arm], flags: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_same(said: Mapping[str, str]) -> None:
-    """Raise ValueError, on all processes, for the first plan on which they do not agree.
+    """Raise ValueError on all processes if the plan of any process differs from process 0's.
 
-    said: see `plans`. All processes call this together, before anything is compiled or written;
-    each compares its plans with process 0's.
+    said: the plan of this process, see `plans`. All processes call this function together, before
+    anything is compiled or written. The error names the first difference.
     """
     packed = b64encode(zlib.compress(json.dumps(said).encode())).decode()
     first = json.loads(zlib.decompress(b64decode(distributed.agreed(packed))))
@@ -371,7 +371,7 @@ def check_same(said: Mapping[str, str]) -> None:
 
 
 def difference(first: Mapping[str, str], said: Mapping[str, str], process: int) -> str | None:
-    """Return the sentence about the first plan in which a process differs from process 0."""
+    """Return a sentence on the first difference of a process's plan from process 0's, or None."""
     for name in {**first, **said}:
         if first.get(name) != said.get(name):
             mine, its = (registry.brief(plan.get(name, "absent")) for plan in (first, said))
@@ -386,15 +386,15 @@ def difference(first: Mapping[str, str], said: Mapping[str, str], process: int) 
 def check_workdir(workdir: str | os.PathLike) -> None:
     """Raise ValueError, on all processes, unless all see the workdir that process 0 writes.
 
-    Process 0 puts a file there that the others look for. On one machine that is there at once; on
-    another one a file system may take a while to show it. Nothing of it is left.
+    Process 0 writes a file there, and the other processes look for the file: once on the same host,
+    and for VISIBLE seconds on another host. The file and new directories are then removed.
     """
     root, here = pathlib.Path(workdir), platform.node()
     probe = f"{secrets.token_hex(8)}.probe"
     made = [place for place in (root, *root.parents) if not place.exists()]
     try:
         if distributed.is_writer():
-            with contextlib.suppress(OSError, ValueError):  # refused later, in its own words
+            with contextlib.suppress(OSError, ValueError):  # a later check refuses such a workdir
                 files.make(root)
                 files.write(root / probe, "")
         node, probe = distributed.agreed([here, probe])
@@ -418,7 +418,7 @@ def check_workdir(workdir: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def _named(arm: Arm) -> Iterator[None]:
-    """Begin the sentence of a ValueError with the arm that it is about."""
+    """Put the path of an arm before the text of a ValueError in this context."""
     try:
         yield
     except ValueError as error:
@@ -426,19 +426,19 @@ def _named(arm: Arm) -> Iterator[None]:
 
 
 def claim(arms: list[Arm], workdir: str) -> None:
-    """Make the directories of arms ours, before anything else is written into them."""
+    """Write the config.json of every arm into its directory, before any other file."""
     for arm in arms:
         records.claim(pathlib.Path(workdir) / arm.path, arm.config)
 
 
 def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
-    """Hold the workdir against other launches until what this returns is closed.
+    """Lock the workdir against other launches, until the returned stack is closed.
 
-    Raises ValueError, in all processes, where another launch has it or a run of one is under way,
-    and where nothing can be written.
+    Raises ValueError, on all processes, if another launch has the lock, if another process trains
+    one of the arms, or if the workdir cannot be written.
     """
     root, taken, reason = pathlib.Path(workdir), contextlib.ExitStack(), None
-    again = distributed.is_queued_again(os.environ)  # then locks are waited for when needed
+    again = distributed.is_queued_again(os.environ)  # such a job waits for the locks of its runs
     if distributed.is_writer():
         try:
             taken.enter_context(files.held(root / files.LAUNCH_LOCK, waits=again))
@@ -456,7 +456,7 @@ def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
 
 
 def groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
-    """Return the arms, those that can train together in one group."""
+    """Return the arms in groups: arms that train as one program if `together`, else single arms."""
     found: dict[str, list[Arm]] = {}
     for number, arm in enumerate(arms):
         shared = prepare.alike(arm.config) if together else None
@@ -465,7 +465,7 @@ def groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
 
 
 def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
-    """Return the arms of these paths; ValueError for a path that none of them has."""
+    """Return the arms of these paths; ValueError for a path without an arm."""
     by_path = {arm.path: arm for arm in arms}
     for path in paths:
         if path not in by_path:
@@ -477,7 +477,7 @@ def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
 
 
 def unfinished(arms: list[Arm], workdir: str, overwrite: bool) -> list[Arm]:
-    """Return the arms that are left to run."""
+    """Return the unfinished arms; with `overwrite`, also arms whose old run is not removed yet."""
     left = []
     for arm in arms:
         place = pathlib.Path(workdir) / arm.path
@@ -501,19 +501,19 @@ def run(
     together: bool = False,
     execute: executors.Executor = executors.here,
 ) -> dict[str, str]:
-    """Run the arms; return why some have failed, by their paths.
+    """Run the arms; return {path of an arm: the reason of its failure}.
 
-    overwrite: existing runs are removed before the first arm begins, each once per launch.
-    together: arms that differ only in data run as one program, see `prepare.alike`.
+    overwrite: whether to remove existing runs before the first arm begins, once per launch.
+    together: whether to run arms that differ only in data as one program, see `prepare.alike`.
     """
     root = pathlib.Path(workdir)
     if distributed.is_writer():
         files.make(workdir)
         files.tidy(workdir)
         claim(arms, workdir)
-        for arm in arms if overwrite else ():  # at once: what is ended later goes on
+        for arm in arms if overwrite else ():  # all at once, so that a second start resumes
             _remove_run(root / arm.path, arm.config)
-    distributed.agreed(None)  # nobody looks before
+    distributed.agreed(None)  # the other processes wait until the old runs are removed
     console = Console(quiet=not distributed.is_writer())
     return execute(groups(arms, together), root, executors.Shown(console, len(arms)))
 
@@ -528,9 +528,9 @@ def _remove_run(place: pathlib.Path, config: ConfigDict) -> None:
 
 
 def keep_programs() -> None:
-    """Let runs find the programs that earlier ones compiled; JAX_COMPILATION_CACHE_DIR moves them.
+    """Turn on JAX's cache of compiled programs; JAX_COMPILATION_CACHE_DIR sets its folder.
 
-    Seeds, learning rates and delays are data to a program, so the arms of a sweep share many.
+    Seeds, learning rates and delays are data of a program, so that the arms of a sweep share many.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if jax.config.jax_compilation_cache_dir is None:
@@ -540,11 +540,11 @@ def keep_programs() -> None:
 
 
 class Outcome(NamedTuple):
-    """The end of a sweep."""
+    """The results of a sweep."""
 
-    failures: dict[str, str]  # path of an arm: why it has failed
-    claims: list[tuple[str, str]]  # what a paper claims, what was measured
-    numbers: Sequence[Numbers] = ()  # tables of what nobody claims
+    failures: dict[str, str]  # path of an arm -> the reason of its failure
+    claims: list[tuple[str, str]]  # (claim of a paper, measurement)
+    numbers: Sequence[Numbers] = ()  # other tables of numbers
 
 
 def launch(
@@ -557,13 +557,13 @@ def launch(
     together: bool = False,
     execute: executors.Executor = executors.here,
 ) -> Outcome:
-    """Run the arms; write and print what they have to say together.
+    """Run the arms; write and print their comparison: a table, a figure and claims.
 
-    claims: summaries, each with its arm's `config`, the `metrics` and the `workdirs` of its seeds,
-        -> (what a paper claims, what was measured) pairs, printed below the table.
-    figures: writes figures of its own into the workdir, and returns nothing.
-    numbers: what claims get -> tables of numbers beside the claims.
-    All three need all arms; the table and the figure are of those that have not failed.
+    claims: function of the arms' summaries, each with the arm's `config` and the `metrics` and
+        `workdirs` of its seeds; returns (claim of a paper, measurement) pairs.
+    figures: function of the workdir, which writes figures of its own there.
+    numbers: function of the same summaries as `claims`; returns tables of numbers.
+    All three are called only if no arm has failed; the table and the figure leave out failed arms.
     """
     if distributed.is_writer():
         left = unfinished(arms, workdir, overwrite)
@@ -587,7 +587,7 @@ def launch(
             if not failures:
                 raise
             say(f"error: {error}")
-    # What a config file says of all arms; that it fails, as of a diverged arm, loses nothing else.
+    # The functions of a config file; if one fails, as on a diverged arm, nothing else is lost.
     for name, tell in (
         ("claims", claims and (lambda: claimed.extend(_noted("claims", claims(summaries))))),
         ("numbers", numbers and (lambda: counted.extend(_noted("numbers", numbers(summaries))))),
@@ -613,7 +613,7 @@ def launch(
 
 
 def _noted(name: str, found: Iterable) -> Iterator:
-    """Yield what a function of a config file yields, as far as the note of a launch can hold it."""
+    """Yield the values of a config file's function; TypeError for one that no note can hold."""
     for one in found:
         written = records.plain(one._asdict() if isinstance(one, Numbers) else one)
         if not formats.fits([written], formats.NOTE.fields[name]):
@@ -625,9 +625,9 @@ def _noted(name: str, found: Iterable) -> Iterator:
 def _compare(
     arms: list[Arm], root: pathlib.Path, console: Console, say: Callable[[str], None]
 ) -> list[dict]:
-    """Write the summary and the figure of all arms, print their table.
+    """Write the summary and the figure of all arms, and print their table.
 
-    Returns their summaries with the `config`, the `metrics` and the `workdirs` of each.
+    Returns the summary of each arm with its `config`, `metrics` and `workdirs`.
     """
     from experiments import figures, tables
 

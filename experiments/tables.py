@@ -1,4 +1,4 @@
-"""Tables of a terminal and of a page: speeds of arms, and the claims below them."""
+"""The tables of a terminal and of a page: results of arms, claims and other numbers."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,12 +16,12 @@ NONE = "–"
 
 
 def of_arms(arms: Sequence[Mapping]) -> Table:
-    """Return a table of 120 columns from summaries of arms, of one seed or over several.
+    """Return a table, 120 characters wide, from summaries of arms over one seed or several.
 
-    Speed-up: seconds to target of the arm that `baseline` names over this arm's. Fell back:
-    share of the updates in which a method sent something else than it plans, whose bytes count; the
-    column is there if any of the methods can. Kept long: share that was kept of the tenth of the
-    samples that cost most, where samples have costs.
+    Speed-up: the baseline's seconds to the target over this arm's seconds. Fell back: the share of
+    updates in which a method sent other messages than planned, whose bytes count; the column is
+    there if a method can do so. Kept long: the share of gradients that were kept of the most
+    expensive tenth of the samples, if samples have costs.
     """
     by_name = {arm["name"]: arm for arm in arms}
     named = {arm["baseline"] for arm in arms}
@@ -38,7 +38,7 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     if tested:
         counts = " or ".join(f"{count:,}" for count in sorted({a["test_samples"] for a in tested}))
         most = max(stats.sampling_error(a["test_accuracy"], a["test_samples"]) for a in tested)
-        if most > 0:  # it is 0 where nothing was wrong, which says little of few samples
+        if most > 0:  # it is 0 if no sample was wrong, which proves little for few samples
             caption.append(f"with {counts} test samples an accuracy has a standard error of up to "
                            f"{100 * most:.1f} points")  # fmt: skip
     columns = {
@@ -70,7 +70,7 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
 
 
 def print_table(console: Console, *shown: Table | Numbers | str) -> None:
-    """Print tables and lines, 120 columns wide where no terminal has a width that they must fit."""
+    """Print tables and lines in the width of the terminal, or 120 characters wide without one."""
     if not console.is_terminal:
         console = Console(file=console.file, width=120)
     for one in shown:
@@ -79,7 +79,7 @@ def print_table(console: Console, *shown: Table | Numbers | str) -> None:
 
 
 def as_table(numbers: Numbers) -> Table:
-    """Return a table of texts as it is printed."""
+    """Return numbers as a table of rich."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=escape(numbers.title) or None)
     for place, column in enumerate(numbers.columns):
         table.add_column(column, justify="right" if place else "left", overflow="fold")
@@ -89,7 +89,7 @@ def as_table(numbers: Numbers) -> Table:
 
 
 def print_claims(console: Console, claims: Iterable[tuple[str, str]]) -> None:
-    """Print claims of papers beside what was measured."""
+    """Print the claims of papers beside the measurements."""
     table = as_table(Numbers("", ("claim", "measured"), list(claims)))
     table.show_lines, table.columns[1].justify = True, "left"
     print_table(console, table)
@@ -102,7 +102,7 @@ def pivot(
     column: Callable[[Mapping], str],
     cell: Callable[[Mapping], str],
 ) -> Numbers:
-    """Return a table of points, each of which says its row, its column and its cell."""
+    """Return a table of points; the functions give a point's row, its column and its cell."""
     cells = {(row(point), column(point)): cell(point) for point in points}
     rows, columns = (dict.fromkeys(key[place] for key in cells) for place in (0, 1))
     shown = [(name, *(cells.get((name, place), NONE) for place in columns)) for name in rows]
@@ -119,7 +119,7 @@ def _spread(arm: Mapping, field: str, spec: str, scale: float = 1.0) -> str:
 
 
 def _digits(value: float | None, digits: int) -> str:
-    """Return the format with `digits` digits of `value`; its spread has the same decimals."""
+    """Return a format with `digits` significant digits of `value`, also used for its deviation."""
     if not value:
         return ".0f"
     magnitude = math.floor(math.log10(abs(value)))

@@ -1,10 +1,10 @@
-"""Timelines: who computed, waited and communicated when, as Perfetto and chrome://tracing show it.
+"""The timeline of a schedule for Perfetto and chrome://tracing: when workers compute and wait.
 
-A stretch is cut out of every contribution of a Schedule: its worker computes from `start` on for
-`busy`, communicates until `finish`, and waits in between. What lies between two contributions of a
-worker is left open: it has worked on a mini-batch that was cancelled or ignored, which no row
-tells. Who is only met by another node, and a position that stands for nobody, takes no time.
-The events of a Schedule (a worker has joined, was lost, is restored) are instants.
+Every contribution of a Schedule gives up to three stretches of time. Its worker computes from
+`start` for `busy` seconds, communicates until `finish`, and waits in between. The time between two
+contributions of a worker stays empty: there the worker computed a mini-batch that was cancelled or
+ignored, which has no row. Positions without a contribution, such as a node that another one meets,
+take no time. The events of a Schedule (a worker has joined, was lost, is restored) are instants.
 
 Source: Trace Event Format (Google, 2016), JSON object format.
 """
@@ -21,9 +21,9 @@ from stragglers.schedule import Schedule
 TIMELINE = "timeline.json"
 KINDS = ("compute", "wait", "communicate")
 MOST_STRETCHES = 4000  # about half a megabyte, and more than a reader looks through
-NANOSECONDS = 1e9  # per second; times are whole ones, so that no two stretches overlap by rounding
+NANOSECONDS = 1e9  # per second; times are whole, so that no two stretches overlap by rounding
 
-LATEST = 2.0**62  # ns; what is later, 146 years after the start, is drawn at that time
+LATEST = 2.0**62  # ns, about 146 years; later times are drawn at this time
 
 
 class Stretches(NamedTuple):
@@ -33,14 +33,14 @@ class Stretches(NamedTuple):
     kind: np.ndarray  # [N] int, of KINDS
     begin: np.ndarray  # [N] int64, ns
     end: np.ndarray  # [N] int64, ns
-    update: np.ndarray  # [N] int, which the contribution went into
+    update: np.ndarray  # [N] int, the update with the contribution
     mini_batches: np.ndarray  # [N] int, of the contribution
     staleness: np.ndarray  # [N] int, of the contribution, in updates
-    partner: np.ndarray  # [N] int, the worker that is met; itself where none is
+    partner: np.ndarray  # [N] int, the worker that is met, or `worker` without a partner
 
 
 def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
-    """Return the first `most` stretches of a schedule, or all of them."""
+    """Return the first `most` stretches of a schedule, or all stretches if `most` is None."""
     lasting = schedule.finish > schedule.start
     if most is not None and lasting.sum() > most:
         # A stretch never begins before its contribution, and every contribution has at least one.
@@ -55,7 +55,7 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
     drawn = (schedule.offset + row, of(schedule.batches), of(schedule.staleness), met)
     computed = np.minimum(start + of(schedule.busy), finish)
     sent = np.maximum(finish - of(schedule.communication), computed)
-    # An update over cheaper links may restart a worker before an earlier one has landed there.
+    # An update over cheaper links may restart a worker before an earlier update has landed.
     order, following = np.lexsort((start, worker)), np.full(start.size, np.inf)
     same = np.diff(worker[order]) == 0
     following[order[:-1][same]] = start[order[1:][same]]
@@ -77,8 +77,8 @@ def trace(
 ) -> dict[str, Any]:
     """Return a run as a process with a thread per worker, in the JSON format of trace events.
 
-    name: of the run; clock: what its seconds are, "virtual" or "wall". Only the first `most`
-    stretches are drawn, and `otherData` says so.
+    name: the run's name. clock: the kind of its seconds, "virtual" or "wall". Only the first `most`
+    stretches are drawn; `otherData` then states the limit.
     """
     drawn = stretches(schedule, most + 1)
     contents, until = "all of the run", np.inf
@@ -117,6 +117,6 @@ def trace(
 
 
 def write(schedule: Schedule, path: str | os.PathLike, *run: Any, **more: Any) -> None:
-    """Write the `trace` of a run, of these arguments, as a file that ui.perfetto.dev opens."""
+    """Write `trace(schedule, *run, **more)` as a file that ui.perfetto.dev opens."""
     text = json.dumps(trace(schedule, *run, **more), allow_nan=False, separators=(",", ":"))
     files.write(path, text, durable=False)

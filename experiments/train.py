@@ -1,9 +1,9 @@
-"""Train arms, one or several that make one program, and go on with those that were cut off.
+"""The training of one arm, or of several arms as one program, and the resumption of such runs.
 
-A run that was cut off at any moment goes on from its last checkpoint when it is asked for again. In
-virtual time it ends bit for bit as if nothing had happened: its clock goes through the recorded
-evaluations, with their losses, once more. On several processes the first one writes, and all of
-them read, so that they share the workdir.
+A run that was interrupted at any moment resumes from its last checkpoint when it is started again.
+In virtual time a resumed run ends bit for bit like an uninterrupted one, as its clock replays the
+recorded evaluations with their losses. If a run has several processes, process 0 writes and all
+processes read, so that they need a shared workdir.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from runtimes.simulate import ANOTHER_CLOCK, Batched
 from stragglers.schedule import Schedule, concatenate
 from stragglers.slow_worker import ENTRIES, Watch
 
-# What it took to reach the target loss: field of the summary, column of the metrics.
+# The costs of reaching the target loss: beginning of a field of the summary -> column of metrics.
 TO_TARGET = {
     "seconds": "seconds",
     "updates": "update",
@@ -57,14 +57,14 @@ def run(
     on_note: Callable[[str], None] = lambda text: None,
     checkpoint_seconds: float = 30.0,
 ) -> dict:
-    """Train one arm and return its summary; `workdir` gets what `records` lists.
+    """Train one arm, write the files of `records` to `workdir`, and return the summary.
 
-    on_record: called with every metrics record as it is written. on_note: called with a sentence
-    on what a run goes on from. checkpoint_seconds: on the wall, from one checkpoint to the next
-    evaluation that makes one; infinite: there is none, and the run cannot be trained longer.
+    on_record: called with every metrics record when it is written. on_note: called with a sentence
+    on the checkpoint of a resumed run. checkpoint_seconds: the least wall time between checkpoints,
+    which are made at evaluations; infinite: none is made, and the run cannot be trained longer.
     Raises ValueError, before anything is compiled or written, for a config that cannot run or a
-    workdir that belongs to another config. An arm that has finished is not run again, but trained
-    longer where `seconds` or `updates` are larger than they were.
+    workdir of another config. A finished arm is not run again, but trained longer if `seconds` or
+    `updates` are larger than before.
     """
     prepared = _prepared(config, workdir, overwrite)
     config = prepared.config
@@ -98,12 +98,12 @@ def run_together(
     on_note: Sequence[Callable[[str], None]] | None = None,
     checkpoint_seconds: float = 30.0,
 ) -> list[dict]:
-    """Train arms that differ only in data as one compiled program; otherwise as `run` does.
+    """Train arms that differ only in data as one compiled program; see `run` for the arguments.
 
-    See `alike` for which arms these are. Times on the wall count all of them together.
+    `prepare.alike` decides which arms can do so. Wall times count all arms together.
     """
     made: list[Prepared] = []
-    for config, workdir in zip(configs, workdirs, strict=True):  # whose tasks are the same
+    for config, workdir in zip(configs, workdirs, strict=True):  # all have the same task
         made.append(_prepared(config, workdir, overwrite, made[0].task if made else None))
     configs = [prepared.config for prepared in made]
     hooks = on_record or [lambda record: None] * len(configs)
@@ -124,8 +124,8 @@ def run_together(
             for r, checkpoint in zip(going, found, strict=True)
         }
         if arms:
-            # An arm that has finished before keeps its place by a run of no updates: how many runs
-            # a program has changes how it rounds.
+            # A finished arm keeps its place by a run without updates, as the number of runs of a
+            # program changes its rounding.
             states = [
                 arms[r].state
                 if r in arms
@@ -140,7 +140,7 @@ def run_together(
 def _prepared(
     config: ConfigDict, workdir: str | os.PathLike, overwrite: bool, task: tasks.Task | None = None
 ) -> Prepared:
-    """Prepare a run that goes on with what was measured for its method when it began."""
+    """Return the parts of a run, with the profile that was measured when the run began."""
     kept = None if overwrite else Path(workdir) / records.PROFILE
     return prepare.prepare(config, task, settled=True, kept=kept)
 
@@ -154,9 +154,9 @@ def _keep_profile(prepared: Prepared, recorder: records.Recorder) -> None:
 def _train(
     arms: "Mapping[int, Arm]", together: Batched, states: list, checkpoint_seconds: float
 ) -> None:
-    """Train all arms to their ends, side by side; each writes its summary when it is there.
+    """Train all arms side by side to their ends; each arm writes its summary at its own end.
 
-    arms: those that are left, by their places among the `states` of all.
+    arms: the unfinished arms by their places in `states`, which has all arms.
     """
     batch, saver = together.stack(states), Saver(checkpoint_seconds)
     budgets = {n: _budget_or_end(arm, saver) for n, arm in arms.items()}
@@ -173,7 +173,7 @@ def _train(
 
 
 def _budget_or_end(arm: "Arm", saver: "Saver") -> tuple[float, int] | None:
-    """Return `arm.budget()`; the summary is written when there is none."""
+    """Return `arm.budget()`; if that is None, write the arm's last checkpoint and its summary."""
     budget = arm.budget()
     if budget is None:
         saver.end(arm)
@@ -184,7 +184,7 @@ def _budget_or_end(arm: "Arm", saver: "Saver") -> tuple[float, int] | None:
 
 
 class Saver:
-    """Makes the checkpoints of arms that train together, of one arm if its state is divided.
+    """The writer of checkpoints of arms that train together, or of one arm with divided state.
 
     with Saver(seconds) as saver:
         saver.save(arms)  # at every evaluation
@@ -192,7 +192,7 @@ class Saver:
     """
 
     def __init__(self, seconds: float):
-        """seconds: on the wall, from one checkpoint to the next `save` that makes one."""
+        """seconds: the least wall time between two checkpoints."""
         self._seconds, self._last = seconds, time.monotonic()
         self._writing: Writing | None = None
 
@@ -200,16 +200,16 @@ class Saver:
         return self
 
     def __exit__(self, *_):
-        """Nothing is written any more, though something else may have gone wrong before."""
+        """Wait until a checkpoint under way is written; ignore errors of its writing."""
         with contextlib.suppress(Exception):
             self.wait()
 
     @phases.within(phases.CHECKPOINT)
     def save(self, arms: "Sequence[Arm]") -> None:
-        """Make a checkpoint of every arm if one is due; when all have theirs, remove older ones.
+        """Make a checkpoint of every arm if one is due, and then remove the older checkpoints.
 
-        One of divided state is still being written then; what goes wrong with it is raised later.
-        Raises `endings.Asked` after it, where a signal asks the run to end. All processes call it.
+        Divided state is written in the background, and a later call raises its errors. If a signal
+        asks the run to end, raise `endings.Asked` after a checkpoint. All processes call this.
         """
         number = distributed.asked_to_end()
         due = distributed.agreed(time.monotonic() - self._last >= self._seconds)
@@ -222,13 +222,13 @@ class Saver:
         self._write(arms)
         if number is not None:
             self.wait()
-            distributed.agreed(None)  # the first process has written it
+            distributed.agreed(None)  # process 0 has written it
             endings.end(number)
 
     def end(self, arm: "Arm") -> dict:
-        """Leave the state of a run's end, of which it can be trained longer, and its summary.
+        """Write a checkpoint of a run's end, so that it can be trained longer, and its summary.
 
-        Without checkpoints, as their seconds are infinite, there is none of the end either.
+        With infinite seconds between checkpoints, none is written, and older ones are removed.
         """
         self.wait()
         keeps = math.isfinite(self._seconds)
@@ -241,11 +241,11 @@ class Saver:
         return summary
 
     def _write(self, arms: "Sequence[Arm]") -> None:
-        """Make a checkpoint of every arm, and remove the older ones when all have theirs."""
+        """Make a checkpoint of every arm; when all arms have theirs, remove the older ones."""
         self.wait()
         made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
         for recorder, checkpoint in made:
-            recorder.sync()  # it relies on the metrics until now
+            recorder.sync()  # the checkpoint relies on the metrics so far
             if recorder.writes:
                 lines = records.digest(recorder.workdir, checkpoint.records)
                 checkpoint = checkpoint._replace(metrics=lines)
@@ -267,10 +267,10 @@ class Saver:
 def newest(
     workdirs: Sequence[str | os.PathLike], notes: Sequence[Callable[[str], None]]
 ) -> list[Checkpoint | None]:
-    """Return the checkpoint from which each run of a group goes on; None: its start.
+    """Return the checkpoint from which each run of a group resumes; None: the run starts anew.
 
-    One that cannot be read is passed over for an older one, with a sentence for the run's note.
-    Raises Unreadable, with nothing removed, where a run has some and none can be read.
+    An unreadable checkpoint is replaced by an older one, with a sentence to the run's function in
+    `notes`. Raises Unreadable, with nothing removed, if a run has only unreadable checkpoints.
     """
     unreadable: dict[Path, Unreadable] = {}
     while True:
@@ -304,7 +304,7 @@ def newest(
 
 
 def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
-    """Return a checkpoint whose lines of metrics are those that there were; else Unreadable."""
+    """Return a checkpoint; raises Unreadable if it is damaged, or if its metrics have changed."""
     checkpoint = checkpoints.read(workdir, evaluation)
     try:
         if checkpoint.metrics not in ("", records.digest(workdir, checkpoint.records)):
@@ -332,20 +332,20 @@ def _mean_and_spread(models):
 
 @jax.jit
 def _moved(models, start):
-    """Return whether any model, along a leading worker axis, differs from the start's."""
+    """Return whether any model, along a leading worker axis, differs from the initial model."""
     differs = jax.tree.map(lambda a, b: jnp.any(a != b[None]), models, start)
     return jnp.any(jnp.stack(jax.tree.leaves(differs)))
 
 
 class Arm:
-    """A training between two evaluations, on any runtime.
+    """The training of one arm on any runtime, from one evaluation to the next.
 
         while (budget := arm.budget()) is not None:
             arm.take(*runtime.advance(arm.state, *budget))
         summary = arm.summary()
 
-    state: the run of the runtime, which `advance` gives away and `take` replaces.
-    recorder: of the arm's records; its metrics begin with the construction.
+    state: the run of the runtime, which `advance` consumes and `take` replaces.
+    recorder: the writer of the arm's records; the constructor opens its metrics.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class Arm:
         on_note: Callable[[str], None],
         checkpoint: Checkpoint | None,
     ):
-        """Begin, or go on from a checkpoint; `on_record` and `on_note` are as of `run`."""
+        """Begin the run, or resume it from `checkpoint`; on_record, on_note: see `run`."""
         self.recorder = recorder
         self._config, self._prepared, self._on_record = config, prepared, on_record
         self._runtime = prepared.runtime
@@ -378,14 +378,14 @@ class Arm:
             on_note(f"goes on at update {self.state.update}")
 
     def budget(self) -> tuple[float, int] | None:
-        """Return the next evaluation's time [s] and the updates until then; None: all is done."""
+        """Return the time of the next evaluation [s] and the run's remaining updates, or None."""
         evaluation = self._next()
         if self._ended or evaluation is None:
             return None
         return _until(self._config, evaluation), self._config.updates - self.state.update
 
     def take(self, state: Run, schedule: Schedule | None) -> None:
-        """Evaluate where the runtime has come to within `budget`, and see whether that is all."""
+        """Take the state and schedule of `advance`, evaluate them and note whether the run ends."""
         self._evaluation, self.state = self._next(), state
         happened = [part for part in (self._between, schedule) if part is not None]
         schedule, self._between = concatenate(happened) if happened else None, None
@@ -399,7 +399,7 @@ class Arm:
         self._ended |= self._is_over(schedule is None)
 
     def _is_over(self, waited: bool) -> bool:
-        """Return whether the last evaluation ends the run; waited: no update had come before it."""
+        """Return whether the last evaluation ends the run; waited: no update came before it."""
         target, loss = self._config.target_loss, self._last["train_loss"]
         return (
             self.state.update >= self._config.updates
@@ -409,7 +409,7 @@ class Arm:
 
     @phases.within(phases.EVALUATION)
     def evaluate(self) -> dict:
-        """Measure the models of this moment and append what was measured to the metrics."""
+        """Evaluate the current models; append the record to the metrics and return the record."""
         mean, distance = jax.device_get(_mean_and_spread(self._runtime.models(self.state)))
         entry = {
             "update": self.state.update,
@@ -430,23 +430,23 @@ class Arm:
         return entry
 
     def _measured(self) -> dict[str, float]:
-        """Return measurements of the runtime; its waits go on from where a resumed run was."""
+        """Return measurements of the runtime; waits for input include those before a resumption."""
         measured = self._runtime.measured(self.state)
         if "input_wait_seconds" in measured:
             measured["input_wait_seconds"] += self._waited
         return measured
 
     def checkpoint(self) -> Checkpoint:
-        """Return all that is needed to go on from this moment."""
+        """Return the checkpoint of this moment, from which the run can resume."""
         happened = None
         if self._history and not self._runtime.replays:
             happened = concatenate(self._history)
         config = self._config
-        planned = self._evaluation * config.evaluate_every  # when a longer run evaluates
+        planned = self._evaluation * config.evaluate_every  # the time of a longer run's evaluation
         between = self.state.update >= config.updates or planned != _until(config, self._evaluation)
         return Checkpoint(
             self._evaluation,
-            # A rule must not see a loss that a longer run does not have.
+            # A rule must not see the loss of an evaluation that a longer run does not make.
             len(self.recorder.records) - (between and self._runtime.replays),
             time.monotonic() - self._began,
             self._runtime.pack(self.state),
@@ -528,14 +528,14 @@ class Arm:
         )
 
     def _look(self) -> None:
-        """Evaluate, and pass the loss to the runtime; a loss that is not finite ends all."""
+        """Evaluate, and pass the loss to the runtime; a loss that is not finite ends the run."""
         self._last = self.evaluate()
         seconds, loss = self._last["seconds"], self._last["train_loss"]
         self._ended = not math.isfinite(loss)
         self.state = self._runtime.observe(self.state, seconds, loss)
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
-        """Take everything to where it was when the checkpoint was made."""
+        """Restore the state, the history and the counters of the run from a checkpoint."""
         metrics, path = self.recorder.records, self.recorder.workdir / records.METRICS
         for entry in metrics:
             formats.checked(entry, path, formats.RESUMED_LINE)
@@ -569,9 +569,9 @@ class Arm:
         self.resumed_at_end = self.budget() is None
 
     def _next(self) -> int | None:
-        """Return the number of the first evaluation that the clock has not run past already."""
+        """Return the number of the next evaluation that the clock has not passed, or None."""
         config, now = self._config, self.state.seconds
-        passed = math.floor(min(now, config.seconds) / config.evaluate_every) - 1  # or rounding
+        passed = math.floor(min(now, config.seconds) / config.evaluate_every) - 1  # for rounding
         following = range(max(self._evaluation, passed) + 1, _evaluations(config) + 1)
         return next((e for e in following if _until(config, e) >= now), None)
 
@@ -589,10 +589,10 @@ class Arm:
         return measured
 
     def _extra_seconds(self, count: float, size: float) -> float:
-        """Return seconds of the messages that a worker has sent again, which no clock knows.
+        """Return the seconds of messages that a worker has repeated, which no clock contains.
 
-        A schedule is made before anything is trained. An exchange of a fixed time takes as long
-        again for as many messages as it has.
+        A schedule is made before the training. If an exchange takes a fixed time, each of its
+        messages takes an equal part of this time. count, size: repeated messages, and their bytes.
         """
         config, shapes = self._config, self._prepared.shapes
         if registry.is_number(config.communication):
@@ -602,10 +602,10 @@ class Arm:
         return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
-        """Return messages that were not as planned because of the data, which no clock has seen.
+        """Return metrics of messages that the data made differ from the plan; no clock has them.
 
-        fallback_share: of the updates; fallback_bytes: of `bytes_per_worker`, which counts them;
-        fallback_seconds: that these would take longer on the config's network, if it has one.
+        fallback_share: the share of updates with such messages. fallback_bytes: their bytes beyond
+        the plan, which `bytes_per_worker` has. fallback_seconds: their extra seconds, or None.
         """
         config, algorithm, shapes = self._config, *self._prepared[1:3]
         if algorithm.fallbacks is None:
@@ -620,7 +620,7 @@ class Arm:
         if not registry.is_number(config.communication):
             network = prepare.network(config, shapes)
             seconds = messages.fallback_seconds(found, config.workers, network)
-        # All who take part in an update fall back together, and they may be a few.
+        # All workers that take part in an update fall back together, which may be a few workers.
         taking_part = sum(int((each.workers < config.workers).sum()) for each in self._history)
         several = taking_part / max(1, sum(each.updates for each in self._history))
         updates = found.updates * config.workers / (several or config.workers)
@@ -633,7 +633,7 @@ class Arm:
         }
 
     def _write(self, schedule: Schedule | None, models) -> None:
-        """Leave the schedule, if anything has happened, and the mean model."""
+        """Write the schedule, if there was an update, and the mean model."""
         mean, _ = _mean_and_spread(models)
         if schedule is not None:
             with files.replacing(self.recorder.workdir / records.SCHEDULE) as file:
@@ -644,22 +644,22 @@ class Arm:
 
 
 def _updates_by(schedule: Schedule | None, seconds: float) -> int:
-    """Return the updates that a schedule from the beginning has until a time."""
+    """Return the number of updates of a schedule, from the start of a run, until a time."""
     return 0 if schedule is None else int(np.searchsorted(schedule.time, seconds, "right"))
 
 
 def _evaluations(config: ConfigDict) -> int:
-    """Return the number beside the one at the start; 2.1 s every 0.7 s are 3, despite rounding."""
+    """Return the number of evaluations after the start; 2.1 s by 0.7 s are 3, despite rounding."""
     return max(1, math.ceil(config.seconds / config.evaluate_every - 1e-9))
 
 
 def _until(config: ConfigDict, evaluation: int) -> float:
-    """Return the time of an evaluation, on the run's clock."""
+    """Return the time of an evaluation [s] on the run's clock."""
     last = evaluation >= _evaluations(config)
     return config.seconds if last else evaluation * config.evaluate_every
 
 
 def _tail_mean(losses: list[float | None]) -> float | None:
-    """Return the mean over the last tenth of the evaluations, as a single one is noisy."""
+    """Return the mean loss of the last tenth of the evaluations, as a single loss is noisy."""
     tail = losses[-max(1, len(losses) // 10) :]
     return None if None in tail else float(np.mean(tail))

@@ -1,9 +1,9 @@
-"""A watchdog of processes that live and do not go on, such as one whose input reader hangs.
+"""The watchdog of processes that are alive but stand still, as when an input reader hangs.
 
-A thread of each process publishes its phase in JAX's coordination service every second or so. A
-process that has waited for long itself reads the phases of the others, says who keeps it waiting,
-and ends the run at last. Seconds are counted in looks of the thread, so that a program which was
-stopped as a whole, or whose machine slept, is not late afterwards.
+A thread of each process publishes the phase of the process in JAX's coordination service, about
+once a second. A process that has waited for long reads the phases of all processes. Then it prints
+for which process the run waits, and at last ends the run. One look adds only a few seconds, so that
+a program does not count as late after the program was stopped or its host slept.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from experiments import distributed, endings
 from runtimes import phases
 
 PLACE = "gossax/phases"
-LOOK = 1.0  # s between two looks, and as much again for every hundred processes
-LONGEST = 7.0  # s between two looks, four of which come before JAX gives up on a process
-PATIENCE = 60.0  # s in one phase after which those who wait hear for whom
-ASKED = 5.0  # s, once a signal has asked the run to end
-SILENCE = 15.0  # s without a word; JAX gives up on a process after 30 s
-TIMES_MEDIAN = 5  # of the time of a dispatch
+LOOK = 1.0  # s between two looks, and another second for every hundred processes
+LONGEST = 7.0  # s between two looks; JAX gives up on a process only after four of these
+PATIENCE = 60.0  # s in one phase before the waiting processes print for whom they wait
+ASKED = 5.0  # s in place of PATIENCE after a signal has asked the run to end
+SILENCE = 15.0  # s without news of a process; JAX gives up on a process after 30 s
+TIMES_MEDIAN = 5  # patience in multiples of the median time of a dispatch
 SILENT = "does not answer; it was stopped, or its host or link has gone"
-WAITING = {phases.DEVICES, phases.OTHERS}  # for what another one may be to blame
+WAITING = {phases.DEVICES, phases.OTHERS}  # phases that another process may prolong
 WATCHED = WAITING | {phases.INPUT, phases.CALLBACK}
-EXCUSED = {phases.COMPILING, phases.DELAY}  # as long as it takes
-HANGING = {phases.INPUT, phases.CALLBACK, SILENT}  # nothing of which would become a checkpoint
+EXCUSED = {phases.COMPILING, phases.DELAY}  # phases that may take any time
+HANGING = {phases.INPUT, phases.CALLBACK, SILENT}  # phases that never lead to a checkpoint
 
 
 def pause() -> float:
@@ -40,27 +40,27 @@ def pause() -> float:
 
 
 def silence() -> float:
-    """Return the seconds of several looks after which a process without a word is silent."""
+    """Return the seconds without news after which a process is SILENT, at least three looks."""
     return max(SILENCE, 3 * pause())
 
 
 class State(NamedTuple):
     """The published state of a process."""
 
-    dispatches: int  # that have ended
+    dispatches: int  # the dispatches that have ended
     update: int
     phase: str
-    seconds: float  # since it went on last
+    seconds: float  # the time since its last progress
     host: str = ""
 
 
 def standing(
     states: Mapping[int, State], patience: float, slow: float = 0.0, timed: bool = True
 ) -> tuple[str, list[int]] | None:
-    """Return (the sentence, the processes that it names) if a run stands still, else None.
+    """Return (a sentence, the processes that it names) if a run stands still, else None.
 
-    patience: seconds that a process may be in its phase; slow: at least, where it evaluates or
-    writes. timed: whether it is known what a dispatch takes; if not, devices may take any time.
+    patience: seconds that a process may stay in its phase. slow: the least patience with phases
+    such as evaluation. timed: whether dispatches have been timed; else devices may take any time.
     """
     fewest = min(state.dispatches for state in states.values())
     last = {p: s for p, s in states.items() if s.dispatches == fewest or s.phase == SILENT}
@@ -93,7 +93,7 @@ def standing(
 
 
 class _Watch:
-    """The looks of one process."""
+    """The watchdog of one process."""
 
     def __init__(self, seconds: float):
         self._end, self._last, self._late = seconds, time.monotonic(), 0.0
@@ -103,7 +103,7 @@ class _Watch:
         self._warned = False
 
     def look(self) -> None:
-        """Publish the phase of this process; say and do what is due."""
+        """Publish the phase of this process; warn of a standstill, and end the run if it lasts."""
         phase, now, me = phases.now(), time.monotonic(), distributed.process_id()
         passed, self._last = min(now - self._last, 2 * pause()), now
         at = (phase.what, phase.steps)
@@ -140,7 +140,7 @@ class _Watch:
             distributed.give_up(distributed.DEAD, sentence)
 
     def _end_if_asked(self, why: str) -> None:
-        """End the run where a signal has asked for it, as no evaluation will come soon."""
+        """End the run without a checkpoint if a signal has asked for its end; why: the reason."""
         number = distributed.signalled() if endings.is_deferred() else None
         if number is None:
             return
@@ -151,7 +151,7 @@ class _Watch:
         )
 
     def _others(self, passed: float) -> dict[int, State]:
-        """Return what all processes have published; who says nothing new for long is silent."""
+        """Return the published states; a process without news for `silence()` s is SILENT."""
         states, count = {}, distributed.processes()
         published = distributed.texts(PLACE) if count > 1 else {}
         for p in range(count):
@@ -167,15 +167,15 @@ class _Watch:
 
 @contextlib.contextmanager
 def watching(seconds: float) -> Iterator[None]:
-    """Within this, say who keeps the run waiting, and end it with exit code 3 after `seconds`.
+    """Watch the run within this context; print warnings, and end a standstill with exit code 3.
 
-    seconds: that nothing goes on, or five times what a dispatch takes if that is more; 0: never.
+    seconds: the standstill that ends the run, at least five median dispatches; 0: never.
     """
     over, watch = threading.Event(), _Watch(seconds)
 
     def work() -> None:
         while not over.wait(pause()):
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # as JAX itself will say
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # JAX itself reports it
                 if not distributed.is_joining():
                     watch.look()
 

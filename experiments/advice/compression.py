@@ -1,17 +1,17 @@
-"""Compression against all-reduce for a model, a network and a gradient, as a table of methods.
+"""The comparison of compression with all-reduce, for a model, a network and a gradient.
 
-The codec's time and the gradient's are measured on the device at hand, and the network is a cost
-model (`comms.cost`); the loss that compressing may cost is another question. An exchange takes
-A + B / bandwidth seconds, so that a method breaks even with all-reduce at
+The times of codecs and of the gradient are measured on this device, and the network is a cost model
+(`comms.cost`). The effect of compression on the loss is left out. An exchange takes
+A + B / bandwidth seconds. If nothing overlaps, a method breaks even with all-reduce at
 
     bandwidth = (B_dense - B) / (codec + A - A_dense)
 
-where nothing overlaps. Where all of an exchange may hide behind a gradient of g seconds, an update
-takes max(g, dense) against codec + max(g, compressed): compressing gains nothing as long as the
-dense exchange is hidden, and at most what is not. On a network with hides=False nothing overlaps,
-and an update takes g and the exchange.
+If an exchange can hide behind a gradient of g seconds, an update takes max(g, dense) seconds, or
+codec + max(g, compressed) with compression. Compression then gains nothing while the dense exchange
+is hidden, and else at most the visible part of that exchange. On a network with hides=False nothing
+overlaps, and an update takes the sum of g and the exchange.
 
-Rounds of all workers exchange, over links that are as slow as the slowest one.
+All workers take part in each exchange, over links that are as slow as the slowest link.
 """
 
 import operator
@@ -33,24 +33,24 @@ GIGABITS = (1.0, 10.0, 100.0)
 
 
 class Line(NamedTuple):
-    """An exchange: latency + traffic / bandwidth, and the time of a codec."""
+    """The cost of an exchange: latency + traffic / bandwidth, and the time of a codec."""
 
     method: str
     sent: float  # bytes of a worker in an update
-    latency: float  # s, whatever the bandwidth
-    traffic: float  # bytes that count against the bandwidth
+    latency: float  # s at an infinite bandwidth
+    traffic: float  # bytes that are divided by the bandwidth
     codec: float  # s to encode and decode
 
     def seconds(self, bandwidth: float) -> float:
-        """Return the seconds of the exchange, the codec aside; bandwidth in bytes per second."""
+        """Return the seconds of the exchange without the codec; bandwidth in bytes per second."""
         return self.latency + self.traffic / bandwidth
 
 
 def explain(config: ConfigDict) -> Analysis:
-    """Compare every method that compresses with all-reduce, in the order of what it gains.
+    """Compare every method that compresses with all-reduce; the fastest exchange comes first.
 
-    Beside the config's own method, all of the registry that can run on its task with their own
-    defaults. Raises ValueError for a config that cannot run.
+    The methods are the config's own method and all methods of the registry that can run on its task
+    with their default parameters. Raises ValueError for a config that cannot run.
     """
     config = prepare.to_the_end(config)
     workers = config.workers
@@ -76,7 +76,7 @@ def explain(config: ConfigDict) -> Analysis:
             refused.append(registry.text(spec))
             continue
         if codec_times.compresses(arm, workers):
-            # As a method for one worker, whose exchange is with nobody.
+            # The method of a single worker has the codec, but exchanges nothing.
             one = override(simulated, {"algorithm": spec, "workers": 1})
             alone = prepare.prepare(one, settled=True)
             steps = {"own": codec_times.programs(alone, simulated)["step"], "plain": plain["step"]}
@@ -109,9 +109,9 @@ def _line(name: str, arm: prepare.Prepared, workers: int, latency: float, codec:
 
 
 def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
-    """Return bytes per second below which the method is faster; None: there are none, inf: at any.
+    """Return the bandwidth [byte/s] below which a method is faster; None: never, inf: always.
 
-    A method that sends as much in fewer messages can be faster at any, too.
+    A method that sends equally many bytes in fewer messages can also be always faster.
 
     hidden: seconds of an exchange that cost nothing, as the gradient takes longer.
     """
@@ -120,7 +120,7 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
     if saved < 0 or saved == 0 <= paid:
         return None
     if hidden:
-        # Below this the dense exchange is all that counts; the compressed one may hide or not.
+        # At `alone` the dense exchange takes `hidden` seconds and the time of the codec.
         shown = hidden + line.codec - dense.latency
         alone = dense.traffic / shown if shown > 0 else float("inf")
         if line.seconds(alone) <= hidden:
@@ -129,7 +129,7 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
 
 
 def faster_above(line: Line, dense: Line) -> float | None:
-    """Return bytes per second above which more bytes in less latency are faster; None: at none."""
+    """Return the bandwidth [byte/s] above which more bytes in less latency are faster, or None."""
     saved = dense.traffic - line.traffic
     paid = line.codec + line.latency - dense.latency
     return saved / paid if saved < 0 and paid < 0 else None
@@ -155,7 +155,7 @@ def _row(
 
 
 def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
-    """Yield a table for all networks, then one with a column for each."""
+    """Yield the table of break-even bandwidths, then the gains with a column for each network."""
 
     def gigabits(bandwidth: float | None) -> str:
         known = {None: "never", float("inf"): "always"}
@@ -179,7 +179,7 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
 
 
 def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the facts, and the verdict for every network."""
+    """Yield sentences on the measurements, the assumptions, and the verdict for every network."""
     yield (
         f"{1e-6 * summary['model_bytes']:.3g} MB of parameters; a gradient takes "
         f"{1e3 * summary['gradient_seconds']:.3g} ms on this device, on which codecs were "

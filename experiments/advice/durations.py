@@ -1,8 +1,8 @@
-"""Seconds of a mini-batch, worker by worker: of a recorded run, of a trace or of a distribution.
+"""The durations of mini-batches by worker, from a recorded run, a trace or a distribution.
 
-A schedule has `busy` seconds for `batches` mini-batches, each of which is taken to have lasted as
-long as the others of its row. A schedule whose rule cut work short is refused, and so are too few
-durations: of what was cut only a lower bound is known, and to leave it out would hide stragglers.
+A row of a schedule has `busy` seconds for `batches` mini-batches, which are taken to be equally
+long. Too few durations are refused. A schedule whose rule cut work short is refused, too: only a
+lower bound of a cut duration is known, and leaving out such durations would hide stragglers.
 """
 
 import glob
@@ -23,39 +23,39 @@ from stragglers.rule import Trigger
 from stragglers.schedule import Schedule, load
 
 LEAST = 50  # durations of all workers together
-MOST_GAPS = 0.05  # of the time of an asynchronous schedule
-DRAWN = 1000  # per worker, of a distribution
+MOST_GAPS = 0.05  # share of a worker's time without rows in an asynchronous schedule
+DRAWN = 1000  # durations per worker that are drawn from a distribution
 AGAIN = "record a run with barrier or k_async"
 
 
 class Measured(NamedTuple):
-    """Seconds of a mini-batch of every worker, in the order in which they were measured."""
+    """The measured durations of mini-batches [s] of every worker, in the order of measurement."""
 
     seconds: tuple[np.ndarray, ...]
-    source: str  # its name for a reader
-    read: str = ""  # a trace's account of itself, on one line
-    names: tuple[str, ...] = ()  # of the workers of a trace
-    exchange: float = 0.0  # s of an exchange that were recorded, too
+    source: str  # the name of the source for a reader
+    read: str = ""  # a trace's description of itself, on one line
+    names: tuple[str, ...] = ()  # the names of the workers of a trace
+    exchange: float = 0.0  # s of an exchange, if they were recorded
 
     @property
     def workers(self) -> int:
-        """Number of workers that were measured."""
+        """The number of measured workers."""
         return len(self.seconds)
 
     @property
     def digest(self) -> str:
-        """Digest that tells these durations from others."""
+        """The SHA-256 of all durations."""
         return hashlib.sha256(b"".join(values.tobytes() for values in self.seconds)).hexdigest()
 
     def name(self, worker: int) -> str:
-        """Return the name by which a reader knows a worker."""
+        """Return the name of a worker in the trace, or its number if the trace has no names."""
         return self.names[worker] if self.names else f"{worker}"
 
     def process(self, repeat: int = 0) -> Process:
-        """Return the durations as they were for repeat 0, otherwise resampled.
+        """Return a process that replays the durations, resampled unless `repeat` is 0.
 
-        A resample joins blocks of about the square root of a worker's record, so that slow spells
-        stay together, drawn at the same places for all workers (Politis, Romano, 1992).
+        A resample joins blocks of about sqrt(n) of a worker's n durations, so that slow spells stay
+        together. All workers have blocks at the same places (Politis, Romano, 1992).
         """
         if repeat == 0:
             return replayed(self.source, self.seconds)
@@ -68,18 +68,18 @@ class Measured(NamedTuple):
             at = (begins[:, None] + np.arange(length)).ravel()[: values.size]
             blocks.append(values[at % values.size])
         shortest = min(float(values.min()) for values in self.seconds)
-        # So that a rule is refused for all repeats or for none.
+        # One shortest duration, so that a rule is refused for all repeats or for none.
         return replace(replayed(self.source, blocks), shortest=shortest)
 
 
 class Source(NamedTuple):
-    """Durations with the config that rules are weighed for."""
+    """The durations, and the config for which rules are weighed."""
 
     measured: Measured
     config: ConfigDict  # as it was given or recorded
-    command: list[str]  # that starts the config
-    delay: str | None = None  # that repeats the durations; "": the config's own; None: none does
-    parameters: Path | None = None  # of the run's end
+    command: list[str]  # the words that start the config
+    delay: str | None = None  # a delay with these durations; "": the config's own; None: none
+    parameters: Path | None = None  # the file of the parameters at the run's end
 
 
 def read(
@@ -87,9 +87,9 @@ def read(
 ) -> Source:
     """Return the source that a text names: a run's workdir, a schedule, a trace, a distribution.
 
-    config: for anything but a run, which has its own; given, it replaces the run's. command: that
-    starts it, or python and the launcher alone. trusted: modules that a run's record may name.
-    Raises ValueError for a source that cannot be read, has too little in it, or other workers.
+    config: required unless the source is a run; it replaces the run's own config. command: words
+    that start `config`, or python and the launcher. trusted: modules that a run's record may name.
+    Raises ValueError for an unreadable source, too few durations or another number of workers.
     """
     path = Path(text)
     if is_there(text) and path.is_dir() and (holds_run(path) or not any(path.iterdir())):
@@ -136,18 +136,18 @@ def delay_of(text: str) -> Law | Process:
 
 
 def part_of(path: Path) -> registry.Part:
-    """Return the delay that repeats what `write` has written, which is checked already."""
+    """Return the delay that replays a file of `write`, whose durations are already checked."""
     return registry.part("trace", path=f"{path}", scale=1.0, in_step=True)
 
 
 def as_part(text: str) -> registry.Part:
-    """Return the delay that a text names: a trace where it is a file or a pattern of files."""
+    """Return a text as a delay: a trace if the text is a file or a pattern of files."""
     found = is_there(text) or (glob.has_magic(text) and "(" not in text)
     return registry.part("trace", path=text) if found else text
 
 
 def is_there(text: str) -> bool:
-    """Return whether a text is the path of a file or folder; a law may be too long for one."""
+    """Return whether a text is the path of a file or folder; a law may be too long for a path."""
     try:
         return Path(text).expanduser().exists()
     except OSError:
@@ -155,12 +155,12 @@ def is_there(text: str) -> bool:
 
 
 def holds_run(path: Path) -> bool:
-    """Return whether a folder is of a run or of a sweep, and not of a file per worker."""
+    """Return whether a folder holds a run or a sweep, and not a trace with a file per worker."""
     return (path / records.CONFIG).exists() or any(path.rglob(records.SCHEDULE))
 
 
 def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
-    """Return the config of a run with a schedule; ValueError where there is none to be used."""
+    """Return the config of a run with a schedule; ValueError if one is missing or not trusted."""
     if not (path / records.CONFIG).exists():
         arms = [f"{one.parent}" for one in sorted(path.rglob(records.SCHEDULE))]
         several = f"; give one of its runs, as {arms[0]}" if arms else ""
@@ -186,9 +186,9 @@ def _check_workers(source: str, workers: int, config: ConfigDict) -> None:
 
 
 def as_simulated(config: ConfigDict, exchange: float = 0.0) -> ConfigDict:
-    """Return the config for the simulator; its delay is arbitrary, where it had none.
+    """Return the config for the simulator; a config without a delay gets one of 1 s.
 
-    exchange: recorded seconds of one, which count where the config has none.
+    exchange: recorded seconds of an exchange, which replace config.communication if that is 0.
     """
     changes = {"runtime": "simulate", "devices": 1, "draw": "mini_batch"}
     if exchange and config.communication == 0:
@@ -199,7 +199,7 @@ def as_simulated(config: ConfigDict, exchange: float = 0.0) -> ConfigDict:
 
 
 def budget(source: Source) -> float:
-    """Return the config's budget [s], in proportion to the durations if it has a delay itself."""
+    """Return the budget [s]: config.seconds, scaled to the durations if the config has a delay."""
     config = source.config
     if config.delay.name == prepare.NO_DELAY:
         return config.seconds
@@ -213,7 +213,7 @@ def budget(source: Source) -> float:
 
 
 def checked(measured: Measured) -> Measured:
-    """Return the same; ValueError where there is too little to play rules over."""
+    """Return `measured`; ValueError if workers or durations are too few to play rules over."""
     count = sum(map(len, measured.seconds))
     if measured.workers < 2:
         raise ValueError(f"{measured.source}: has the durations of one worker, and a waiting rule "
@@ -228,7 +228,7 @@ def checked(measured: Measured) -> Measured:
 
 
 def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Measured:
-    """Return the records of a trace, or draws of `workers` from a distribution, back to back."""
+    """Return the records of a trace, or DRAWN successive draws per worker from a distribution."""
     process = as_process(delay).seeded(seed)
     drawn = process.records
     if not drawn:
@@ -241,10 +241,10 @@ def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Meas
 
 
 def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None) -> Measured:
-    """Return the durations behind a recorded schedule; ValueError where its rule cut any short.
+    """Return the durations of a recorded schedule; ValueError if its rule cut any of them short.
 
-    trigger: of the rule that made it; None: a rule without one, or an unknown rule, which is taken
-    to cut if any row has a worker that was busy and finished nothing.
+    trigger: the trigger of the schedule's rule; None: the rule has no trigger, or is unknown. Such
+    a rule is taken to cut if any row has a worker that was busy and finished nothing.
     """
     workers = schedule.all_workers
     full, goes_on = schedule.batches.max(initial=1), False
@@ -252,11 +252,11 @@ def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None)
     if trigger is not None:
         full = trigger.mini_batches if trigger.whole is None else trigger.whole
         cuts = trigger.cuts
-        goes_on = (np.asarray(trigger.mini_batches) > full).any()  # after a push, until it is cut
+        goes_on = (np.asarray(trigger.mini_batches) > full).any()  # works after a push, until a cut
     real = (schedule.busy > 0) & (schedule.workers < workers)
-    planned = np.append(np.broadcast_to(full, workers), 0)[schedule.workers]  # 0: of nobody
+    planned = np.append(np.broadcast_to(full, workers), 0)[schedule.workers]  # 0: nobody
     short = real & (schedule.batches < planned)
-    # A row lacks the work that it cancelled, of those who had begun before the last push.
+    # A row does not have the cancelled work of workers that had begun before the last push.
     pushed = (schedule.start + schedule.busy).max(axis=1)
     landed = np.append(schedule.start[0].min(), schedule.finish.max(axis=1)[:-1])
     gathered = not schedule.staleness.any() and schedule.partner is None
@@ -277,7 +277,7 @@ def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None)
 
 
 def _refuse_lost_work(schedule: Schedule, source: str) -> None:
-    """Raise ValueError for a schedule without rows of work that was ignored or interrupted."""
+    """Raise ValueError if a worker spent over MOST_GAPS of its time on work without rows."""
     if not schedule.staleness[schedule.batches > 0].any():
         return
     lost = [event.worker for event in schedule.events]
@@ -293,7 +293,7 @@ def _refuse_lost_work(schedule: Schedule, source: str) -> None:
 
 
 def write(measured: Measured, path: str | Path, repeat: int = 0) -> None:
-    """Write them as a CSV file that the delay `trace` reads."""
+    """Write the durations (see `Measured.process`) as a CSV file that the delay `trace` reads."""
     every = enumerate(measured.process(repeat).records)
     lines = ["worker,time,batch_time", *(f"{i},{count},{seconds!r}" for i, values in every
                                          for count, seconds in enumerate(values.tolist()))]

@@ -4,8 +4,8 @@
     python -m experiments.advice.observatory alibaba_job_4 bytedance_se --mini_batches=8
 
 A source is a run's workdir, a file of durations, a pattern of files, or a delay as in configs.
-Nothing is trained: rules are compared by the mini-batches that they finish in a second, whatever an
-update has of them.
+Nothing is trained: rules are compared by the mini-batches that they finish in a second, regardless
+of the mini-batches of an update.
 """
 
 import json
@@ -30,19 +30,19 @@ from stragglers.rules import RULES
 from stragglers.slow_worker import SLOW
 from stragglers.traces import statistics
 
-ROUNDS, REPEATS = 200, 5  # of a barrier, and resampled records
-BARRIER = "barrier"  # the rule that others are compared with
-SHARE = 0.9  # of the workers that a quorum or a server waits for
-DRIFT = 16  # rounds over which a mean hides what is random
-WORTH = 1.1  # the gain from which a rule is worth a change
-SHOWN = 5  # slowest workers
+ROUNDS, REPEATS = 200, 5  # updates of a play, and plays, the first over measured durations
+BARRIER = "barrier"  # the rule with which other rules are compared
+SHARE = 0.9  # share of the workers for which a quorum or a server waits
+DRIFT = 16  # rounds of a mean that leaves out random delays
+WORTH = 1.1  # the least gain of a rule that is worth a change
+SHOWN = 5  # slowest workers that are shown
 
 
 class Loss(NamedTuple):
-    """Seconds that a barrier's round takes beyond the mean worker's, as shares of the latter.
+    """The loss at a barrier: the excess of its round over the mean worker's, relative to the mean.
 
-    persistent: by workers that are slow in the mean. drifting: by those that are slow for a while,
-    seen in means over DRIFT rounds. random: the rest.
+    persistent: the part from workers with a slow mean. drifting: the part from workers that are
+    slow for a while, in means over DRIFT rounds. random: the rest.
     """
 
     persistent: float
@@ -51,7 +51,7 @@ class Loss(NamedTuple):
 
 
 def rounds_of(measured: Measured, mini_batches: int) -> np.ndarray:
-    """Return the seconds of each worker's rounds, `mini_batches` each [workers, rounds]."""
+    """Return the seconds of rounds of `mini_batches` mini-batches each, [workers, rounds]."""
     count = min(map(len, measured.seconds)) // mini_batches
     whole_rounds = [values[: count * mini_batches] for values in measured.seconds]
     return np.array(whole_rounds).reshape(len(whole_rounds), count, mini_batches).sum(axis=2)
@@ -63,16 +63,16 @@ def loss(rounds: np.ndarray) -> Loss:
     window = min(DRIFT, rounds.shape[1])
     smooth = np.lib.stride_tricks.sliding_window_view(rounds, window, axis=1).mean(axis=-1)
     slowest = [rounds.mean(axis=1).max(), smooth.max(axis=0).mean(), rounds.max(axis=0).mean()]
-    # Means over windows count the edges of a trace less: at most all that is lost is drifting.
+    # Means over windows weight the ends of a trace less, so that parts are limited by the loss.
     parts = np.diff(np.maximum.accumulate(np.minimum([mean, *slowest], slowest[-1]))) / mean
     return Loss(*map(float, parts))
 
 
 class Spells(NamedTuple):
-    """Times in which workers take SLOW times as long as the median worker, or longer.
+    """The slow rounds of workers, at least SLOW times as long as the median worker's.
 
-    share: of the rounds of all workers. rounds: of a spell without a break, the mean over the time
-    that is slow, 0 without any. workers: that are ever slow.
+    share: the share of slow rounds. rounds: the mean length of a spell of successive slow rounds,
+    weighted by length, or 0. workers: the number of workers with a slow round.
     """
 
     share: float
@@ -81,7 +81,7 @@ class Spells(NamedTuple):
 
 
 def spells(rounds: np.ndarray) -> Spells:
-    """Return the slow times of workers; rounds [workers, rounds] in seconds."""
+    """Return the slow rounds of workers; rounds [workers, rounds] in seconds."""
     slow = rounds >= SLOW * np.median(rounds, axis=0)
     edges = np.diff(np.pad(slow, ((0, 0), (1, 1))).astype(int), axis=1)
     lengths = np.argwhere(edges < 0)[:, 1] - np.argwhere(edges > 0)[:, 1]
@@ -113,18 +113,18 @@ def calls(measured: Measured, mini_batches: int) -> list[str]:
 
 
 class Gain(NamedTuple):
-    """Mini-batches that a rule finishes in a second, over the barrier's."""
+    """The mini-batches that a rule finishes in a second, divided by the barrier's."""
 
     mean: float
     spread: float  # standard deviation over resampled durations
-    staleness: float  # updates between the parameters of a gradient and its own update, the mean
+    staleness: float  # mean number of updates between a gradient's parameters and its own update
 
 
 def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict[str, Gain]:
-    """Return the gain of each rule, by its call in a config.
+    """Return {call of a rule in a config: its gain}.
 
-    The first repeat has the durations as they are, the others resampled blocks of them. A rule that
-    these durations do not allow is left out.
+    The first repeat plays the measured durations, the other repeats play resampled blocks. A rule
+    that refuses these durations is left out.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     graph = nx.cycle_graph(measured.workers) if measured.workers > 2 else nx.path_graph(2)
@@ -136,7 +136,7 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
             try:
                 try:
                     rule = factory(setting, **own)
-                except Unfit:  # without a graph
+                except Unfit:  # the rule needs a graph
                     rule = factory(setting._replace(graph=graph), **own)
                 schedule = whole(rule, ROUNDS)
             except ValueError:
@@ -153,9 +153,9 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
 
 
 def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0) -> Measured:
-    """Return the durations of a source; ValueError for one that cannot be used.
+    """Return the durations of a source; ValueError for a source that cannot be used.
 
-    workers: of a delay that has no records, by default 8, or as many as a public trace has.
+    workers: the number for a delay without records; by default that of a public trace, or 8.
     """
     if durations.is_there(text) and durations.holds_run(Path(text)):
         measured = durations.read(text, None, []).measured
@@ -174,7 +174,7 @@ def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0
 
 
 def slowest(measured: Measured, rounds: np.ndarray) -> list[dict[str, Any]]:
-    """Return the slowest workers, the first one first; rounds [workers, rounds] in seconds."""
+    """Return the SHOWN slowest workers, slowest first; rounds [workers, rounds] in seconds."""
     last = np.bincount(rounds.argmax(axis=0), minlength=len(rounds)) / rounds.shape[1]
     order = np.argsort(-rounds.mean(axis=1), kind="stable")[:SHOWN]
     return [
@@ -188,7 +188,7 @@ def slowest(measured: Measured, rounds: np.ndarray) -> list[dict[str, Any]]:
 
 
 def observed(measured: Measured, mini_batches: int) -> dict[str, Any]:
-    """Return the record of a look: loss, slowest workers, and gains with their spread."""
+    """Return the record of a look: loss, spells, slowest workers, and gains with their spread."""
     rounds = rounds_of(measured, mini_batches)
     found = gains(measured, mini_batches)
     return {
@@ -202,7 +202,7 @@ def observed(measured: Measured, mini_batches: int) -> dict[str, Any]:
 
 
 def advice(record: dict) -> str:
-    """Return a sentence about what to do."""
+    """Return a sentence on the barrier's loss and on the rules with the largest gains."""
     said = f"A barrier's round takes {1 + sum(record['loss'].values()):.2f} times the mean worker's"
     _, *gains_of_others = record["gains"].items()  # the first is the barrier
     gained = dict(gains_of_others)
@@ -225,7 +225,7 @@ def advice(record: dict) -> str:
 def as_numbers(records: Sequence[dict]) -> Numbers:
     """Return the table of gains: a row per rule, a column per source."""
     names = [record["source"] for record in records]
-    # Parameters follow from the durations, so that a rule has one row for all sources.
+    # A rule's parameters depend on the durations, so that one row shows the rule for all sources.
     rows: dict[str, list[str]] = {}
     for place, record in enumerate(records):
         for call, gain in record["gains"].items():
@@ -254,7 +254,7 @@ def of_workers(records: Sequence[dict]) -> Numbers:
 
 
 def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
-    """Draw the rounds of all workers, over the median round of the same source."""
+    """Draw the seconds of all workers' rounds, divided by the median round of the same source."""
     drawn = Figure(figsize=(9, 0.6 + 1.5 * len(measured)), layout="constrained")
     axes = drawn.subplots(len(measured), squeeze=False)[:, 0]
     for axis, one in zip(axes, measured, strict=True):
@@ -275,7 +275,7 @@ def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Look at the sources that the command line names."""
+    """Print a look at each source of the command line; write the record and the figure."""
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     given, console = flags.FLAGS, Console(width=120)

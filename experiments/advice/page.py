@@ -17,7 +17,7 @@ from experiments.tables import NONE, as_table
 from stragglers.rule import most_mini_batches
 
 ADVICE, PAGE = "advice.json", "advice.html"
-COLUMNS = {  # of the ranking: heading -> text of a row of `rows`
+COLUMNS = {  # the ranking's columns: heading -> format of a row of `rows`
     "rule": "{rule}",
     "predicted\nyours = 1": "{predicted:.2f}",
     "range": "{predicted_range[0]:.2f}–{predicted_range[1]:.2f}",
@@ -45,18 +45,18 @@ def launch(
     overwrite: bool = False,
     command: str = "",
 ) -> None:
-    """Weigh all rules on what a text names, train the first ones, write a page and print it.
+    """Weigh all rules on a source of durations, train the best rules, write and print the advice.
 
-    The arguments come from the command line; trust: modules that the record of a run may name;
-    named: rules to weigh beside the registry's. Raises ValueError, with nothing written, for
-    durations or a config that cannot be weighed.
+    The arguments come from the command line. text: a source, see `durations.read`. trust: modules
+    that a run's record may name. named: rules to weigh beside the registry's. Raises ValueError,
+    with nothing written, for unsuitable durations or an unsuitable config.
     """
     if entries and not config:
         raise ValueError("--config.ENTRY changes a config, and --config is missing; give it, too")
     given, start = None, shlex.split(command)[:2] or ["python", "launch.py"]
     if trust and (not config or config.endswith(".json")):  # the command names a record
         start.append(f"--trust={','.join(trust)}")
-    # The name of a folder is no word of the user's.
+    # The name of a folder may not be the user's, and does not make a module trusted.
     law = [] if durations.is_there(text) else [text]
     trusted = {*trust, *registry.named_modules([*named, *law])}
     if config:
@@ -73,7 +73,7 @@ def launch(
     advice = play.weigh(source, named)
     files.make(root)
     with files.held(root / files.LAUNCH_LOCK):
-        if overwrite:  # what was trained, and the durations that it was trained with
+        if overwrite:  # remove trained arms and their durations
             for name in play.DURATIONS:
                 files.remove(root / name)
             files.remove_tree(root / play.ARMS)
@@ -89,7 +89,7 @@ def launch(
 
 
 def _check(root: Path, digest: str, overwrite: bool) -> None:
-    """Raise ValueError for a workdir that holds anything but an advice on the same durations."""
+    """Raise ValueError if `root` has no advice but other files, or an advice on other durations."""
     known = (root / ADVICE).is_file()
     if not known and root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ValueError(
@@ -118,9 +118,9 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
 
 def rows(advice: Advice) -> list[dict[str, Any]]:
-    """Return the numbers of each rule that is shown, and their texts that are not numbers alone.
+    """Return the numbers of each shown rule, with texts for numbers that need a remark.
 
-    A predicted range is that of all cases, each over the reference's.
+    The predicted range is of a rule's cases, each divided by the reference's case.
     """
     found, own = [], advice.reference
     for one in filter(None, (*advice.verdict.order, advice.smaller)):
@@ -146,10 +146,10 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
 
 
 def command(advice: Advice, root: Path) -> list[str]:
-    """Return the arguments that run the advised rule, at the best rate if it was trained.
+    """Return the command that runs the advised rule, at its best rate if the rule was trained.
 
-    On the durations that it was weighed on, but for workers that take as long as they take; in the
-    simulator where the config's runtime does not know the rule. root: of the advice.
+    The command's delay has the weighed durations, unless real workers run without a delay. It names
+    the simulator if the config's runtime does not know the rule. root: the advice's folder.
     """
     source, first = advice.source, advice.verdict.close[0]
     config, changes = source.config, {"wait": registry.text(first.arm.wait)}
@@ -180,14 +180,14 @@ def command(advice: Advice, root: Path) -> list[str]:
 
 
 def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows, of the rules in the verdict's order, without empty columns."""
+    """Return the ranking's headings and rows, in the verdict's order, without empty columns."""
     table = [[text.format(**row) for text in COLUMNS.values()] for row in rows(advice)]
     kept = [n for n in range(len(COLUMNS)) if any(row[n] != NONE for row in table)]
     return [[*COLUMNS][n] for n in kept], [[row[n] for n in kept] for row in table]
 
 
 def _exchange(advice: Advice) -> float:
-    """Return the seconds of an exchange under the config's own rule, the median."""
+    """Return the median seconds of an exchange under the config's own rule."""
     return float(np.median(advice.reference.schedule.communication.max(axis=1)))
 
 
@@ -236,7 +236,7 @@ def _show(advice: Advice, root: Path) -> None:
 
 
 def write(advice: Advice, root: Path, launched: str = "") -> None:
-    """Write advice.html into `root`; launched: the command that did so."""
+    """Write advice.html into `root`; launched: the command that is shown as its origin."""
     title = f"{root.resolve().name}: which waiting rule"
     measured = advice.source.measured
     count = sum(map(len, measured.seconds))

@@ -1,21 +1,21 @@
-"""Waiting rules played over measured durations, ranked by their predicted time to the target.
+"""The ranking of waiting rules by their predicted time to the target, over measured durations.
 
-Rules are compared at equal samples per update first: each gets the mini-batches, seconds or k with
-which its updates have about as many as under the config's own rule. A smaller batch is another
-question, which has an answer of its own.
+Rules are compared at equal samples per update: each rule gets the mini-batches, seconds or k with
+which its updates have about as many samples as under the config's own rule. The best rule with
+smaller updates is reported apart.
 
-Without training the prediction uses the schedule that a rule makes of the durations, and the noise
-of a mini-batch's gradient where a run has ended, or else at the initial parameters. With u updates
-per second of B mini-batches whose gradients are tau updates old,
+The prediction uses a rule's schedule over the durations, and the noise of a mini-batch's gradient
+at the end of a run, or else at the initial parameters. Let an update have B mini-batches, whose
+gradients are tau updates old. With u updates per second,
 
     seconds to target ~ (s(tau) + ratio E[1 / B]) / u
 
-s(tau), about 1 + 1.3 tau, says how many times smaller the largest stable learning rate is for stale
-gradients (`stragglers.theory.stability_limit`); in Birch SGD (arXiv 2505.09218) it is
-the tree distance in updates. The second term is the noise, in which updates of few mini-batches
-weigh more (arXiv 1606.04838, Theorem 4.8). Their common factor, smoothness times what is to be
-descended over the squared gradient that is wanted, is unknown without training, so that seconds are
-relative to another rule's. A method's momentum, codec and local steps are not in it.
+s(tau), about 1 + 1.3 tau, is the factor by which staleness lowers the largest stable learning rate
+(`stragglers.theory.stability_limit`); in Birch SGD (arXiv 2505.09218) it is the tree distance in
+updates. The second term is the noise, which falls with the mini-batches of an update (arXiv
+1606.04838, Theorem 4.8). Both terms have an unknown common factor: smoothness times the decrease of
+the loss, over the squared gradient at the target. Predicted seconds are therefore relative to
+another rule's. The prediction leaves out a method's momentum, codec and local steps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,77 +39,77 @@ from stragglers.rule import most_mini_batches
 from stragglers.schedule import Diagnostics, Schedule, concatenate, diagnose
 from stragglers.theory import stability_limit
 
-ROUNDS = 100  # that the slowest worker takes in the time that is played
-MOST_UPDATES, SEGMENT = 20_000, 64  # of a rule, and of a step of it
-REPEATS = 5  # resampled durations, over which predictions are spread
-MOST_RESAMPLED, MOST_TRAINED = 8, 6  # candidates
-EQUAL, ATTEMPTS = 0.1, 4  # by which an equal batch may differ, and plays to come to it
-RATIOS = (0.25, 1.0, 4.0)  # times the ratio of noise
-LEAST_RATIO, MOST_RATIO = 1e-2, 1e4  # that is believed
-SURE = 0.9  # share of the cases in which the first is first
-MARGIN = 0.03  # by which the first has to be faster
-MINI_BATCHES, MOST_MINI_BATCHES = 64, 1024  # whose gradients say how noisy they are
-# Rates of training, of the one at which predicted noise and staleness cost as much as the config's.
-# More of them, twice as large or half, follow as long as the best is the first or the last one.
+ROUNDS = 100  # rounds of the slowest worker in the played time
+MOST_UPDATES, SEGMENT = 20_000, 64  # updates that a rule plays at most, and updates of one step
+REPEATS = 5  # plays of a rule, of which the first has the measured durations
+MOST_RESAMPLED, MOST_TRAINED = 8, 6  # candidates that are resampled and trained at most
+EQUAL, ATTEMPTS = 0.1, 4  # relative difference of equal batches, and attempts to make them equal
+RATIOS = (0.25, 1.0, 4.0)  # factors of the noise ratio
+LEAST_RATIO, MOST_RATIO = 1e-2, 1e4  # limits of the noise ratio
+SURE = 0.9  # share of the cases in which the first rule has to be faster than another
+MARGIN = 0.03  # relative difference by which the first rule has to be faster
+MINI_BATCHES, MOST_MINI_BATCHES = 64, 1024  # mini-batches of the noise ratio, at first and at most
+# Rates of training, relative to the rate at which predicted updates cost as much as the config's.
+# While the best rate is the first or the last, half or twice the rate follows, up to FURTHER times.
 COARSE, FURTHER = (0.5, 1.0, 2.0), 4
-# Of each seed. The first finds the rates, the others judge them.
+# The durations of each seed. The first seed finds the rates, the other seeds judge them.
 DURATIONS = ("durations.csv", "durations_1.csv", "durations_2.csv", "durations_3.csv")
 ARMS = "trained"  # the folder of the runs
-EVALUATIONS = 120  # within the budget of a training
-PATIENCE = 3.0  # times the reference's time to target, which all have
-# Parameters that take values of a grid though a rule has a default for them.
+EVALUATIONS = 120  # evaluations within the budget of a training
+PATIENCE = 3.0  # budget of every training, relative to the reference's time to the target
+# Parameters that take values of a grid even if a rule has a default for them.
 OPTIONAL = frozenset(("gamma", "c", "calibration", "local_steps", "share", "in_flight"))
 
 
 class Candidate(NamedTuple):
-    """A rule with a value of its parameter, played over the durations as they are."""
+    """A rule with values of its parameters, played over the measured durations."""
 
     arm: ConfigDict
     prepared: prepare.Prepared  # with the mini-batches of the config
     schedule: Schedule
     updates: float  # per s
     samples: float  # per s
-    batch: float  # mini-batches of an update that has any, the mean
+    batch: float  # mean number of mini-batches of the updates that have any
     found: Diagnostics
-    # [repeats, 2] s, over the durations, then over resampled ones: per update as far as it counts,
-    # s(tau) / u, and per mini-batch as far as it averages out, E[1 / B] / u
+    # [repeats, 2] s: s(tau) / u and E[1 / B] / u, where u counts updates with a mini-batch. The
+    # first row is over the measured durations, the others are over resampled durations.
     costs: np.ndarray
 
     @property
     def name(self) -> str:
-        """The rule with its parameters, and its mini-batches where they are not the config's."""
+        """The rule with its parameters, and its mini-batches if they differ from the config's."""
         text, count = registry.text(self.arm.wait), self.arm.mini_batches
         return text if count == self.prepared.config.mini_batches else f"{text} of {count} each"
 
     def cases(self, ratio: float) -> np.ndarray:
-        """Return predicted seconds [repeats x RATIOS], up to a factor that all rules share."""
+        """Return predicted seconds [repeats x RATIOS], up to a common factor of all rules."""
         return (self.costs[:, :1] + ratio * np.array(RATIOS) * self.costs[:, 1:]).ravel()
 
     def predicted(self, ratio: float) -> float:
-        """Return the seconds to target over the durations, the geometric mean over RATIOS."""
+        """Return the predicted seconds over the measured durations, geometric mean over RATIOS."""
         return float(stats.gmean(self.cases(ratio)[: len(RATIOS)]))
 
 
 class Trained(NamedTuple):
-    """The outcome of training a candidate, at its best rate."""
+    """The result of training a candidate, at its best learning rate."""
 
     rate: float
-    seconds: tuple[float, ...]  # to target, of every seed; inf: never
-    edge: bool = False  # the best rate is the first or the last that was tried
+    seconds: tuple[float, ...]  # to the target, for every seed; inf: never
+    edge: bool = False  # whether the best rate is the lowest or the highest that was tried
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds, in seconds."""
+        """The mean over the seeds, in seconds."""
         return float(np.mean(self.seconds))
 
     @property
     def spread(self) -> float:
-        """Standard deviation over the seeds, in seconds; nan where one has not arrived."""
+        """The standard deviation over the seeds [s]; nan if a seed has not reached the target."""
         return float(np.std(self.seconds, ddof=1)) if np.isfinite(self.mean) else float("nan")
 
     @property
     def arrived(self) -> int:
-        """Number of seeds that have come to the target."""
+        """The number of seeds that have reached the target."""
         return int(np.isfinite(self.seconds).sum())
 
     def __str__(self) -> str:
@@ -123,30 +123,30 @@ class Verdict(NamedTuple):
 
     order: list[Candidate]  # the best one first
     reason: str  # a sentence
-    close: list[Candidate]  # the advised one, and others that may as well be advised
+    close: list[Candidate]  # the advised rule, then rules that may be as fast
 
     @property
     def sure(self) -> bool:
-        """False where others may as well be advised, or nothing is known."""
+        """False if another rule may be as fast, or if no trained rule has reached the target."""
         return not self.reason.startswith("not sure")
 
 
 class Advice(NamedTuple):
-    """All that an advice is made of."""
+    """The parts of an advice."""
 
     source: Source
-    config: ConfigDict  # that candidates are trained with
-    ratio: float  # of noise
-    order: list[Candidate]  # every rule at its best and equal batch, as predicted
-    smaller: Candidate | None  # the best one that makes smaller updates
+    config: ConfigDict  # the config with which candidates are trained
+    ratio: float  # see `noise_ratio`
+    order: list[Candidate]  # every rule at its best parameters with an equal batch, as predicted
+    smaller: Candidate | None  # the best rule with smaller updates
     reference: Candidate  # the config's own rule
     refused: list[tuple[str, str]]  # rule, reason
     verdict: Verdict
-    results: Mapping[str, Trained] = {}  # of those that were trained, by name
+    results: Mapping[str, Trained] = {}  # of the trained candidates, by name
 
 
 def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
-    """Return the advice without training; named: rules to weigh beside the registry's."""
+    """Return the advice without training; named: rules to weigh beside the registry's rules."""
     measured = source.measured
     config = durations.as_simulated(source.config, measured.exchange)
     if config.target_loss is None:
@@ -154,7 +154,7 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
             "the advice is about seconds to a target, and config.target_loss is None; set "
             "--config.target_loss=..."
         )
-    # Rules are built for durations of any length, as the measured ones replace the config's delay.
+    # Rules are built for durations of any length, as measured durations replace the config's delay.
     any_length = registry.part("exponential", scale=1.0)
     config = override(config, {"seconds": durations.budget(source), "delay": any_length})
     own, grids = registry.spec(config.wait), grids_of(measured, config.workers, config.mini_batches)
@@ -198,23 +198,23 @@ def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str
 
 
 def _rounds(measured: Measured, most: int) -> np.ndarray:
-    """Return the seconds of rounds of `most` mini-batches [workers, rounds], two at least."""
+    """Return the seconds of at least two rounds of `most` mini-batches, [workers, rounds]."""
     shorter = max(1, min(most, min(map(len, measured.seconds)) // 2))
     return rounds_of(measured, shorter) * (most / shorter)
 
 
 def times(mini_batches: int | Sequence[int], factor: float) -> int | list[int]:
-    """Return a number of mini-batches, or one for each worker, times a factor, at least 1."""
+    """Return mini-batches (a number or one per worker) times a factor, rounded and at least 1."""
     return np.maximum(1, np.rint(np.multiply(mini_batches, factor))).astype(int).tolist()
 
 
 def at_equal_batch(
     found: Iterable[Candidate], own: Candidate, measured: Measured
 ) -> Iterator[Candidate]:
-    """Yield candidates whose updates have as many mini-batches as under `own`.
+    """Yield candidates whose updates have as many mini-batches as under `own`, see EQUAL.
 
-    Each has this batch already, or its mini-batches, seconds or k are changed until it has, where
-    workers have as many mini-batches in a round as in the config, and twice as many.
+    If a candidate has another batch, its mini-batches, seconds or k are changed until the batch is
+    equal. The search starts at the config's mini-batches per round, and at twice as many.
     """
     tried: dict[tuple, Candidate | None] = {}
 
@@ -254,17 +254,17 @@ def at_equal_batch(
 
 
 def _at(batch: float, one: Candidate) -> np.ndarray:
-    """Return costs as if an update had `batch` mini-batches, at the same samples per second."""
+    """Return the costs with updates of `batch` mini-batches, at the same samples per second."""
     return one.costs * (batch / one.batch, 1.0)
 
 
 def grids_of(
     measured: Measured, workers: int, mini_batches: int | Sequence[int]
 ) -> dict[str, list]:
-    """Return the values of a parameter by its name, in proportion to the rounds that were measured.
+    """Return {name of a parameter: its values}, in proportion to the measured rounds.
 
-    They belong to the name and not to a rule, so that a rule that is brought along has some, too.
-    Values that a rule refuses are left out.
+    The values belong to a name and not to a rule, so that a user's own rule has values, too.
+    Values that a rule refuses are left out later.
     """
     most = most_mini_batches(mini_batches)
     seconds = np.quantile(_rounds(measured, most), [0.1, 0.25, 0.5, 0.75, 0.9, 0.99]).tolist()
@@ -284,9 +284,9 @@ def grids_of(
 
 
 def variants(wait: registry.Part, grids: Mapping[str, list]) -> list[dict[str, Any]]:
-    """Return a rule as the part says, if that is all of it, and with all values of its grids.
+    """Return a rule with its given parameters, if they suffice, and with all values of its grids.
 
-    Raises ValueError for a rule with a parameter that neither the part nor a grid knows.
+    Raises ValueError if neither the part nor a grid has a required parameter of the rule.
     """
     spec = registry.spec(wait)
     known = prepare.RULE.opened(spec["name"])[1]
@@ -306,9 +306,9 @@ def variants(wait: registry.Part, grids: Mapping[str, list]) -> list[dict[str, A
 def to_play(
     config: ConfigDict, named: Sequence[registry.Part], grids: Mapping[str, list]
 ) -> tuple[list[tuple[ConfigDict, prepare.Prepared]], list[tuple[str, str]]]:
-    """Return the arms to play, one per rule and value, and the rules that cannot run with a reason.
+    """Return the arms to play, one per rule and value, and (rule, reason) of impossible rules.
 
-    config: of an arm that the simulator runs; named: rules to weigh beside all of the registry.
+    config: the config of an arm in the simulator. named: rules to weigh beside the registry's.
     """
     given = [registry.spec(wait) for wait in named]
     known = {spec["name"] for spec in given}
@@ -340,7 +340,7 @@ def play(
 ) -> Candidate:
     """Play the rule of an arm over the durations, resampled unless `repeat` is 0.
 
-    In this time the slowest worker takes ROUNDS rounds, or the budget is over.
+    The play ends after ROUNDS rounds of the slowest worker, the budget, or MOST_UPDATES updates.
     """
     slowest = max(float(values.mean()) for values in measured.seconds)
     rounds = ROUNDS * most_mini_batches(prepared.config.mini_batches)
@@ -357,7 +357,7 @@ def play(
     landed = np.searchsorted(schedule.time, seconds, side="right")
     schedule = schedule.slice(0, max(int(landed), 1))
     lasted, batches = float(schedule.time[-1]), schedule.batches.sum(axis=1)
-    used = batches[batches > 0]  # an update without any mini-batch counts as time alone
+    used = batches[batches > 0]  # an update without mini-batches only takes time
     if not used.size:
         raise ValueError("no update has a mini-batch")
     found = diagnose(schedule, rule.workers)
@@ -368,7 +368,7 @@ def play(
 
 
 def resampled(one: Candidate, measured: Measured, batch: float | None = None) -> Candidate:
-    """Return the candidate with its costs over resampled durations, too; batch: see `_at`."""
+    """Return the candidate with costs over resampled durations, too; batch: see `_at`."""
     again = [play(one.arm, one.prepared, measured, repeat) for repeat in range(1, REPEATS)]
     more = [other.costs if batch is None else _at(batch, other) for other in again]
     return one._replace(costs=np.concatenate([one.costs[:1], *more]))
@@ -377,9 +377,9 @@ def resampled(one: Candidate, measured: Measured, batch: float | None = None) ->
 def played(
     arms: Sequence[tuple[ConfigDict, prepare.Prepared]], measured: Measured
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """Return the arms played over the durations, and those that these rule out, with a reason.
+    """Return the played arms, and (rule, reason) of arms that are impossible on these durations.
 
-    Of equal schedules there is the first alone.
+    Of arms of one rule with equal costs, only the first is kept.
     """
     found, refused = {}, []
     for arm, prepared in arms:
@@ -396,10 +396,10 @@ def noise_ratio(
 ) -> float:
     """Return the variance of a mini-batch's gradient over its squared mean.
 
-    parameters: a file of them, as of the end of a run; None: the initial ones, where gradients are
-    hardly noisy. Both are unbiased estimates from MINI_BATCHES mini-batches of all workers, or up
-    to MOST_MINI_BATCHES until the mean stands out. An update of as many mini-batches has as much
-    noise as signal (the simple noise scale of 1812.06162, in mini-batches).
+    parameters: a file of parameters, as at the end of a run; None: the initial parameters, where
+    gradients have little noise. The variance and the squared mean have unbiased estimates, from
+    MINI_BATCHES mini-batches of all workers, or up to MOST_MINI_BATCHES until the mean stands out.
+    With as many mini-batches in an update, noise equals signal (noise scale, arXiv 1812.06162).
     """
     task = prepared.task
     shards = prepare.SPLIT.build(
@@ -436,10 +436,10 @@ def noise_ratio(
 def verdict(
     order: Sequence[Candidate], own: Candidate, cases: Mapping[str, np.ndarray], how: str
 ) -> Verdict:
-    """Return the verdict on candidates at equal batch by their seconds, in several cases each.
+    """Return the verdict on candidates of equal batch; cases: the seconds of each, by name.
 
-    Another rule is advised where it is WORTH times as fast as the config's own, which stays
-    otherwise. Those without any cases come last, in the order that they had.
+    Another rule is advised if it is WORTH times as fast as the config's own rule, else the own rule
+    stays. Candidates without cases come last, in their given order. how: the verb of the sentence.
     """
     means = {name: float(stats.gmean(values)) for name, values in cases.items()}
     order = sorted(order, key=lambda one: (one.name not in means, means.get(one.name, 0.0)))
@@ -469,7 +469,7 @@ def verdict(
 
 
 def of_smaller(advice: Advice) -> str:
-    """Return a sentence on updates of fewer samples."""
+    """Return a sentence on the best rule with smaller updates."""
     one, own, found = advice.smaller, advice.reference, advice.results
     if one is None:
         return "no rule makes smaller updates"
@@ -488,7 +488,7 @@ def of_smaller(advice: Advice) -> str:
 
 
 def rate_of(config: ConfigDict) -> float:
-    """Return the learning rate around which others are tried; ValueError where there is none."""
+    """Return the config's learning rate, around which others are tried; ValueError without one."""
     if "learning_rate" not in config.optimizer:
         raise ValueError(
             f"the advice trains at several learning rates, and config.optimizer="
@@ -499,12 +499,12 @@ def rate_of(config: ConfigDict) -> float:
 
 
 def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = None) -> Advice:
-    """Return the advice after training the reference and others, by default the top ones.
+    """Return the advice after training the reference and others, by default the best predicted.
 
-    The first seed finds each arm's two best rates; later seeds choose between them and judge, as
-    the best rate for one seed may be unstable for another. Resampled durations belong to a
-    seed. All have PATIENCE times the reference's time to the target. Arms that are finished
-    are not trained again.
+    The first seed finds the two best rates of each arm. Later seeds choose between these rates and
+    judge, as the best rate of one seed may be unstable for another seed. Each later seed has its
+    own resampled durations. The budget is PATIENCE times the reference's time to the target.
+    Finished arms are not trained again.
     """
     config, own = advice.config, advice.reference
     for repeat, name in enumerate(DURATIONS):
@@ -535,9 +535,9 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
 def _at_best(
     seconds: Mapping[tuple[str, float, int], float], found: Mapping[str, Mapping[float, float]]
 ) -> dict[str, Trained]:
-    """Return each rule at the rate at which most seeds arrive, and the soonest, by name.
+    """Return each rule, by name, at the rate with most seeds at the target and the least mean.
 
-    seconds: to target by name, rate and seed; found: seconds of the seed that tried all rates.
+    seconds: to the target by name, rate and seed; found: the first seed's seconds at all rates.
     """
     by_rate: dict[tuple[str, float], list[float]] = {}
     for (name, rate, _), each in seconds.items():
@@ -554,7 +554,7 @@ def _at_best(
 def _tuned(
     centres: Sequence[tuple[Candidate, float]], config: ConfigDict, workdir: Path
 ) -> dict[str, dict[float, float]]:
-    """Return seconds to target by name and rate, of rates around the best of which others lie."""
+    """Return seconds to target by name and rate; rates are tried on both sides of the best one."""
     found: dict[str, dict[float, float]] = {}
     wanted = [(one, centre * factor, 0) for one, centre in centres for factor in COARSE]
     for _ in range(1 + FURTHER):
@@ -568,14 +568,14 @@ def _tuned(
 
 
 def _in_order(tried: Mapping[float, float]) -> list[float]:
-    """Return rates by their seconds, the smaller of equal ones first."""
+    """Return rates in the order of their seconds; of equal ones, the smaller rate comes first."""
     return sorted(tried, key=lambda rate: (tried[rate], rate))
 
 
 def _seconds(
     wanted: Sequence[tuple[Candidate, float, int]], config: ConfigDict, workdir: Path
 ) -> dict[tuple[str, float, int], float]:
-    """Train candidates at rates with seeds; return seconds to target, but for what fails."""
+    """Train candidates at rates with seeds; return seconds to target of arms that did not fail."""
     arms, places = [], {}
     for one, rate, repeat in wanted:
         rate, seed = float(f"{rate:.3g}"), config.seed + repeat
