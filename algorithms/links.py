@@ -26,7 +26,7 @@ class Links(NamedTuple):
 def given(active: Any) -> Any:
     """Return the extra argument `active` of a method with links, or raise ValueError without it.
 
-    There is no default: with all links active, weights that are made for a few links diverge.
+    There is no default: with all links active, weights made for a few links let models diverge.
     """
     if active is None:
         raise ValueError(

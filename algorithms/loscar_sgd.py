@@ -3,8 +3,8 @@
 Y. Maziane, A. Mahran, A. Maranjyan, P. Richtarik, *LOSCAR-SGD: Local SGD with Communication-
 Computation Overlap and Delay-Corrected Sparse Model Averaging*, arXiv 2605.20866; formulas read in
 the transcription https://junaidaliop.github.io/zij/math/loscarsgd/. Worker i makes N_i local steps
-from x_i to y_i, then Q_i more to z_i. Meanwhile the entries of y_i in a random set S travel, K of d
-coordinates. S is the same on all workers:
+from x_i to y_i, then Q_i more to z_i. During the last Q_i steps K of the d coordinates of y_i
+travel. All workers send the same random set S of coordinates:
 
     m   <- mean_i y_i               on S
     x_i <- m + (z_i - y_i)          on S

@@ -85,7 +85,7 @@ class CompressionState(NamedTuple):
 def without_counters(state: Any) -> Any:
     """Return the state of an exchange without counters of fallbacks, which are no memory.
 
-    Two contributions of one worker to an update raise the counters alike.
+    Two contributions of one worker to an update raise the counters by the same numbers.
     """
 
     def leaf(node):
@@ -246,7 +246,7 @@ def compressed(
 def reduced_by(
     name: str, exchange: Reducer, collective: str | None
 ) -> Callable[[str, Any], Reducer]:
-    """Return `reducer_of` for one reducer; ValueError for a collective or for no `Reducer`."""
+    """Return `reducer_of` for one reducer; ValueError if it is none, or beside a collective."""
     compression.check_reducer(name, exchange)
     if collective is not None:
         raise ValueError(

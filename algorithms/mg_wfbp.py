@@ -6,9 +6,9 @@ messages differ. The plans of buckets are "optimal" (exact), "greedy" (the autho
 (ASC-WFBP), "wfbp" (a bucket per layer), "single" (one bucket at the end), "fixed:25MB", and
 "byte_scheduler:4MB" (parts of layers, the first layers first).
 
-Each bucket waits for the one before by a data dependence (`comms.buckets`). No all-reduce combiner
-of a CPU, GPU or TPU can merge dependent all-reduces, so no compile option is needed. Without it a
-CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, and a GPU program a low
+Each bucket waits for the bucket before by a data dependence (`comms.buckets`). No all-reduce
+combiner of a CPU, GPU or TPU can merge dependent all-reduces. Else a CPU program would need the
+option `xla_disable_hlo_passes=cpu-all-reduce-combiner`, and a GPU program a low
 `xla_gpu_all_reduce_combine_threshold_bytes`. `runtimes.overlapped` sends buckets during the
 backward pass; in a plain program the backend's scheduler decides whether buckets overlap with it.
 """
@@ -78,8 +78,8 @@ def mg_wfbp(
 
     buckets: "optimal", "greedy", "asc", "wfbp", "single", "fixed" (25 MiB) or "fixed:SIZE" with a
         size in kB, MB, GB, KiB, MiB or GiB; or "byte_scheduler:SIZE", parts of layers of at most
-        this size, to an element (default: the best of `comms.iteration.SIZES` for the profile). It
-        sends the model's first layers first. Where rounds overlap in `threads`, the next forward
+        this size, to an element (default: the best of `comms.iteration.SIZES` for the profile). The
+        model's first layers are sent first. Where rounds overlap in `threads`, the next forward
         pass waits for a layer only when it reaches this layer.
     profile: an object with `layers` (lists of paths, "module/kernel", in backward order), `ready`
         (seconds from the start of the backward pass; None: unknown), `forward` (seconds of the
@@ -90,10 +90,10 @@ def mg_wfbp(
         all-gather. A runtime that overlaps runs the all-gather beside the next forward pass (DeAR,
         arXiv 2302.12445). weighting: as in `all_reduce`.
 
-    A message has one element more than its bucket, for the dependence, and its own start-up time.
-    It leaves in the last mini-batch of a round, once the profile has its gradients ready; without
-    `ready` and `forward` at the end. Raises ValueError for unknown buckets, for missing times and,
-    as soon as the parameters are known, for a profile of another model.
+    A message has one element more than its bucket, for the dependence, and its own start-up time. A
+    message leaves in the last mini-batch of a round, once the profile has its gradients ready, or
+    at the end if `ready` or `forward` is unknown. Raises ValueError for unknown buckets, missing
+    times and, once the parameters are known, for a profile of another model.
     """
     plan_of = plan_with(buckets, profile)
     by_priority = planners.PLANNERS[str(buckets).partition(":")[0]].eager

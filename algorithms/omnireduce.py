@@ -31,9 +31,9 @@ def omnireduce(
 
     sparse: the parameters that are cut into blocks, as in `s2_reducer`; all others take part in a
         dense mean. block: elements of a block.
-    ratio, budget: a worker's non-zero blocks of a parameter, for which lists have room, as a share
-        of all blocks or as a number. union_ratio: the same for the union over all workers, as a
-        share; None: as if no two workers had a block in common.
+    ratio, budget: non-zero blocks expected of a worker, as a share of a parameter's blocks or as a
+        number; they size the lists. union_ratio: non-zero blocks expected of all workers together,
+        as a share; None: as if no two workers had a block in common.
     """
     if block < 1:
         raise ValueError(

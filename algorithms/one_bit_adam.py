@@ -14,8 +14,8 @@ a gradient in the warm-up, as in the row of a rare word, would never get a varia
 takes the mean variance of the other entries of its parameter, or of all parameters if there are
 none.
 
-A worker holds m, v and e_i, three arrays of a parameter's size, and e, an n-th of this size. 0/1
-Adam (arXiv 2202.06009) also freezes the variance at intervals and skips exchanges; it is not here.
+A worker holds m, v and e_i, of a parameter's size, and e, an n-th of this size. 0/1 Adam (arXiv
+2202.06009), which freezes the variance at intervals and skips exchanges, is not implemented.
 """
 
 from typing import Any, NamedTuple
@@ -126,7 +126,7 @@ def one_bit_adam(
 
     optimizer: plain SGD without momentum, which takes Adam's direction for a gradient.
     warmup_updates: number of updates with dense all-reduces; the paper takes 15 % to 25 %.
-    b1, b2, eps: of Adam. A parameter is always all-reduced dense if its signs are no fewer bytes.
+    b1, b2, eps: of Adam. A parameter whose signs would take no fewer bytes is all-reduced dense.
     Every update needs all workers: take a waiting rule in rounds.
     """
     whole("one_bit_adam", workers=workers, warmup_updates=warmup_updates)

@@ -76,9 +76,9 @@ def parallax(
 ) -> Algorithm:
     """Push non-zero rows to their owners, which add them up, then let `optimizer` take one step.
 
-    sparse: as in `s2_reducer`. ratio, budget: a worker's non-zero rows of a table, for which lists
-    have room, as a share of the table or as a number. union_ratio: the same for the union over all
-    workers, as a share; None: as if no two workers had a row in common.
+    sparse: as in `s2_reducer`. ratio, budget: non-zero rows expected of a worker, as a share of the
+    table or as a number; they size the lists. union_ratio: non-zero rows expected of all workers
+    together, as a share; None: as if no two workers had a row in common.
     """
     reducer = through_owners("parallax", ratio, budget, union_ratio)
     return with_tables_reduced("parallax", optimizer, reducer, sparse, weighting)

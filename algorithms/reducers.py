@@ -93,10 +93,10 @@ def quantise(bits: int = 4, bucket: int = 512, seed: int | None = 0) -> Reducer:
 def rounded_to_levels(levels: int, bucket: int) -> Reducer:
     """Sum entries rounded to multiples of norm / levels; `bucket` entries share a norm.
 
-    Of d entries in s levels, let f be the fraction of u = x s / norm. Rounding an entry has the
-    variance f (1 - f) (norm / s)^2. The squares of all u add up to s^2. So the mean squared error
-    is at most d / (4 s^2) of |x|^2 if sqrt(d) <= 2 s, else sqrt(d) / s - 1, which equal entries
-    reach. Error feedback needs an error below |x|^2 (arXiv 1906.02367, Lemma 1).
+    For one of d entries x_i and s levels, let f be the fraction of u_i = x_i s / norm. Rounding has
+    the variance f (1 - f) (norm / s)^2. The squares of all u_i add up to s^2. So the mean squared
+    error is at most d / (4 s^2) of |x|^2 if sqrt(d) <= 2 s, else sqrt(d) / s - 1, which equal
+    entries reach. Error feedback needs an error below |x|^2 (arXiv 1906.02367, Lemma 1).
     """
     codecs.qsgd_bits(levels)  # raises ValueError for levels without a code
     _check_bucket("qsgd", bucket)

@@ -15,8 +15,8 @@ used. The waiting rule is Asynchronous SGD's, `k_async(k=1)`, as the table alone
 server steps. The contributions of an update enter one after the other, in the order of their row.
 
 A worker is either owed a step or gathers gradients for the next round, so that the table needs one
-average G_i / b_i per worker. The server also keeps the mean of these averages in each phase. It
-holds n + 2 arrays of the model's size beside the newest model.
+average G_i / b_i per worker. The server also keeps their means for this round and for the next. So
+it holds n + 2 arrays of the model's size beside the newest model.
 """
 
 from typing import Any, NamedTuple

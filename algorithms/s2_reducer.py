@@ -13,11 +13,11 @@ would be mostly noise: then workers send exact values in place of the sketch. Th
 these updates (`fallbacks`, `fallback_share`), their bytes and their seconds.
 
 The exact variant sends the agreed rows themselves, compacted into a budget of rows, or everything
-if they do not fit. It equals a step of all-reduce SGD. Without peeling, the estimate by one row of
-buckets is unbiased, since every update has a new hash. All other parameters take part in a dense
-mean.
+if they do not fit. One step equals a step of all-reduce SGD. Without peeling, the estimate by one
+row of buckets is unbiased, since every update has a new hash. All other parameters take part in a
+dense mean.
 
-Error feedback is an option of estimates with a price: omitted rows are no longer zero, so that the
+Error feedback is optional for estimates, at a price: omitted rows are no longer zero, so that the
 union of rows grows. To converge, a sketch then needs more columns than the union has rows.
 """
 
@@ -71,8 +71,8 @@ def s2_reducer(
 
     sparse: paths, "module/kernel", of the row-sparse parameters; "auto": those whose path contains
         "embedding".
-    granularity: unit of the sketch, a "row" or an "element". "auto": a gradient decides, see
-        `cheaper_granularity`; a run decides before it starts, and records the decision.
+    granularity: unit of the sketch, a "row" or an "element". "auto": the first gradient decides
+        before a run starts, see `cheaper_granularity`; the run records the decision.
     rows: of the sketch; an estimate is the median over them.
     peel: decode exactly, by subtracting rows that are alone in a bucket from their other buckets;
         false, or one row of the sketch: estimate everything, as the paper does.

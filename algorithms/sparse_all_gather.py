@@ -3,7 +3,7 @@
 Frameworks usually treat sparse gradients of embedding tables in this way, and S2 Reducer (arXiv
 2110.02140) is compared with it. The sum is exact, but a worker's received bytes grow with the
 number of workers. Rows and their indices fill a fixed budget. Where a worker has more rows, all
-workers send everything; the metrics `fallbacks` and `fallback_bytes` count this.
+workers send everything; `fallbacks` and `fallback_bytes` count such updates and their bytes.
 """
 
 import jax

@@ -9,7 +9,7 @@ due, in turn. Each of P workers holds theta_i, the server holds Theta. For fragm
     theta_i,p <- alpha theta_i,p + (1 - alpha) Theta_p
 
 The outer optimizer, here Nesterov momentum, has its own state for every fragment. With a single
-fragment, no overlap and alpha 0 this is DiLoCo. A worker sends as many bytes as by DiLoCo, but only
+fragment, no overlap and alpha 0 this is DiLoCo. A worker sends as many bytes as in DiLoCo, but only
 1 / F of them at a time. Any reducer without a memory may round a fragment, in the paper to 4 bits.
 
 A round is `mini_batches` local steps, so that every fragment is due once in F rounds. In the
