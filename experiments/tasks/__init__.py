@@ -32,8 +32,8 @@ class Task(NamedTuple):
     correct: (params, examples) -> float32 [b], 1 for a right prediction; None: no predictions.
     optimum: the lowest mean training loss, if it is known.
     shared_draw: `losses` draws at random by a third argument, uint32 []: the samples that all
-        workers had seen before the update, plus the local steps since. With an argument `worker`,
-        int32 [], every worker draws by itself.
+        workers had seen before the update, plus the local steps since. An argument `worker`, int32
+        [], lets every worker draw by itself.
     eval_losses: (params, examples) -> losses that `evaluate` reports in place of `losses`.
     metrics: (params, means that `evaluate` has computed) -> further numbers to report.
     sparse: paths, "a/b/c", of row-sparse gradients, which are zero outside the mini-batch's rows.
@@ -210,7 +210,7 @@ def _per_example(name: str, values: Any, kind: type) -> jax.Array:
 
 
 def _length(examples: Any) -> int:
-    """Return the number of samples; 0 where arrays have different numbers of them."""
+    """Return the number of samples; 0 if arrays differ in their number of samples."""
     if isinstance(examples, Streamed):
         return len(examples)
     lengths = {leaf.shape[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(examples)}

@@ -93,8 +93,8 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
     Reading a directory that was prepared in the array_record format needs neither TensorFlow nor
     a network. Preparing it needs both, once: TensorFlow encodes the images.
 
-    data_dir: see `sources.tfds_source`. size: pixels of a square image, whose shorter side is
-    scaled to it before the middle is cut out; None: images as they are, but 256 for ImageNet.
+    data_dir: see `sources.tfds_source`. size: pixels, to which the shorter side is scaled before a
+    square is cut out of the middle; None: images as they are, but 256 for ImageNet.
     """
     decode = functools.partial(decoded, size=size or _OWN_SIZE.get(name))
     splits = "train", _OWN_TEST.get(name, "test")
@@ -106,7 +106,7 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
 
 
 def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
-    """Return a record of "image" [height, width, channels] uint8 and "label", cut to `size`."""
+    """Return a record of "image" [height, width, channels] uint8 and "label"; size: see above."""
     image = np.asarray(record["image"])
     if size is not None and image.shape[:2] != (size, size):
         from PIL import Image  # here, as few data need it

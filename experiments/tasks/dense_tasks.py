@@ -136,7 +136,7 @@ def uneven_lengths(
 
     A sample of cost exp(sigma z), z normal, is the point shift z u plus normal noise, with a unit
     vector u. Its loss is half the squared distance. The optimum is the mean of all points. Training
-    that keeps a share p(z) of them ends at E[p z] / E[p] shift u from the optimum.
+    that keeps a share p(z) of the points ends E[p z] / E[p] shift u away from the optimum.
     """
     data.at_least("uneven_lengths", samples=(samples, 10), dimension=(dimension, 1))
     data.at_least("uneven_lengths", sigma=(sigma, 0), noise=(noise, 0))

@@ -293,12 +293,12 @@ def cast(tree: Any, dtype: jnp.dtype) -> Any:
 
 
 def in_micro_batches(function: Callable, size: int | None) -> Callable[[Any, Any], jax.Array]:
-    """Return a `function` (params, examples) -> [b] that takes `size` examples at a time, or all.
+    """Return `function` (params, examples) -> [b], computed for `size` examples at a time.
 
-    Its gradient is a sum over micro-batches. The backward pass of each recomputes its activations,
-    so that memory is that of one micro-batch. If only the gradient is used, the first forward pass
-    is dead code, and nothing is computed twice. size: None: all examples at once. Raises ValueError
-    for a size below 1.
+    The gradient is a sum over micro-batches. Each backward pass recomputes the activations of its
+    micro-batch, so that memory is that of one micro-batch. If only the gradient is used, the first
+    forward pass is dead code, and nothing is computed twice. size: None: all examples at once.
+    Raises ValueError for a size below 1.
     """
     if size is None:
         return function

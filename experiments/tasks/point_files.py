@@ -36,7 +36,7 @@ def points(
     model: a key of MODELS for images, here of one row; logistic is linear. regression: False:
         targets are classes from 0 on, or -1 and 1. classes: their number, if not all occur.
     test: another file; None: `test_fraction` of the points, drawn by `seed`.
-    standardise: scale every feature to mean 0 and variance 1 over the training points.
+    standardise: shift and scale every feature to mean 0 and variance 1 over the training points.
     """
     if test is None:
         data.check_fraction("points", test_fraction)

@@ -79,8 +79,8 @@ class Sampler:
 class Balanced:
     """Sampler that redistributes the samples of a round, so that all workers get similar cost.
 
-    Samples are dealt to the workers by falling cost, in a direction that alternates. Every worker
-    deals its samples to its mini-batches in the same way; their order shifts by one in every round.
+    Samples are dealt to the workers by falling cost, in alternating direction. Every worker deals
+    its samples to its mini-batches in the same way. Mini-batches shift by one place in every round.
     Samples are taken as often as before, but by any worker: a split by label is lost.
 
     cost: [samples], relative time of each; workers, mini_batches: numbers per round.

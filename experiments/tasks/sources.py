@@ -151,9 +151,9 @@ READING = Kind("reading", READINGS, (Readers, type(None)))
 
 
 def read(reading: Part, *parts: Any) -> list[Any]:
-    """Return the parts as `Task.train` and `Task.test`, then the first part's labels [samples] int.
+    """Return the parts as `Task` takes them, then the labels of the first part, [samples] int.
 
-    reading: a key of READINGS and its parameters. parts: sources or arrays. No labels: None.
+    reading: a key of READINGS and its parameters. parts: sources or arrays. Labels may be None.
     """
     readers, found = READING.build(reading), []
     for part in parts:

@@ -260,7 +260,7 @@ def noise_words(key, cumulated, draws: int) -> jax.Array:
 
 
 def negative_sampling(states, table, near, noise, negatives: int) -> jax.Array:
-    """Return the loss [b] of telling a neighbour from `negatives` noise words, by their mean.
+    """Return the loss [b] of telling each neighbour from `negatives` noise words.
 
     The given noise words estimate the expectation in arXiv 1310.4546 Eq. 4. A noise word equal to
     the neighbour does not count. The loss is the mean over neighbours.
