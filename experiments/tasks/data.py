@@ -106,7 +106,7 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
 
 
 def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
-    """Return a record of "image" [height, width, channels] uint8 and "label"; size: see above."""
+    """Return a record ("image" [height, width, channels] uint8, "label") as an image of `size`."""
     image = np.asarray(record["image"])
     if size is not None and image.shape[:2] != (size, size):
         from PIL import Image  # here, as few data need it

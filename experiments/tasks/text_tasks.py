@@ -97,8 +97,8 @@ def next_token(
         states as wide as its nn.Embed called `embedding`.
     compute: float32, or bfloat16 beside float32 masters. micro_batch: sequences of a mini-batch
         whose activations are in memory at a time; None: all. evaluated: sequences of either part.
-    packing: False: every sequence has one document, or a piece of one. Its cost grows with the
-        number of its targets, a share `quadratic` of it with the square of this number.
+    packing: False: every sequence has one document, or a piece of one. A sequence of s times the
+        mean number of targets then has the cost (1 - quadratic) s + quadratic s^2.
     """
     at_least("next tokens", evaluated=(evaluated, 1))
     if not 0 <= quadratic <= 1:
@@ -321,7 +321,7 @@ def ncf(
 
 
 def _never_taken(user, item, who, items: int, number: int, rng) -> np.ndarray:
-    """Draw items [len(who), number] int32 uniformly from all items that a user never took."""
+    """Draw items [len(who), number] int32 uniformly, without the pairs in (user, item)."""
     most = np.bincount(user).max()
     if most == items:
         raise ValueError(
