@@ -1,4 +1,4 @@
-"""Matchings of a graph that every update uses: types, draws and turns that methods share."""
+"""Links of gossip: the matchings of a graph, and functions that choose them in every update."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,21 +12,21 @@ BLOCK = 1024  # updates that are drawn together: another block size would draw o
 
 
 class Links(NamedTuple):
-    """Matchings of a graph, and those that each update uses; equal on all workers."""
+    """Matchings of a graph, and a function that activates them; equal on all workers."""
 
     partners: np.ndarray  # [M, n] sender that every worker hears in each matching, or itself
     active: Callable[[int, int], np.ndarray]  # (first update, count) -> [count, M] bool
     directed: bool = False  # a worker need not hear from its receiver
     weights: np.ndarray | None = None  # [M, n] of the senders in each matching; a worker's own
-    # weight is one minus the sum over the active ones; None: the method's matrix
+    # weight is one minus the sum over active matchings; None: weights of the method's matrix
     period: int | None = None  # updates after which `active` begins again; None: never
-    fixed: int = 0  # updates up to which they are chosen, as for a stretch, and later only drawn
+    fixed: int = 0  # updates before this one may have chosen matchings; later ones are only drawn
 
 
 def given(active: Any) -> Any:
     """Return the extra argument `active` of a method with links, or raise ValueError without it.
 
-    There is no default: with all links at once, weights that are made for some of them diverge.
+    There is no default: with all links active, weights made for a few links let models diverge.
     """
     if active is None:
         raise ValueError(
@@ -39,9 +39,9 @@ def given(active: Any) -> Any:
 def drawn_in_blocks(
     draw: Callable[[int, int], np.ndarray], block: int = BLOCK
 ) -> Callable[[int, int], np.ndarray]:
-    """Return a function (first, count) -> [count, M], rows of one sequence, however it is cut.
+    """Return a function (first, count) -> [count, M], consecutive rows of one fixed sequence.
 
-    draw: (index of a block, rows) -> [rows, M]; it is asked for `block` rows each time.
+    draw: (index of a block, rows) -> [rows, M]; every call asks for `block` rows.
     """
     of_block = functools.lru_cache(maxsize=8)(lambda index: draw(index, block))
 
@@ -65,7 +65,7 @@ def one_at_a_time(matchings: int, seed: int) -> Callable[[int, int], np.ndarray]
 
 
 def in_turn(matchings: int) -> Callable[[int, int], np.ndarray]:
-    """Return a Links.active that switches the matchings on one after the other."""
+    """Return a Links.active that switches on one matching per update, in turn."""
 
     def rows(first: int, count: int) -> np.ndarray:
         return np.arange(first, first + count)[:, None] % matchings == np.arange(matchings)
@@ -74,7 +74,7 @@ def in_turn(matchings: int) -> Callable[[int, int], np.ndarray]:
 
 
 def of_rounds(turn: Sequence[Round]) -> Links:
-    """Return links that mix by these rounds, one after the other, again and again."""
+    """Return links that mix by one round per update, in the order of `turn`, which repeats."""
     round_of = np.repeat(np.arange(len(turn)), [len(one.partners) for one in turn])
 
     def active(first: int, count: int) -> np.ndarray:

@@ -1,13 +1,13 @@
 """Local SGD: every worker takes one step per mini-batch, then the workers' progress is averaged.
 
-S. U. Stich, *Local SGD Converges Fast and Communicates Little*, arXiv 1805.09767. The mean progress
-is a gradient to a server, whose optimizer makes other methods of it:
+S. U. Stich, *Local SGD Converges Fast and Communicates Little*, arXiv 1805.09767. A server takes
+the mean progress for a gradient. The server's optimizer turns local SGD into other methods:
 
     server                                      method
     momentum(nesterov=true), local AdamW        DiLoCo, A. Douillard et al., arXiv 2311.08105
     adam                                        FedAdam, S. Reddi et al., arXiv 2003.00295
 
-Progress can be compressed as gradients can: Qsparse-local-SGD, D. Basu et al., arXiv 1906.02367.
+Compressed progress gives Qsparse-local-SGD, D. Basu et al., arXiv 1906.02367.
 """
 
 import functools
@@ -35,8 +35,8 @@ def local_sgd(
     x <- x - server_learning_rate * mean_i (x - x_i); rate 1 without momentum is plain averaging.
 
     exchange: reducer of the progress x - x_i of every parameter, see `algorithms.reducers`; None:
-    its mean.
-    server: instead, an optimizer for which the mean progress is a gradient.
+    a plain mean.
+    server: optimizer whose gradient is the mean progress, in place of the two parameters above.
     """
     if server is None:
         server = optax.sgd(server_learning_rate, momentum=server_momentum or None)

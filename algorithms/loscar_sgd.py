@@ -1,21 +1,21 @@
-"""LOSCAR-SGD: random coordinates are averaged during local steps, which are kept.
+"""LOSCAR-SGD: averages of random coordinates that travel while local steps go on.
 
 Y. Maziane, A. Mahran, A. Maranjyan, P. Richtarik, *LOSCAR-SGD: Local SGD with Communication-
 Computation Overlap and Delay-Corrected Sparse Model Averaging*, arXiv 2605.20866; formulas read in
 the transcription https://junaidaliop.github.io/zij/math/loscarsgd/. Worker i makes N_i local steps
-from x_i to y_i, and Q_i more to z_i while K coordinates of y_i travel, S of the d at random and the
-same for all:
+from x_i to y_i, then Q_i more to z_i. During the last Q_i steps K of the d coordinates of y_i
+travel. All workers send the same random set S of coordinates:
 
     m   <- mean_i y_i               on S
     x_i <- m + (z_i - y_i)          on S
     x_i <- z_i                      elsewhere
 
-Taking m alone on S would undo the Q_i steps there. With K = d and Q_i = 0 this is local SGD.
-Streaming DiLoCo draws the workers' models to a server's; here is no server, and no outer step.
+Setting x_i to m on S would undo the Q_i steps there. With K = d and Q_i = 0 this is local SGD.
+Streaming DiLoCo pulls models towards a server's; LOSCAR-SGD has no server and no outer step.
 
-N_i and Q_i are the mini-batches that a worker finishes in `every - overlap` and in `overlap` rounds
-of a waiting rule. All workers count, idle ones with earlier steps. S, one coordinate out of each of
-K equal stretches behind a random start, follows from the seed: only values are sent.
+N_i and Q_i count a worker's mini-batches in `every - overlap` and in `overlap` rounds of a waiting
+rule. All workers have equal weight; idle ones send earlier steps. Only values are sent: a shared
+seed gives S, one coordinate from each of K equal stretches behind a random start.
 """
 
 import jax
@@ -33,7 +33,7 @@ from comms.messages import Payload
 
 
 def entries(params, ratio: float) -> int:
-    """Return K, a share of all float entries."""
+    """Return K: the share `ratio` of all float entries, at least 1."""
     floating = (x.size for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
     return max(1, round(ratio * sum(floating)))
 
@@ -41,7 +41,7 @@ def entries(params, ratio: float) -> int:
 def average_behind_steps(
     ratio: float, every: int, overlap: int, seed: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Average random coordinates of active rounds, and correct by it `overlap` rounds later."""
+    """Average random coordinates in active rounds, and apply m - y_i `overlap` rounds later."""
 
     def init_fn(params):
         size = entries(jax.tree.map(jnp.asarray, params), ratio)
@@ -84,9 +84,9 @@ def loscar_sgd(
 ) -> Algorithm:
     """Step locally with `optimizer`, and average random coordinates behind the steps.
 
-    ratio: K / d. every: rounds from one average to the next. overlap: rounds that a message has
-    time for, at most every; 0 waits for it. seed: of the coordinates. Every update needs all
-    workers: a rule in rounds, of which `neighbour_barrier` waits only where something is sent.
+    ratio: K / d. every: rounds from one average to the next. overlap: rounds that a message may
+    take, at most `every`; 0: workers wait for it. seed: of S. Every update needs all workers: take
+    a waiting rule in rounds. `neighbour_barrier` waits only in rounds with messages.
     """
     check_ratio("loscar_sgd", ratio)
     whole("loscar_sgd", workers=workers, every=every, overlap=overlap)
@@ -95,7 +95,7 @@ def loscar_sgd(
             f"loscar_sgd: needs every >= 1 and 0 <= overlap <= every, got {every} and {overlap}; "
             "a message arrives before the next one leaves"
         )
-    # Everybody hears all others, in the same rounds.
+    # Every worker hears all others, in the same rounds.
     partners = (np.arange(workers) + np.arange(1, max(workers, 2))[:, None]) % workers
 
     def active(first: int, count: int) -> np.ndarray:
@@ -111,6 +111,6 @@ def loscar_sgd(
         exchange=average_behind_steps(ratio, every, overlap, seed),
         messages=messages,
         links=Links(partners, active, directed=True, period=every),
-        weight=lambda batches: jnp.ones_like(batches, jnp.float32),  # who is idle brings its past
+        weight=lambda batches: jnp.ones_like(batches, jnp.float32),  # idle workers count, too
         needs=Needs("all workers send the same coordinates", workers=workers),
     )

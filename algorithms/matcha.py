@@ -1,17 +1,17 @@
-"""MATCHA: D-PSGD in which every round uses a random few of the graph's matchings.
+"""MATCHA: D-PSGD over a random subset of the graph's matchings in every round.
 
 J. Wang, A. K. Sahu, Z. Yang, G. Joshi, S. Kar, *MATCHA: Speeding Up Decentralized SGD via Matching
-Decomposition Sampling*, arXiv 1905.09435. With the waiting rule `first_finisher` it is
+Decomposition Sampling*, arXiv 1905.09435. With the waiting rule `first_finisher` MATCHA becomes
 Non-blocking SGD over MATCHA (H. He, P. Dube, arXiv 2211.00889).
 
     x_i <- x_i + alpha sum_j B_j^(k) (x_partner_j(i) - x_i)     after the local step
 
-Matching j is active with probability p_j, drawn from a seed that all workers share, so that the
-expected communication is `budget` of that of D-PSGD on the whole graph. Periodic decentralised SGD
-activates the whole graph at once, with probability `budget`; or it saves the budget for a stretch
-of updates in which all links talk in each, or for a single average at the end: T. Zhu, T. Zhang, M.
-Wang, Z. Zhou, C. Wang, *On the Surprising Effectiveness of a Single Global Merging in Decentralized
-Learning*, arXiv 2507.06542, after the authors' code.
+Matching j is active with probability p_j, drawn from a seed that all workers share. The expected
+communication is a share `budget` of D-PSGD's on the whole graph. Periodic decentralised SGD
+activates the whole graph at once, with probability `budget`. It can also activate all links in each
+update of a stretch, as short as one average at the end: T. Zhu, T. Zhang, M. Wang, Z. Zhou, C.
+Wang, *On the Surprising Effectiveness of a Single Global Merging in Decentralized Learning*, arXiv
+2507.06542, after the authors' code.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,9 +63,9 @@ def matcha(
 ) -> Algorithm:
     """Apply D-PSGD over matchings that are active with optimised probabilities.
 
-    budget: expected share of the matchings that talk in a round, in (0, 1].
-    by_seconds: the budget is a share of their seconds on the network, without spells, instead.
-    matching_seconds: partners [M, n] -> seconds [M], for `by_seconds`; None: all alike.
+    budget: expected share of the matchings that are active in a round, in (0, 1].
+    by_seconds: make the budget a share of the matchings' seconds on a network without spells.
+    matching_seconds: partners [M, n] -> seconds [M], for `by_seconds`; None: all are equal.
     order, weighting: as in `algorithms.dpsgd`. seed: of the activations.
     """
     matchings, partners = graph_matchings(graph)
@@ -87,11 +87,11 @@ def periodic(
     dense: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Algorithm:
-    """Average over all links at once with probability `budget`, else none (periodic D-PSGD).
+    """Average over all links at once with probability `budget`, else not (periodic D-PSGD).
 
-    dense: (first, last), updates from the first up to the one before the last in which all links
-    talk, whatever the budget, which may then be 0. On a complete graph such an update leaves all
-    workers with their mean: the last one of a run is a global merging.
+    dense: (first, last): all links are active in the updates first to last - 1, whatever the
+    budget, which may then be 0. On a complete graph such an update sets every model to the mean of
+    all models. As the last update of a run it is the paper's global merging.
     """
     first, last = (0, 0) if dense is None else _stretch(dense)
     if dense is None or budget:
@@ -114,7 +114,7 @@ def periodic(
 
 
 def _stretch(dense: Sequence[int]) -> tuple[int, int]:
-    """Return the first and last of a stretch of updates; ValueError if it is none."""
+    """Return (first, last) of a stretch of updates; ValueError unless 0 <= first < last."""
     if np.shape(dense) != (2,) or not 0 <= dense[0] < dense[1]:
         raise ValueError(
             f"periodic: needs dense=(first, last) with 0 <= first < last, got {dense}; the last "

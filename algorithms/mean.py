@@ -43,8 +43,8 @@ COLLECTIVES = Registry({
 def mean_over_workers(collective: str | None = None) -> optax.GradientTransformationExtraArgs:
     """Replace every worker's contribution by the weighted mean over workers.
 
-    A worker of weight 0 adds nothing; if all weigh 0 the mean is 0. collective: in COLLECTIVES,
-    by default "psum".
+    A worker of weight 0 adds nothing; if all weights are 0, the mean is 0. collective: a key of
+    COLLECTIVES; None: "psum".
     """
     mean = choose("collective", COLLECTIVES, collective or "psum").mean
 
@@ -58,7 +58,7 @@ def mean_over_workers(collective: str | None = None) -> optax.GradientTransforma
 def mean_messages(
     params, workers: int, row: Row, collective: str | None = None
 ) -> tuple[Payload, ...]:
-    """Return an all-reduce of everything, a buffer per dtype; integers travel as floats."""
+    """Return an all-reduce of all parameters, a buffer per dtype; integers travel as floats."""
     elements = Counter()
     for leaf in jax.tree.leaves(params):
         elements[jnp.result_type(leaf.dtype, float)] += leaf.size
@@ -70,7 +70,7 @@ def mean_messages(
     )
 
 
-SHARED, OWN = 0, 1  # keys: draws that all workers share, or draws of each
+SHARED, OWN = 0, 1  # last number of a key's address: draws shared by all workers, or a worker's own
 
 
 class CompressionState(NamedTuple):
@@ -78,14 +78,14 @@ class CompressionState(NamedTuple):
 
     update: jax.Array  # [] int32, updates done
     reducers: tuple  # state of the reducer of every parameter that has one
-    rest: Any  # state of the exchange of all others
+    rest: Any  # state of the exchange of all other parameters
     fallen: Any  # [] int32, updates with a fallback of some array; () if none can fall back
 
 
 def without_counters(state: Any) -> Any:
-    """Return the state of an exchange without counters, which are no memory of a worker's own.
+    """Return the state of an exchange without counters of fallbacks, which are no memory.
 
-    Two contributions of a worker to an update raise them alike.
+    Two contributions of one worker to an update raise the counters by the same numbers.
     """
 
     def leaf(node):
@@ -106,13 +106,13 @@ def compressed_mean(
 ) -> optax.GradientTransformationExtraArgs:
     """Replace contributions by their weighted mean over workers, as reducers compute it.
 
-    reducer_of: ("module/kernel", array or its shape) -> its reducer; None: `rest` takes it.
-    weight_of: finished mini-batches -> the weight that a worker with them has.
+    reducer_of: ("module/kernel", array or its shape) -> its reducer; None: `rest` averages it.
+    weight_of: finished mini-batches -> weight of a worker.
 
     Weights are as in `comms.collectives.weighted_mean`: NaN spreads, but not from weight 0. The
-    extra arguments `count`, `version`, `worker` and `first` address random draws. By default
-    `samples`, or the number of updates, and the position in the axis do so.
-    `nominal` sets the rounding weight of idle workers.
+    extra arguments `count`, `version`, `worker` and `first` address random draws. `count` defaults
+    to `samples`, `worker` to the position in the axis, `samples` and `version` to the number of
+    updates. `nominal` gives the weight at which idle workers keep rounding errors.
     """
 
     def init_fn(params):
@@ -161,7 +161,7 @@ def compressed_mean(
             shared = _addressed(root, address, index, SHARED)
             own = _addressed(root, worker, version, first, index, OWN)
             draw = Draw(shared, own, own_weight, full, total, state.update)
-            held = x.astype(jnp.float32)  # not weighed yet: the memory must see all of it
+            held = x.astype(jnp.float32)  # before weighing, which would round a short float
             held = weigh(held, own_weight)
             summed, _, new = reducer.reduce(held, next(states), draw)
             # A division fused with later operations could round unlike a plain mean.
@@ -190,11 +190,11 @@ def compressed(
 ) -> Algorithm:
     """Let `optimizer` take a step on the compressed mean.
 
-    name: of the method, for errors. reducer_of: as in `compressed_mean`. rest: the method, one
-    without a memory, whose exchange carries all other parameters, by default a mean.
+    name: of the method, for errors. reducer_of: as in `compressed_mean`. rest: a method without a
+    memory, whose exchange averages all other parameters; None: a plain mean.
     warmup_updates: number of updates after which the payload no longer changes. equal_memory:
-    reducers keep values that must be equal on all workers. Either needs all workers in every
-    update.
+    reducers keep values that must be equal on all workers. With a warm-up or with equal memory,
+    every update needs all workers.
     """
     if warmup_updates < 0:
         raise ValueError(f"{name}: needs warmup_updates >= 0, got {warmup_updates}; 0 is none")
@@ -246,7 +246,7 @@ def compressed(
 def reduced_by(
     name: str, exchange: Reducer, collective: str | None
 ) -> Callable[[str, Any], Reducer]:
-    """Return the one reducer of all parameters; refuse others, or a collective, by ValueError."""
+    """Return `reducer_of` for one reducer; ValueError if it is none, or beside a collective."""
     compression.check_reducer(name, exchange)
     if collective is not None:
         raise ValueError(
@@ -257,7 +257,7 @@ def reduced_by(
 
 
 def _addressed(key, *numbers) -> jax.Array:
-    """Return the key at this address; numbers: whole, below 2^32."""
+    """Return `key` with an address folded in; numbers: whole, below 2^32."""
     return functools.reduce(jax.random.fold_in, numbers, key)
 
 
@@ -270,7 +270,7 @@ def _planned(leaf, reducer: Reducer, workers: int, row: Row) -> tuple[Payload, .
 
 
 def _metrics(state: CompressionState) -> dict[str, jax.Array]:
-    """Return updates with a fallback and rows that did not fit, of the worker with most of them."""
+    """Return the most updates with a fallback and the most rows that did not fit, of any worker."""
     found = counters(state.reducers)
     if not found:
         return {}

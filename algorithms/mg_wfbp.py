@@ -1,16 +1,16 @@
 """All-reduce SGD that sends gradients in planned buckets, while the backward pass goes on.
 
 S. Shi, X. Chu, B. Li, *MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
-Algorithms*, arXiv 1811.11141 and 1912.09268. One step is exactly one of `all_reduce`; only the
-messages differ. Plans of buckets: "optimal" (exact), "greedy" (the authors' MG-WFBP), "asc"
-(ASC-WFBP), "wfbp" (a bucket per layer), "single" (all at the end), "fixed:25MB", or
+Algorithms*, arXiv 1811.11141 and 1912.09268. One step equals one step of `all_reduce`; only the
+messages differ. The plans of buckets are "optimal" (exact), "greedy" (the authors' MG-WFBP), "asc"
+(ASC-WFBP), "wfbp" (a bucket per layer), "single" (one bucket at the end), "fixed:25MB", and
 "byte_scheduler:4MB" (parts of layers, the first layers first).
 
-A data dependence keeps the buckets apart (`comms.buckets`): no all-reduce combiner, of CPU, GPU
-or TPU alike, can merge an all-reduce with one that it waits for, so no compile option is needed.
-Without it a CPU program would need `xla_disable_hlo_passes=cpu-all-reduce-combiner`, a GPU program
-a low `xla_gpu_all_reduce_combine_threshold_bytes`. `runtimes.overlapped` has them travel beside the
-backward pass; in a plain program the scheduler of the backend decides whether they do.
+Each bucket waits for the bucket before by a data dependence (`comms.buckets`). No all-reduce
+combiner of a CPU, GPU or TPU can merge dependent all-reduces. Else a CPU program would need the
+option `xla_disable_hlo_passes=cpu-all-reduce-combiner`, and a GPU program a low
+`xla_gpu_all_reduce_combine_threshold_bytes`. `runtimes.overlapped` sends buckets during the
+backward pass; in a plain program the backend's scheduler decides whether buckets overlap with it.
 """
 
 import re
@@ -39,16 +39,16 @@ def bucketed_mean(
     """Replace every worker's contribution by the weighted mean over workers, bucket by bucket.
 
     buffers_of: parameters or a contribution -> its `comms.buckets.buffers`.
-    reduce: (flat vector, axis) -> its sum over the workers; a lossy one gives a lossy mean.
+    reduce: (flat vector, axis) -> its sum over the workers; a lossy sum gives a lossy mean.
 
-    Warns, when it is traced, where buckets cannot overlap with anything.
+    Tracing warns if several buckets cannot overlap with the backward pass.
     """
 
     def update_fn(updates, state, params=None, *, weight=None, nominal=1, **extra):
         del params, extra
         made = buffers_of(updates)
-        # Weights are for workers that may finish less than a round: their mini-batches run in a
-        # loop.
+        # A weight is given where workers may finish less than a round; then, too, mini-batches run
+        # in a loop.
         if len({buffer.bucket for buffer in made}) > 1 and (weight is not None or nominal > 1):
             warnings.warn(
                 "mg_wfbp: workers add up mini-batches in a loop, at whose end all buckets are "
@@ -77,23 +77,23 @@ def mg_wfbp(
     """All-reduce the workers' gradients in buckets, then let `optimizer` take one step.
 
     buckets: "optimal", "greedy", "asc", "wfbp", "single", "fixed" (25 MiB) or "fixed:SIZE" with a
-        size in kB, MB, GB, KiB, MiB or GiB; or "byte_scheduler:SIZE", layers in parts of at most
-        this size, to an element (default: the best of `comms.iteration.SIZES` by the profile). The
-        model's first layers go first, and where rounds overlap in `threads`, the next forward pass
-        waits for a layer when it comes to it.
+        size in kB, MB, GB, KiB, MiB or GiB; or "byte_scheduler:SIZE", parts of layers of at most
+        this size, to an element (default: the best of `comms.iteration.SIZES` for the profile). The
+        model's first layers are sent first. Where rounds overlap in `threads`, the next forward
+        pass waits for a layer only when it reaches this layer.
     profile: an object with `layers` (lists of paths, "module/kernel", in backward order), `ready`
         (seconds from the start of the backward pass; None: unknown), `forward` (seconds of the
         forward pass; None: unknown) and `cost` (see `comms.buckets`), as `experiments.profiling`
         measures. None: layers are modules in reverse order of their names. "optimal", "greedy",
         "asc" and "byte_scheduler" need the times.
     collective: "psum" or "ring", as in `all_reduce`, or "decoupled", a reduce-scatter and an
-        all-gather, which waits for the next forward pass where a runtime overlaps (DeAR, arXiv
-        2302.12445). weighting: as in `all_reduce`.
+        all-gather. A runtime that overlaps runs the all-gather beside the next forward pass (DeAR,
+        arXiv 2302.12445). weighting: as in `all_reduce`.
 
-    Messages include the tokens, and every message has its start-up. It leaves within the last
-    mini-batch of a round, at the share at which the profile has its gradients ready; without both
-    times all leave at the end. Raises ValueError for unknown buckets, for lack of times and, when
-    it sees the parameters, for a profile of another model.
+    A message has one element more than its bucket, for the dependence, and its own start-up time. A
+    message leaves in the last mini-batch of a round, once the profile has its gradients ready, or
+    at the end if `ready` or `forward` is unknown. Raises ValueError for unknown buckets, missing
+    times and, once the parameters are known, for a profile of another model.
     """
     plan_of = plan_with(buckets, profile)
     by_priority = planners.PLANNERS[str(buckets).partition(":")[0]].eager
@@ -168,7 +168,7 @@ def _bytes(size: str) -> float:
 
 
 def _modules(tree) -> list[list[int]]:
-    """Return leaves by the module that holds them, the last name first."""
+    """Return the indices of every module's leaves, modules in reverse order of their names."""
     layers: dict[tuple, list[int]] = {}
     for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
         layers.setdefault(path[:-1], []).append(i)
@@ -176,7 +176,7 @@ def _modules(tree) -> list[list[int]]:
 
 
 def _profiled(tree, profile) -> list[list[int]]:
-    """Return leaves by the layers of a profile."""
+    """Return the indices of every layer's leaves, by a profile; ValueError if it does not fit."""
     index = {path: i for i, (path, _) in enumerate(named_leaves(tree))}
     known = [path for layer in profile.layers for path in layer]
     strange = sorted(set(known) ^ set(index))
@@ -189,7 +189,7 @@ def _profiled(tree, profile) -> list[list[int]]:
 
 
 def _shares(plan: planners.Plan, profile) -> list[float]:
-    """Return the shares of a mini-batch, forward and backward, after which each bucket is known."""
+    """Return the share of a mini-batch's time (both passes) after which each bucket is known."""
     if profile is None or profile.ready is None or not profile.forward:
         return [1.0] * len(plan.buckets)
     whole = profile.forward + profile.ready[-1]

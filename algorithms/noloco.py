@@ -1,24 +1,24 @@
 """NoLoCo: DiLoCo without an all-reduce; random pairs average, with momentum at every worker.
 
 J. Kolehmainen, N. Blagoev, J. Donaghy, O. Ersoy, C. Nies, *NoLoCo: No-all-reduce Low Communication
-Training Method for Large Models*, arXiv 2506.10911. From phi_i a worker makes H local steps, with
-the progress D_i. Then all workers meet in random pairs (i, j), send each other both arrays, and
-step with momentum:
+Training Method for Large Models*, arXiv 2506.10911. Worker i makes H local steps from phi_i; their
+progress is D_i. Then all workers meet in random pairs (i, j), exchange both phi and D, and step
+with momentum:
 
     v_i   <- alpha v_i + beta (D_i + D_j) / 2 - gamma (phi_i - phi_j) / 2
     phi_i <- phi_i + v_i
 
-The last term vanishes in the mean over the workers, which moves as if all of them took DiLoCo's
-outer step with the mean progress and plain momentum; it only keeps models together. The difference
-of two workers that always meet follows a linear recurrence whose roots are inside of the unit
-circle for 0 < gamma < 2 (1 + alpha). Momentum from one pair does harm in the next, so that random
-pairs bear a smaller gamma. The largest one, in the mean square, of 8 workers:
+The mean model moves by DiLoCo's outer step on the mean progress, with plain momentum. The last term
+vanishes in this mean, and only keeps models together. The difference of two workers that always
+meet follows a linear recurrence, whose roots are inside the unit circle for 0 < gamma < 2 (1 +
+alpha). In random pairs, momentum from one pair disturbs the next pair, so that gamma must be
+smaller. The largest gamma that is stable in the mean square, for 8 workers:
 
     graph        alpha = .5    alpha = .9
     complete     1.61          .43
     hypercube    1.28          .29
 
-A larger gamma is refused, see `comms.stability`.
+`noloco` raises ValueError for a larger gamma, see `comms.stability`.
 """
 
 from typing import Any, NamedTuple
@@ -83,9 +83,9 @@ def noloco(
     """Step locally with `optimizer`, then let random pairs meet with momentum.
 
     alpha: decay of the momentum; beta: rate of the progress; gamma: strength of the pull within a
-    pair, whose largest stable value depends on alpha and on the graph. seed: of the matchings,
-    which are drawn from an edge colouring of `graph`. Every update needs all workers: a rule in
-    rounds.
+    pair. The largest stable gamma depends on alpha and on the graph. seed: of the matchings, which
+    are drawn from an edge colouring of `graph`. Every update needs all workers: take a waiting rule
+    in rounds.
     """
     check_momentum("noloco", alpha)
     if not gamma > 0:

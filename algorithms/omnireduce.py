@@ -1,12 +1,12 @@
-"""OmniReduce: blocks of a gradient that are not zero, added up by aggregators.
+"""OmniReduce: non-zero blocks of gradients, summed by aggregators.
 
 J. Fei, C.-Y. Ho, A. N. Sahu, M. Canini, A. Sapio, *Efficient Sparse Collective Communication and
 its application to Accelerate Distributed Deep Learning*, SIGCOMM 2021, Sec. 3: a gradient is cut
 into blocks of 256 elements. Workers send the non-zero blocks, with their numbers, to an aggregator,
-which sends all workers the sums. The aggregators live on the workers (colocated mode) and share the
-blocks. Exact: one step is one of `all_reduce`. The paper streams blocks, each with the number of
-the next one; here lists have a fixed length, and where one is too short all workers send
-everything, which the records count as `fallbacks`.
+which sends all workers the sums. The aggregators run on the workers (colocated mode) and share the
+blocks. The sum is exact: one step equals one step of `all_reduce`. The paper streams blocks, each
+with the number of the next one. Here lists of blocks have a fixed length. Where a list is too
+short, all workers send everything; the records count such updates as `fallbacks`.
 """
 
 import optax
@@ -31,9 +31,9 @@ def omnireduce(
 
     sparse: the parameters that are cut into blocks, as in `s2_reducer`; all others take part in a
         dense mean. block: elements of a block.
-    ratio, budget: blocks that a worker may send of a parameter, relative to all or as a number.
-    union_ratio: blocks of all workers together, relative to all; None: as if no two workers had a
-        block in common.
+    ratio, budget: non-zero blocks expected of a worker, as a share of a parameter's blocks or as a
+        number; they size the lists. union_ratio: non-zero blocks expected of all workers together,
+        as a share; None: as if no two workers had a block in common.
     """
     if block < 1:
         raise ValueError(

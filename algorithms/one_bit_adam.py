@@ -2,20 +2,20 @@
 
 H. Tang et al., *1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
 Speed*, arXiv 2102.02888, Algorithm 1. Adam's variance settles early. So the first updates are
-Adam's; then the variance stays as it is, and the rest is momentum SGD with a fixed preconditioner,
-which bears compression with error feedback:
+Adam's. Then the variance is frozen, and later updates are momentum SGD with a fixed preconditioner,
+which tolerates compression with error feedback:
 
     m_i <- C(b1 m + (1 - b1) g_i + e_i)     on every worker, which keeps the error of C in e_i
     m   <- C(mean_i m_i + e)                on the worker that adds up a chunk and keeps e
     x   <- x - rate m / (sqrt(v) + eps)
 
-C is the signs times the mean magnitude of a chunk, an n-th of a parameter. An entry that had no
-gradient in the warm-up, as the row of a rare word, has no variance to be divided by, for ever. It
+C replaces a chunk, an n-th of a parameter, by its signs times its mean magnitude. An entry without
+a gradient in the warm-up, as in the row of a rare word, would never get a variance. Such an entry
 takes the mean variance of the other entries of its parameter, or of all parameters if there are
 none.
 
-A worker holds three arrays of a parameter's size, m, v and e_i, and an n-th of one, e. 0/1 Adam
-(arXiv 2202.06009), which also freezes the variance at intervals and skips exchanges, is not built.
+A worker holds m, v and e_i, of a parameter's size, and e, an n-th of this size. 0/1 Adam (arXiv
+2202.06009), which freezes the variance at intervals and skips exchanges, is not implemented.
 """
 
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ SILENT = 1e-8  # share of the usual variance below which an entry counts as with
 
 
 class OneBitAdamState(NamedTuple):
-    """State of the exchange of one worker; all but the reducers' is equal on all workers."""
+    """State of the exchange of one worker; all fields but `reducers` are equal on all workers."""
 
     update: jax.Array  # [] int32, updates done, also without any contribution
     adam: optax.ScaleByAdamState  # m and v; its count stops with the warm-up, as v does
@@ -44,9 +44,9 @@ class OneBitAdamState(NamedTuple):
 
 
 def signs_both_ways(workers: int) -> Reducer:
-    """Sum signs, and send the sum as signs; a chunk's error is added to its next sum.
+    """Sum signs, send the sum as signs, and add a chunk's error to its next sum.
 
-    Its state is e, float32 [chunk], in units of the mean.
+    The state of the reducer is e, float32 [chunk], in units of the mean.
     """
 
     def init(leaf):
@@ -71,9 +71,9 @@ def momentum_in_signs(
     b2: float,
     eps: float,
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace gradients by the direction of Adam, from means by `mean` of the workers' messages.
+    """Replace gradients by Adam's direction, from the mean of the workers' messages.
 
-    mean: a `compressed_mean` that counts updates: first of gradients, later of momenta.
+    mean: a `compressed_mean`, which averages gradients in the warm-up, and momenta after it.
     """
     adam = optax.scale_by_adam(b1, b2, eps)
 
@@ -97,7 +97,7 @@ def momentum_in_signs(
         correction = 1 - b2 ** state.adam.count.astype(jnp.float32)
 
         def preconditioned(m, v):
-            """Return the step, or 0 where no parameter at all has seen a gradient."""
+            """Return the step; 0 if no parameter has had a gradient yet."""
             step = m / (jnp.sqrt(v / jnp.where(warm, 1, correction)) + eps)
             return jnp.where(v > 0, step, 0)
 
@@ -124,10 +124,10 @@ def one_bit_adam(
 ) -> Algorithm:
     """Apply Adam to dense means of gradients, then to means of momenta in one bit per entry.
 
-    optimizer: takes Adam's direction for a gradient: plain SGD, without a momentum of its own.
+    optimizer: plain SGD without momentum, which takes Adam's direction for a gradient.
     warmup_updates: number of updates with dense all-reduces; the paper takes 15 % to 25 %.
-    b1, b2, eps: of Adam. Parameters whose signs would not be smaller than themselves are always
-    all-reduced dense. Every update needs all workers: a rule in rounds.
+    b1, b2, eps: of Adam. A parameter whose signs would take no fewer bytes is all-reduced dense.
+    Every update needs all workers: take a waiting rule in rounds.
     """
     whole("one_bit_adam", workers=workers, warmup_updates=warmup_updates)
     if warmup_updates < 1:
@@ -177,7 +177,7 @@ def _wide(leaf):
 
 
 def _without_gaps(variance):
-    """Return the variances, with the usual one of a parameter in place of vanishing ones."""
+    """Return the variances, with a parameter's mean variance in place of vanishing ones."""
 
     def usual(*parts):
         count = sum((v > 0).sum() for v in parts)

@@ -1,13 +1,13 @@
 """Parallax: rows of sparse parameters pushed to the servers that own them, the rest all-reduced.
 
 S. Kim et al., *Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks*, EuroSys
-2019, arXiv 1808.02621, Sec. 3: parameter servers for sparse variables, partitioned over the
-workers' machines (Sec. 3.2), an all-reduce for dense ones. Exact: one step is one of `all_reduce`.
+2019, arXiv 1808.02621, Sec. 3: parameter servers for sparse variables, partitioned over the nodes
+(Sec. 3.2), an all-reduce for dense ones. It is exact: one step equals one step of `all_reduce`.
 
-Every worker gets the sums of all rows that changed, since it keeps a copy of the table. Parallax's
-workers keep none and pull the rows of their next mini-batch, so that each gets back as much as it
-pushes. Lists have a fixed length; where one is too short, all workers send everything, which the
-records count as `fallbacks`.
+Here every worker keeps a copy of the table, and gets the sums of all changed rows. Parallax's
+workers keep no copy: each pulls the rows of its next mini-batch, as many as it pushes. Lists have a
+fixed length. Where a list is too short, all workers send everything; the records count such updates
+as `fallbacks`.
 """
 
 import jax
@@ -25,9 +25,9 @@ from comms.messages import Payload
 def through_owners(
     method: str, ratio: float | None, budget: int | None, union_ratio: float | None
 ) -> Reducer:
-    """Sum arrays [n, ...] by owners of rows, or else dense; see `comms.compact`.
+    """Sum arrays [n, ...] by owners of rows, or dense where lists overflow; see `comms.compact`.
 
-    ratio, budget, union_ratio: as in `parallax`; method: for errors.
+    ratio, budget, union_ratio: as in `parallax`; method: its name, for errors.
     """
     own_of = budget_rows(method, ratio, budget)
     union_of = None if union_ratio is None else budget_rows(method, union_ratio, None)
@@ -76,9 +76,9 @@ def parallax(
 ) -> Algorithm:
     """Push non-zero rows to their owners, which add them up, then let `optimizer` take one step.
 
-    sparse: as in `s2_reducer`. ratio, budget: rows that a worker may push of a table, relative to
-    the table or as a number. union_ratio: rows of all workers together, relative to the table;
-    None: as if no two workers had a row in common.
+    sparse: as in `s2_reducer`. ratio, budget: non-zero rows expected of a worker, as a share of the
+    table or as a number; they size the lists. union_ratio: non-zero rows expected of all workers
+    together, as a share; None: as if no two workers had a row in common.
     """
     reducer = through_owners("parallax", ratio, budget, union_ratio)
     return with_tables_reduced("parallax", optimizer, reducer, sparse, weighting)

@@ -1,9 +1,9 @@
 """PowerSGD: gradients all-reduced as two thin factors, with error feedback and a warm start.
 
 Vogels, Karimireddy, Jaggi, arXiv 1905.13727, Algorithm 1. A leaf [..., m] is seen as the matrix
-[n, m]. Leaves of fewer than two axes, and those whose factors would not be smaller, stay dense:
-their Q is empty. Of any float dtype; factors and sums are float32. A matrix that is not finite
-gives NaN everywhere, and leaves Q as it was.
+[n, m]. A leaf stays dense if it has fewer than two axes, or if its factors would not be smaller;
+its Q is empty. Leaves have any float dtype; factors and sums are float32. A matrix that is not
+finite everywhere gives NaN everywhere, and leaves Q unchanged.
 """
 
 import math
@@ -22,7 +22,7 @@ from comms.messages import Payload
 def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | None:
     """Return (n, m, r) for P [n, r] and Q [m, r]; None for a leaf that stays dense.
 
-    Raises ValueError without a rank.
+    Raises ValueError for a rank below 1.
     """
     whole("powersgd", rank=rank)
     if rank < 1:
@@ -35,16 +35,16 @@ def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | No
 
 
 def first_factor(shape: tuple[int, ...], rank: int, key) -> jax.Array:
-    """Return a Gaussian Q, float32 [m, r], or [0, 0] for a dense leaf; one key for all workers."""
+    """Return a Gaussian Q, float32 [m, r], or [0, 0] for a dense leaf; workers share the key."""
     factors = factor_shape(shape, rank)
     return jax.random.normal(key, factors[1:] if factors else (0, 0))
 
 
 def factored_all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
-    """Return the sum over the workers, of rank r, float32 of x's shape, and Q for the next step.
+    """Return the rank-r sum over the workers, float32 of x's shape, and Q for the next step.
 
     P = sum M Q, orthonormalised; Q = sum M^T P; the sum is P Q^T. `q` must be equal on all
-    workers; handing it on is the paper's warm start (section 4.2: one power iteration a step).
+    workers. Reusing Q is the paper's warm start (section 4.2: one power iteration per step).
     """
     x = x.astype(jnp.float32)
     if q.size == 0:
@@ -60,7 +60,7 @@ def factored_all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
 def orthonormal(p) -> jax.Array:
     """Return orthonormal columns with the span of p [n, r], r <= n; NaN if p is not finite.
 
-    By QR: unlike Gram-Schmidt it stays orthonormal where p has a lower rank, or is zero.
+    Unlike Gram-Schmidt, the QR decomposition gives orthonormal columns for any lower rank of p.
     """
     basis, _ = jnp.linalg.qr(p)
     return jnp.where(jnp.isfinite(p).all(), basis, jnp.nan)
@@ -76,7 +76,7 @@ def factor_bytes(shape: tuple[int, ...], rank: int) -> int:
 
 
 def low_rank(rank: int, seed: int) -> Reducer:
-    """Sum arrays that are larger than their factors, to rank `rank`; the state is Q."""
+    """Sum arrays that are larger than their factors, approximately to rank `rank`; state: Q."""
 
     def reduce(x, q, draw):
         total, q = factored_all_reduce(x, q, AXIS)
@@ -101,9 +101,9 @@ def powersgd(
 ) -> Algorithm:
     """All-reduce a low-rank approximation, keep its error for later, then step.
 
-    rank: of every matrix; parameters that would not get smaller are all-reduced as they are.
-    warmup_updates: this number of updates at the start are all-reduced dense.
-    Every update needs all workers: a rule in rounds.
+    rank: of every matrix; parameters that would not get smaller are all-reduced dense.
+    warmup_updates: number of updates at the start in which all parameters are all-reduced dense.
+    Every update needs all workers: take a waiting rule in rounds.
     """
     factor_shape((), rank)  # raises ValueError for a rank of 0
     reducer = compression.with_dense_warmup(low_rank(rank, seed), warmup_updates)

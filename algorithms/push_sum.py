@@ -1,13 +1,13 @@
-"""SGP: gossip over directed links, one message per worker and update, made fair by push-sum.
+"""SGP: gossip over directed links, one message per worker and update, with push-sum's weights.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat, *Stochastic Gradient Push for Distributed Deep
-Learning*, arXiv 1811.10792. Every worker holds a biased model x_i and a weight w_i, steps on x_i
-with the gradient at z_i = x_i / w_i, keeps half of both and pushes the other half to one peer:
+Learning*, arXiv 1811.10792. Every worker holds a biased model x_i and a weight w_i. A worker steps
+on x_i with the gradient at z_i = x_i / w_i, keeps half of x_i and w_i, and pushes half to a peer:
 
     (x_i, w_i) <- sum_j P_ij (x_j - lr g_j(z_j), w_j)
 
-P is column-stochastic, so that the sums of x and of w are conserved. The peers of update t are
-2^(t mod ceil(log2 n)) places ahead: the one-peer directed exponential graph.
+P is column-stochastic, so that mixing conserves the sums of x and of w. In update t a worker's peer
+is 2^(t mod ceil(log2 n)) places ahead: the one-peer directed exponential graph.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class PushSumState(NamedTuple):
 def push(sources: np.ndarray, overlap: int) -> optax.GradientTransformationExtraArgs:
     """Step on x, keep half of (x, w), push the other half; messages arrive after `overlap` updates.
 
-    sources: [M, n] permutations, the sender that every worker hears; `active` chooses one of them.
+    sources: [M, n] permutations, the sender that every worker hears; `active` chooses one row.
     """
 
     def init_fn(params):
@@ -64,16 +64,16 @@ def push(sources: np.ndarray, overlap: int) -> optax.GradientTransformationExtra
 
 
 def debiased(state, params) -> optax.Params:
-    """Return z = x / w; state: that of a chain whose last part is `push`."""
+    """Return z = x / w; state: of an `optax.chain` whose last part is `push`."""
     return jax.tree.map(lambda x: x / state[-1].weight.astype(x.dtype), params)
 
 
 def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int = 0) -> Algorithm:
-    """Push gradients stochastically (SGP), with local steps of `optimizer`.
+    """Step locally with `optimizer`, and push half of the model to one peer per update (SGP).
 
-    overlap: updates for which a message is under way while its receiver goes on (Overlap SGP); 0
-    waits for it. Rules in rounds wait accordingly; on a mesh no part of the exchange is hidden.
-    Every update needs all workers: a rule in rounds.
+    overlap: updates that a message takes while its receiver goes on (Overlap SGP); 0: the receiver
+    waits. Waiting rules in rounds wait accordingly; on a mesh no part of the exchange is hidden.
+    Every update needs all workers: take a waiting rule in rounds.
     """
     whole("sgp", workers=workers, overlap=overlap)
     if overlap < 0:

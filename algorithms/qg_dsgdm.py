@@ -1,4 +1,4 @@
-"""QG-DSGDm: gossip whose momentum follows the moves of the models, steps and mixing together.
+"""QG-DSGDm: gossip with momentum along the whole moves of the models, by steps and by mixing.
 
 T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi, *Quasi-Global Momentum: Accelerating Decentralized
 Deep Learning on Heterogeneous Data*, arXiv 2102.04761, Algorithm 1:
@@ -7,16 +7,16 @@ Deep Learning on Heterogeneous Data*, arXiv 2102.04761, Algorithm 1:
     x_i <- sum_j W_ij y_j
     m_i <- momentum m_i + (1 - momentum) (old x_i - x_i) / lr
 
-Here lr m_i is kept, in the units of the parameters, so that any optimizer without a momentum of its
-own can make the step -lr g_i; with a constant rate that is the paper's. Momentum of own gradients
-grows along the differences between workers; this one vanishes where models rest, so that it neither
-adds to the bias of D-PSGD's second order, `adapt_then_combine`, nor removes it.
+The state is lr m_i, in the units of the parameters, so that any optimizer without momentum can make
+the step -lr g_i; with a constant rate this is the paper's step. Momentum of a worker's own
+gradients grows along the differences between workers. Quasi-global momentum vanishes where models
+rest: it neither adds to nor removes the bias of D-PSGD in the order `adapt_then_combine`.
 
-Without gradients it is stable on the graphs of rounds of this project, but not for a W with an
-eigenvalue below -(1 + momentum) / (1 + 3 momentum - 2 momentum^2), as `best_constant` has on a ring
-of 16 workers; such a W is refused.
+Without gradients QG-DSGDm is stable on the graphs with rounds in `comms.topology`. It is unstable
+for a W with an eigenvalue below -(1 + momentum) / (1 + 3 momentum - 2 momentum^2), as
+`best_constant` has on a ring of 16 workers; `qg_dsgdm` raises ValueError for such a W.
 
-A worker that finished nothing mixes; its momentum neither moves it nor changes.
+A worker that finished nothing mixes; its momentum neither moves its model nor changes.
 """
 
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ class QuasiGlobal(NamedTuple):
 def quasi_global(
     optimizer: optax.GradientTransformation, mix, momentum: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Step with momentum and mix; the momentum then learns from the whole move.
+    """Step with momentum and mix, then update the momentum by the whole move.
 
     mix: (tree, active matchings or None) -> W tree.
     """
@@ -84,8 +84,8 @@ def qg_dsgdm(
 ) -> Algorithm:
     """Step locally with `optimizer` and quasi-global momentum, over the neighbours of `graph`.
 
-    momentum: both of the paper's beta and mu, in [0, 1). mixing_matrix, links: as in
-    `algorithms.dpsgd`. Every update needs all workers: a rule in rounds.
+    momentum: the paper's beta and mu, in [0, 1). mixing_matrix, links: as in `algorithms.dpsgd`.
+    Every update needs all workers: take a waiting rule in rounds.
     """
     check_momentum("qg_dsgdm", momentum)
     over = mixing_over(graph, mixing_matrix, links)

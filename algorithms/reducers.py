@@ -6,10 +6,10 @@
     all_reduce(exchange=bf16)
     all_reduce(exchange=ring(int8))
 
-In a chain each reducer works on the values that the one before has picked: CocktailSGD (J. Wang et
-al., ICML 2023) is `chain(random_k, top_k, quantise)`, Qsparse-local-SGD (D. Basu et al., arXiv
-1906.02367) `local_sgd(exchange=error_feedback(top_k, quantise(bucket=128)))`. The message of a
-chain is that of its last reducer, and the indices that `top_k` needs.
+In a chain each reducer works on the values that the one before has picked. CocktailSGD (J. Wang et
+al., ICML 2023) is `chain(random_k, top_k, quantise)`. Qsparse-local-SGD (D. Basu et al., arXiv
+1906.02367) is `local_sgd(exchange=error_feedback(top_k, quantise(bucket=128)))`. A chain sends the
+message of its last reducer, and indices if `top_k` is in it.
 """
 
 import functools
@@ -30,7 +30,7 @@ INDEX_BYTES = 4  # bytes of an int32
 
 
 def top_k(ratio: float = 0.01) -> Reducer:
-    """Sum the largest entries of every worker, of every parameter a share `ratio`."""
+    """Sum every worker's largest entries, a share `ratio` of every parameter."""
     check_ratio("top_k", ratio)
 
     def reduce(x, state, draw):
@@ -72,10 +72,10 @@ def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
 
 
 def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int | None = 0) -> Reducer:
-    """Sum the same random entries of all workers, of every parameter a share `ratio`.
+    """Sum the same random entries of all workers, a share `ratio` of every parameter.
 
-    unbiased: scaled by 1 / ratio; error feedback refuses it if ratio < 1. seed: folded into the
-    method's, here and below; None: the method's alone.
+    unbiased: scale entries by 1 / ratio; error feedback then raises ValueError if ratio < 1. seed:
+    folded into the method's seed, here and below; None: the method's seed alone.
     """
     check_ratio("random_k", ratio)
     return compression.with_seed(_random(ratio, unbiased), seed)._replace(name="random_k")
@@ -93,10 +93,10 @@ def quantise(bits: int = 4, bucket: int = 512, seed: int | None = 0) -> Reducer:
 def rounded_to_levels(levels: int, bucket: int) -> Reducer:
     """Sum entries rounded to multiples of norm / levels; `bucket` entries share a norm.
 
-    With d entries in s levels, an entry of x s / norm = u has the variance f (1 - f) (norm / s)^2,
-    f the fraction of u. As the squares of all u add up to s^2, the error is in the mean of squares
-    at most d / (4 s^2) of x where sqrt(d) <= 2 s, else sqrt(d) / s - 1, which equal entries have:
-    at least all of x from sqrt(d) = 2 s on. A memory needs less (arXiv 1906.02367, Lemma 1).
+    For one of d entries x_i and s levels, let f be the fraction of u_i = x_i s / norm. Rounding has
+    the variance f (1 - f) (norm / s)^2. The squares of all u_i add up to s^2. So the mean squared
+    error is at most d / (4 s^2) of |x|^2 if sqrt(d) <= 2 s, else sqrt(d) / s - 1, which equal
+    entries reach. Error feedback needs an error below |x|^2 (arXiv 1906.02367, Lemma 1).
     """
     codecs.qsgd_bits(levels)  # raises ValueError for levels without a code
     _check_bucket("qsgd", bucket)
@@ -126,7 +126,7 @@ def natural(seed: int | None = 0) -> Reducer:
 
 
 def sign() -> Reducer:
-    """Send signs and their mean magnitude; biased, for error feedback (arXiv 1901.09847)."""
+    """Send signs and the mean magnitude, biased, for error feedback (arXiv 1901.09847)."""
     reducer = gathered(lambda x, key: codecs.sign(x), codecs.sign_decode, codecs.sign_payload_bytes)
     return reducer._replace(name="sign")
 
@@ -150,7 +150,7 @@ def int8(bucket: int = 1024, seed: int | None = 0) -> Reducer:
 def fp8(format: str = "e4m3", bucket: int = 1024, seed: int | None = 0) -> Reducer:
     """All-reduce in floats of 8 bits, e4m3 or e5m2, rounded at random without bias.
 
-    `bucket` entries share a scale; one as long as the array makes it a scale for all of it.
+    `bucket` entries share a scale; a bucket as long as the array gives the array one scale.
     """
     _check_bucket("fp8", bucket)
     codec = codecs.fp8_codec(choose("fp8: format", codecs.FP8, format), bucket)
@@ -185,8 +185,8 @@ def error_feedback(*reducers: Reducer) -> Reducer:
 def chain(*reducers: Reducer) -> Reducer:
     """Let every reducer work on the values that the one before has picked.
 
-    Only `top_k` and `random_k` can be followed, so that all but the last are one of these. Raises
-    ValueError for reducers that cannot follow one another.
+    All reducers but the last must be `top_k` or `random_k`. Raises ValueError for reducers that
+    cannot follow one another.
     """
     if not reducers:
         raise ValueError(
@@ -216,9 +216,9 @@ def chain(*reducers: Reducer) -> Reducer:
 
 
 def ring(*reducers: Reducer) -> Reducer:
-    """All-reduce by a ring, every hop of which adds in float32 and writes new codes of a reducer.
+    """All-reduce by a ring: every hop adds in float32, and encodes the sum by a reducer's codes.
 
-    As many bytes as in two phases, to a neighbour alone; values are rounded once in every hop.
+    A worker sends as many bytes as in two phases, to one neighbour. Every hop rounds values once.
     """
     inner = chain(*reducers)
     if inner.encoder is None or inner.encoder.picks:
@@ -242,7 +242,7 @@ def ring(*reducers: Reducer) -> Reducer:
 
 
 def dma_ring(bucket: int = 1024, seed: int = 0) -> Reducer:
-    """Sum as `ring(int8)` does, in one kernel of remote DMA, where every worker has a TPU."""
+    """Sum as `ring(int8)` does, in one kernel of remote DMA; every worker needs a TPU."""
     from comms import dma_ring as kernel  # imports Pallas
 
     encoder = int8(bucket).encoder._replace(payload_bytes=kernel.sized(bucket))
@@ -262,12 +262,12 @@ def refuse_amplified(name: str, reducer: Reducer) -> None:
 
 
 def remembers(reducer: Reducer) -> bool:
-    """Return True if workers keep anything for the reducer."""
+    """Return True if workers keep a state for the reducer."""
     return bool(jax.tree.leaves(reducer.init(jax.ShapeDtypeStruct((8,), jnp.float32))))
 
 
 def _listed(ratio: float, inner: Reducer) -> Reducer:
-    """Return `top_k` with values that travel as the encoder of `inner` writes them."""
+    """Return `top_k` whose values travel in the codes of `inner`; ValueError if it has none."""
     encoder = inner.encoder
     if encoder is None:
         raise ValueError(
@@ -309,7 +309,7 @@ def _listed(ratio: float, inner: Reducer) -> Reducer:
 def _random(ratio: float, unbiased: bool, inner: Reducer | None = None) -> Reducer:
     """Sum the same random entries of all workers, ratio * size of them.
 
-    unbiased: scaled by size / entries. inner: reducer of the entries; None: an all-reduce.
+    unbiased: scale by size / entries. inner: reducer of the entries; None: an all-reduce.
     """
     last = compression.dense() if inner is None else inner
 
@@ -352,7 +352,7 @@ def _share(size: int, ratio: float) -> int:
 
 
 def _sent(leaf, ratio: float) -> int:
-    return min(_entries(leaf, ratio), math.prod(leaf.shape))  # none of an empty leaf
+    return min(_entries(leaf, ratio), math.prod(leaf.shape))  # an empty leaf has no entries
 
 
 def check_ratio(method: str, ratio: float) -> None:

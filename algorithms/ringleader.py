@@ -1,22 +1,22 @@
 """Ringleader ASGD: asynchronous SGD that weighs the data of fast and of slow workers alike.
 
 A. Maranjyan, P. Richtarik, *Ringleader ASGD: The First Asynchronous SGD with Optimal Time
-Complexity under Data Heterogeneity*, arXiv 2509.22860, Algorithm 1. Asynchronous SGD follows the
-data of fast workers. Here the server keeps a table with the sum G_i of the b_i gradients of each of
-n workers, and goes through rounds of two phases:
+Complexity under Data Heterogeneity*, arXiv 2509.22860, Algorithm 1. Asynchronous SGD is biased
+towards the data of fast workers. Here the server keeps a table: for each of n workers, the sum G_i
+of its b_i gradients. The server goes through rounds of two phases:
 
-    1  it adds every gradient to the table, and rests until all b_i >= 1
+    1  it adds every gradient to the table, and makes no step until all b_i >= 1
     2  it makes n steps, one at the first arrival from every worker, which is added to the table:
-       x <- x - lr 1/n sum_i G_i / b_i          the last arrival of phase 1 makes the first of them
-       gradients of workers that have had their step wait in the table of the next round
+       x <- x - lr 1/n sum_i G_i / b_i          the last arrival of phase 1 makes the first step
+       later gradients of a worker that has had its step enter the table of the next round
 
-No worker waits and no gradient is thrown away; the staleness of a gradient is at most 2n - 2 when
-it counts. The waiting rule is that of Asynchronous SGD, `k_async(k=1)`, as the table alone decides
-whether the server moves. Contributions of one update count one after the other, in the order of
-their row.
+No worker waits, and no gradient is discarded. A gradient's staleness is at most 2n - 2 when it is
+used. The waiting rule is Asynchronous SGD's, `k_async(k=1)`, as the table alone decides whether the
+server steps. The contributions of an update enter one after the other, in the order of their row.
 
-A worker is either owed a step or gathers for the next round, so that one average G_i / b_i for each
-suffices; their mean is kept up to date. The server holds n + 2 models beside the newest one.
+A worker is either owed a step or gathers gradients for the next round, so that the table needs one
+average G_i / b_i per worker. The server also keeps their means for this round and for the next. So
+it holds n + 2 arrays of the model's size beside the newest model.
 """
 
 from typing import Any, NamedTuple
@@ -43,14 +43,14 @@ class Table(NamedTuple):
 
     averages: Any  # [n, ...] float32 for every parameter, G_i / b_i
     counts: jax.Array  # [n] int32, b_i
-    owed: jax.Array  # [n] bool, workers that have yet to make the server move; none in phase 1
+    owed: jax.Array  # [n] bool, workers whose step of phase 2 is still to come; none in phase 1
     mean: Any  # like the parameters, float32: direction of the steps of phase 2
-    coming: Any  # mean for the steps of the next round, likewise
+    coming: Any  # like the parameters, float32: the same mean for the next round
     optimizer: Any
 
 
 def gathered() -> optax.GradientTransformationExtraArgs:
-    """Hand the contributions of all workers to the server, one by one."""
+    """Gather the contributions of all workers for the server, each in a row of its own."""
 
     def update_fn(updates, state, params=None, *, batches=1, worker=None, **extra):
         del params, extra
@@ -64,7 +64,7 @@ def gathered() -> optax.GradientTransformationExtraArgs:
 def average_of_averages(
     optimizer: optax.GradientTransformation, workers: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Let `optimizer` step along the mean over `workers` of the average of each (Algorithm 1)."""
+    """Let `optimizer` step along the mean of every worker's average gradient (Algorithm 1)."""
     optimizer = extended(optimizer)
 
     def init_fn(params):
@@ -106,7 +106,7 @@ def average_of_averages(
 
 
 def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Array, Table]:
-    """Return (True if the server moves now, the table with one more contribution)."""
+    """Return (True if the server steps now, the table with one more contribution)."""
     gradient, worker, batches = contribution
     counted, owed = batches > 0, table.owed[worker]
     known = table.counts[worker] + 1
@@ -119,7 +119,7 @@ def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Arra
         change = jnp.where(counted, (new.astype(jnp.float32) - average) / known, 0)
         coming = coming + jnp.where(owed, 0, change) / workers
         mean = jnp.where(complete, coming, mean + jnp.where(owed, change, 0) / workers)
-        # A worker that has made the server move begins anew, in the table of the next round.
+        # A worker that has made the server step begins anew, in the table of the next round.
         averages = averages.at[worker].set(jnp.where(moves, 0, average + change))
         return averages, mean, jnp.where(complete, 0, coming)
 
@@ -134,7 +134,7 @@ def _entered(table: Table, contribution: Pushed, workers: int) -> tuple[jax.Arra
 
 
 def _messages(params, workers, row) -> tuple[Payload, ...]:
-    """Return a gradient, the number of its worker, and the number of its mini-batches."""
+    """Return the payload: a gradient, its worker's number and its count of mini-batches."""
     del workers, row
     return (Payload(gathered=(cost.payload_bytes(params) + 8,)),)
 
@@ -142,8 +142,8 @@ def _messages(params, workers, row) -> tuple[Payload, ...]:
 def ringleader(optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
     """Let `optimizer` step along the mean of every worker's mean gradient of a round.
 
-    Wait for `k_async(k=1)`, Asynchronous SGD; take the rate of SGD on all data, with n steps a
-    round whose directions hardly differ.
+    Take the waiting rule `k_async(k=1)`. Choose the learning rate as for SGD on all data: the n
+    steps of a round have nearly the same direction.
     """
     return Algorithm(
         exchange=gathered(),

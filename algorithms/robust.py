@@ -4,10 +4,10 @@
     krum, Multi-Krum                  P. Blanchard et al., arXiv 1703.02757, Sections 4 and 5
     centred_clipping                  S. P. Karimireddy, L. He, M. Jaggi, arXiv 2012.10333, Sec. 4
 
-A faulty worker may send anything: noise, the opposite direction, infinities. No sum of
-contributions tells it from the others, so that every worker gathers all of them, n - 1 times the
-bytes of one. A worker that finished nothing is not counted. Where data are uneven honest workers
-differ as well, and all these methods rest beside the optimum of the mean.
+A faulty worker may send anything: noise, the opposite direction, infinities. A sum does not show
+the faulty contribution. So every worker gathers all contributions, n - 1 times the bytes of one. A
+worker that finished nothing is not counted. On uneven data honest contributions differ, too, and
+all these methods converge to a point beside the optimum of the mean.
 """
 
 from collections.abc import Callable
@@ -27,15 +27,15 @@ Aggregate = Callable[[Any, jax.Array, Any], tuple[Any, Any]]
 
 
 def coordinate_median(optimizer: optax.GradientTransformation) -> Algorithm:
-    """Let `optimizer` step along the median over the workers, of every coordinate by itself."""
+    """Let `optimizer` step along the coordinate-wise median over the workers."""
     return _robust(optimizer, _between(lambda count: (count - 1) // 2))
 
 
 def trimmed_mean(optimizer: optax.GradientTransformation, *, trim: int = 1) -> Algorithm:
-    """Let `optimizer` step along a mean without extremes, of every coordinate by itself.
+    """Let `optimizer` step along the coordinate-wise mean without extremes.
 
-    trim: number of largest values, and of smallest values, that are left out; fewer where none
-    would be left.
+    trim: number of largest values, and of smallest values, that are left out; fewer if otherwise no
+    value would be left.
     """
     whole("trimmed_mean", trim=trim)
     if trim < 0:
@@ -46,8 +46,8 @@ def trimmed_mean(optimizer: optax.GradientTransformation, *, trim: int = 1) -> A
 def krum(optimizer: optax.GradientTransformation, *, faulty: int = 1, keep: int = 1) -> Algorithm:
     """Let `optimizer` step along the contribution that is nearest to its n - faulty - 2 neighbours.
 
-    faulty: workers that may send anything; the proof wants 2 faulty + 2 < n. keep: number of
-    nearest contributions in the mean, Multi-Krum.
+    faulty: workers that may send anything; the proof needs 2 faulty + 2 < n. keep: number of such
+    contributions that are averaged; more than one is Multi-Krum.
     """
     whole("krum", faulty=faulty, keep=keep)
     if faulty < 0 or keep < 1:
@@ -63,8 +63,8 @@ def centred_clipping(
 ) -> Algorithm:
     """Let `optimizer` step along a centre that no worker pulls farther than `radius`.
 
-    v <- v + mean_i (g_i - v) min(1, radius / |g_i - v|), from the v of the update before, so that
-    every update needs all workers. iterations: repetitions of this in an update.
+    v <- v + mean_i (g_i - v) min(1, radius / |g_i - v|) starts from the v of the last update, so
+    that every update needs all workers. iterations: repetitions of this step in an update.
     """
     whole("centred_clipping", iterations=iterations)
     if not radius > 0 or iterations < 1:
@@ -138,7 +138,7 @@ def _nearest(faulty: int, keep: int) -> Aggregate:
 
 
 def _clipped(radius: float, iterations: int) -> Aggregate:
-    """Return an aggregate: a centre that each worker pulls, none farther than `radius`."""
+    """Return an aggregate: a centre that each worker pulls by at most `radius`."""
 
     def aggregate(everybodys, counts, centre):
         for _ in range(iterations):

@@ -1,4 +1,4 @@
-"""Parts that methods with row-sparse parameters share: their choice, and budgets of rows."""
+"""Shared parts of methods for row-sparse parameters: their choice, budgets of rows, reducers."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from comms import bitmap, compact, sketch
 from comms.messages import Payload
 from comms.trees import named_leaves
 
-DEFAULT_RATIO = 0.18  # share of a table's rows: 82 % fewer are sent
+DEFAULT_RATIO = 0.18  # share of a table's rows, so that 82 % fewer rows are sent
 
 
 def row_sparse(method: str, sparse: tuple[str, ...] | str) -> Callable[[str], bool]:
@@ -32,7 +32,7 @@ def row_sparse(method: str, sparse: tuple[str, ...] | str) -> Callable[[str], bo
 
 
 def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callable[[int], int]:
-    """Return a function: rows of a table -> rows in the budget, from a share or a number."""
+    """Return a function: rows of a table -> budget of rows, a share `ratio` or a number."""
     if ratio is not None and budget is not None:
         raise ValueError(
             f"{method}: ratio={ratio} and budget={budget} both size it; give one of them"
@@ -53,9 +53,9 @@ def tables(tree, chosen: Callable[[str], bool]) -> list:
 
 
 def undecided(algorithm: Algorithm, decide: Callable) -> Algorithm:
-    """Return a method that names its open parameters, and whose exchange refuses to run before.
+    """Return a method with open parameters; until they are decided, an exchange raises ValueError.
 
-    decide: gradient -> parameters with which it is built again.
+    decide: gradient -> parameters with which the method is built again.
     """
 
     def refuse(*_, **__):
@@ -84,7 +84,7 @@ def with_tables_reduced(
 ) -> Algorithm:
     """Return all-reduce SGD in which a reducer sums the row-sparse parameters; see `s2_reducer`.
 
-    options: of `compressed`. The exchange refuses parameters that lack a row-sparse one.
+    options: of `compressed`. `exchange.init` raises ValueError for a missing row-sparse parameter.
     """
     chosen = row_sparse(method, sparse)
     algorithm = compressed(
@@ -115,7 +115,7 @@ def with_tables_reduced(
     return algorithm._replace(exchange=exchange)
 
 
-AGREEMENT = 4  # bytes of the largest number of rows of a worker
+AGREEMENT = 4  # bytes of an int32, the largest number of rows of any worker
 
 
 def list_bytes(budget: int, leaf) -> int:
@@ -124,9 +124,9 @@ def list_bytes(budget: int, leaf) -> int:
 
 
 def in_lists(budget_of: Callable[[int], int], summed: Callable, payload: Callable) -> Reducer:
-    """Sum arrays [n, ...], each of at most budget_of(n) non-zero rows, or else dense.
+    """Sum arrays [n, ...] of at most budget_of(n) non-zero rows each; dense if one has more.
 
-    summed: (x, bitmap of its rows, budget) -> their sum. payload: as in `Reducer`, where they fit.
+    summed: (x, bitmap of its rows, budget) -> the sum. payload: as in `Reducer`, for rows that fit.
     """
 
     def reduce(x, state, draw):
@@ -153,17 +153,17 @@ def in_lists(budget_of: Callable[[int], int], summed: Callable, payload: Callabl
     )
 
 
-NOISE = 0.5**0.5  # largest error of an estimate, relative to that of an estimate of 0
+NOISE = 0.5**0.5  # largest error of an estimate, relative to the error of the estimate 0
 
 
 def capacities_dense(rows: int, buckets: int) -> tuple[int, ...]:
-    """Return no capacity: for a union beyond the sketch the workers send everything."""
+    """Return no capacities: for a union beyond the sketch, the workers send everything."""
     del rows, buckets
     return ()
 
 
 def capacities_exact(rows: int, buckets: int) -> tuple[int, ...]:
-    """Return the rows that fit in each message of the fallback; at most half is unused."""
+    """Return the capacities of fallback messages, in rows; at most half of one is unused."""
     found, capacity = [], buckets
     while capacity < rows:
         found.append(capacity)
@@ -177,17 +177,17 @@ def sketched(
     peel: bool,
     capacities_of: Callable[[int, int], tuple[int, ...]],
 ) -> Reducer:
-    """Sum the non-zero rows of an array [n, ...], found in a sketch, or else sent themselves.
+    """Sum the non-zero rows of an array [n, ...] through a sketch, or by sending the rows.
 
     rows: of the sketch; columns_of: n -> columns of the sketch; peel: see `s2_reducer`;
-    capacities_of: (n, buckets) -> rows that fit in the messages of the fallback, rising.
+    capacities_of: (n, buckets) -> rows that fit in each message of the fallback, ascending.
     """
 
     def capacities(n):
         return capacities_of(n, rows * columns_of(n))
 
     def planned(words, n, draw):
-        """Return (seed, rows of the union that a sketch with it would not carry)."""
+        """Return (seed, number of the union's rows that a sketch by this seed cannot carry)."""
         seed, columns = jax.random.bits(draw.shared, (), jnp.uint32), columns_of(n)
         if peel:
             return sketch.resolving_seed(words, rows, columns, n, seed)
@@ -236,7 +236,7 @@ def _rows_sent(words, capacity: int) -> Callable:
 
 
 def _first_that_fits(branches, chosen, x):
-    """Return branches[chosen](x), as nested conditions: each branch asks for the next one."""
+    """Return branches[chosen](x), by nested conditions, one for each branch but the last."""
     first, *others = branches
     if not others:
         return first(x)
@@ -244,9 +244,9 @@ def _first_that_fits(branches, chosen, x):
 
 
 def compacted(budget_of: Callable[[int], int]) -> Reducer:
-    """Sum the non-zero rows of an array [n, ...], in a budget of rows or else dense.
+    """Sum the non-zero rows of an array [n, ...], compacted; dense where the budget is too small.
 
-    budget_of: n -> rows that fit.
+    budget_of: n -> budget of rows.
     """
 
     def sizes(leaf, rows):
@@ -272,8 +272,8 @@ def compacted(budget_of: Callable[[int], int]) -> Reducer:
 def cheaper_granularity(arrays, reducer: Reducer, carried: Callable[[int], int]) -> str:
     """Return "row" or "element", the unit with fewer bytes for the arrays [n, ...] together.
 
-    carried: n -> number of the n rows, or elements, that are sent as planned. A union that is
-    larger goes by the smallest alternative that holds it.
+    carried: n -> the largest union, of n rows or elements, that is sent as planned. A larger union
+    is sent by the smallest alternative that holds it.
     """
 
     def size(array) -> int:

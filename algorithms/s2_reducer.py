@@ -1,24 +1,24 @@
 """S2 Reducer: row-sparse gradients all-reduced through a bitmap and a count-sketch.
 
 K. Ge et al., *S2 Reducer: High-Performance Sparse Communication to Accelerate Distributed Deep
-Learning*, arXiv 2110.02140. The gradient of an embedding table is zero but in the rows of the words
-at hand. The workers agree by a bitmap on the union of their rows, and all-reduce a sketch of these;
-unlike lists of rows, both keep their size for any number of workers. A gradient whose non-zeros are
-scattered over its rows is sketched element by element instead.
+Learning*, arXiv 2110.02140. The gradient of an embedding table is zero except in the rows of the
+mini-batch's words. The workers agree on the union of their rows by a bitmap, and all-reduce a
+sketch of this union. Unlike lists of rows, bitmap and sketch keep their size for any number of
+workers. A gradient with non-zeros scattered over its rows can be sketched element by element.
 
-The paper estimates the sum of a row from its buckets. The bitmap names the other rows in them, so
-that a sketch with several rows of buckets gives all sums without error (`peel`), while the union
-fills at most 0.8 of the buckets. Workers know from the bitmap when that fails, or when an estimate
-would be mostly noise, and send something exact in place of the sketch. The records count these
-updates (`fallbacks`, `fallback_share`), their bytes and their seconds.
+The paper estimates the sum of a row from its buckets. The bitmap names the other rows in these
+buckets. So a sketch with several rows of buckets gives all sums without error (`peel`), if the
+union fills at most 0.8 of the buckets. The bitmap also shows when peeling fails, or an estimate
+would be mostly noise: then workers send exact values in place of the sketch. The records count
+these updates (`fallbacks`, `fallback_share`), their bytes and their seconds.
 
-The exact variant sends the agreed rows themselves, compacted into a budget of rows, and everything
-where they do not fit. It is one step of all-reduce SGD. Without peeling a sketch's estimate is
-unbiased with one row of buckets, since the hash is a new one in every update. All other parameters
-take part in a dense mean.
+The exact variant sends the agreed rows themselves, compacted into a budget of rows, or everything
+if they do not fit. One step equals a step of all-reduce SGD. Without peeling, the estimate by one
+row of buckets is unbiased, since every update has a new hash. All other parameters take part in a
+dense mean.
 
-Error feedback is an option of the estimate with a price: omitted rows are no longer zero, so that
-the union of rows grows; to converge, a sketch then needs more columns than the union has rows.
+Error feedback is optional for estimates, at a price: omitted rows are no longer zero, so that the
+union of rows grows. To converge, a sketch then needs more columns than the union has rows.
 """
 
 import math
@@ -71,25 +71,25 @@ def s2_reducer(
 
     sparse: paths, "module/kernel", of the row-sparse parameters; "auto": those whose path contains
         "embedding".
-    granularity: unit of the sketch, a "row" or every "element" by itself. "auto": left to a
-        gradient, see `cheaper_granularity`; a run decides before it starts and records it.
+    granularity: unit of the sketch, a "row" or an "element". "auto": the first gradient decides
+        before a run starts, see `cheaper_granularity`; the run records the decision.
     rows: of the sketch; an estimate is the median over them.
-    peel: take rows that are alone in a bucket out of their other buckets, which is exact; false, or
-        one row: estimate everything, as the paper does.
-    fallback: the message where peeling cannot find the union, or an estimate has an expected
-        squared error of more than half of that of sending nothing. "exact": the rows of the union,
-        with room for at most twice as many; "dense": everything.
+    peel: decode exactly, by subtracting rows that are alone in a bucket from their other buckets;
+        false, or one row of the sketch: estimate everything, as the paper does.
+    fallback: message if peeling cannot decode the union, or if an estimate's expected squared error
+        is more than half of the error of sending nothing. "exact": the rows of the union, with room
+        for at most twice as many; "dense": everything.
     ratio: size of the sketch, or of the exact variant's budget, relative to the table.
-    budget: instead, the rows or elements expected in the union. A sketch that is peeled gets 1.44
-        buckets for each (with 3 rows), one that estimates 3 columns.
-    exact: send the rows of the union themselves.
-    warmup_updates: this number of updates at the start are all-reduced dense.
+    budget: in place of ratio, the number of rows or elements expected in the union. For each, a
+        peeled sketch of 3 rows has 1.44 buckets, and an estimating sketch has 3 columns.
+    exact: send the rows of the union themselves. error_feedback: keep the errors of estimates.
+    warmup_updates: number of updates at the start in which everything is all-reduced dense.
     buckets: all other parameters travel in buckets, as in `mg_wfbp` without a profile ("wfbp",
         "single", "fixed:SIZE"); None: all at once.
     weighting: as in `all_reduce`. seed: of the hashes, the same on all workers.
 
-    Raises ValueError for an impossible size, and, at the latest when it sees the parameters, where
-    none or an unknown one is named as sparse.
+    Raises ValueError for an impossible size. At the latest once parameters are known, it raises
+    ValueError if `sparse` names no parameter or an unknown one.
     """
     chosen = row_sparse("s2_reducer", sparse)
     budget_of = budget_rows("s2_reducer", ratio, budget)
@@ -141,7 +141,7 @@ def s2_reducer(
 def _columns_of(
     budget_of: Callable[[int], int], rows: int, peel: bool, expected: bool
 ) -> Callable[[int], int]:
-    """Return a function: n -> columns of a sketch of n rows; expected: budget of union rows."""
+    """Return a function: n -> columns of a sketch of n rows; expected: budget counts union rows."""
     if not expected:
         return lambda n: max(1, budget_of(n) // rows)
     if not peel:

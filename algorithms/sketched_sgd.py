@@ -1,19 +1,19 @@
 """Sketched SGD: one sketch of the whole gradient, and steps along its heavy hitters.
 
 D. Rothchild et al., *FetchSGD*, arXiv 2007.07682, Algorithm 1; N. Ivkin et al., *Communication-
-efficient distributed SGD with sketching*, arXiv 1903.04488. Workers add up sketches. Momentum and
-error live in sketch space, where one copy is enough, so that workers keep nothing and any of them
-may be absent:
+efficient distributed SGD with sketching*, arXiv 1903.04488. S is the mean of the workers' sketches.
+The server keeps one copy of momentum u and error e, both sketches. So workers keep nothing, and any
+of them may be absent:
 
     u <- decay u + S,  e <- e + u,  x <- top-k of the medians of e
 
-and cells of u and e that x touches are cleared, as in the authors' code. Algorithm 1 has
-e <- e - sketch(x), which loses nothing but diverges unless k is small. An entry of noise is picked
-where two of its three cells are large. A large cell has m entries picked, Poisson with the mean
-l = 0.8 sqrt(k d) / c for d entries and c columns, and loses its content m times, while each of them
-adds to a third cell. The energy changes with l^2 - l / 2: it grows if sqrt(k d) > 0.6 c.
+Then cells of u and e that x touches are set to 0, as in the authors' code. Algorithm 1 has
+e <- e - sketch(x), which loses nothing but diverges unless k is small: top-k picks an entry of
+noise if two of its three cells are large. Of d entries, m that hash to a large cell are picked; m
+is Poisson with mean l = 0.8 sqrt(k d) / c for c columns. The cell loses its content m times, and
+each of the m adds to a third cell. The energy changes by l^2 - l / 2: it grows if sqrt(k d) > .6 c.
 
-The learning rate comes after e instead of inside it: the same while it is constant.
+The learning rate is applied after e, not inside it; at a constant rate both are the same.
 """
 
 import math
@@ -52,7 +52,7 @@ def sketch_mean(rows: int, ratio: float, seed: int) -> optax.GradientTransformat
 def heavy_hitters(
     rows: int, ratio: float, k_ratio: float, decay: float, seed: int
 ) -> optax.GradientTransformation:
-    """Replace a sketch by the k_ratio * size largest entries of the accumulated error, else 0."""
+    """Replace a sketch by the accumulated error's k_ratio * size largest entries; others are 0."""
 
     def init_fn(params):
         shape = (rows, _columns(_entries(params), rows, ratio))
@@ -85,8 +85,8 @@ def sketched_sgd(
     """All-reduce a sketch, then let `optimizer` step along its heavy hitters.
 
     ratio: size of the sketch relative to the gradient. rows: of the sketch.
-    k_ratio: share of applied entries.
-    momentum: decay of the momentum in sketch space, which replaces the optimizer's.
+    k_ratio: share of entries that a step changes.
+    momentum: decay of the momentum in sketch space, which replaces the optimizer's momentum.
     """
     if not (0 < ratio <= 1 and 0 < k_ratio <= 1 and rows >= 1 and 0 <= momentum < 1):
         raise ValueError(

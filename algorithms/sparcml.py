@@ -2,9 +2,9 @@
 
 C. Renggli et al., *SparCML: High-Performance Sparse Communication for Machine Learning*, SC 2019,
 arXiv 1802.08021, Sec. 5 (SSAR_Recursive_double, and its switch to a dense array beyond the size
-delta at which an array is as short as a list). Exact: one step is one of `doubling_all_reduce`. A
-list has room for the rows of both sides. The rows of a worker have a budget; beyond it all workers
-send everything, which the records count as `fallbacks`.
+delta at which an array is as short as a list). `doubling_all_reduce` computes the exact sum. A
+merged list has room for all rows of both lists. The rows of a worker have a budget. If a worker
+exceeds it, all workers send everything; the records count such updates as `fallbacks`.
 """
 
 from typing import NamedTuple
@@ -23,16 +23,16 @@ from comms.messages import Payload
 class Step(NamedTuple):
     """One message of every worker that has a partner."""
 
-    partners: np.ndarray  # [workers], itself where there is none
+    partners: np.ndarray  # [workers], a worker itself if it has no partner
     capacity: int | None  # rows of the list; None: the array is sent
-    replaces: bool  # the later half replaces its array by the message, instead of adding it
+    replaces: bool  # True: workers with a lower partner take its array; False: partners add arrays
 
 
 def steps(workers: int, size: int, own: int, row_bytes: int) -> list[Step]:
     """Return the messages for an array of `size` rows, at most `own` non-zero ones per worker.
 
-    Workers beyond a power of two first meet one below it, and get the result from it at the end;
-    both times they swap, as `ppermute` needs a permutation.
+    Each worker beyond the largest power of two first meets one below it, and gets the result from
+    it at the end. Both times the two swap messages, as `ppermute` needs a permutation.
     """
     power = 1 << (workers.bit_length() - 1)
     everyone = np.arange(workers)
@@ -61,7 +61,7 @@ def doubling_bytes(step: Step, size: int, row_bytes: int) -> int:
 def doubling_all_reduce(x, own: int, axis: str = AXIS) -> jax.Array:
     """Sum x [n, ...] over the workers, each with at most `own` non-zero rows.
 
-    The workers add up in pairs, both in the same way, so that all get equal bits.
+    Both workers of a pair add the same two arrays, so that all workers get equal bits.
     """
     workers, me = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     row_bytes = x.itemsize * x[:1].size if len(x) else 0

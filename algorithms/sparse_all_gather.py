@@ -1,9 +1,9 @@
 """Sparse all-gather: every worker sends the non-zero rows of its own gradient.
 
-The usual treatment of sparse gradients of embedding tables in frameworks, with which S2 Reducer
-(arXiv 2110.02140) is compared: exact, but the bytes that a worker receives grow with the number of
-workers. Rows and their indices fill a fixed budget; where a worker has more, all send everything,
-which the metrics `fallbacks` and `fallback_bytes` count.
+Frameworks usually treat sparse gradients of embedding tables in this way, and S2 Reducer (arXiv
+2110.02140) is compared with it. The sum is exact, but a worker's received bytes grow with the
+number of workers. Rows and their indices fill a fixed budget. Where a worker has more rows, all
+workers send everything; `fallbacks` and `fallback_bytes` count such updates and their bytes.
 """
 
 import jax
@@ -17,7 +17,7 @@ from comms.messages import Payload
 
 
 def gathered_rows(x, words, budget: int) -> jax.Array:
-    """Sum arrays [n, ...], each of at most `budget` non-zero rows, named by the bitmap."""
+    """Sum arrays [n, ...] of at most `budget` non-zero rows each; words: bitmap of x's rows."""
     position = bitmap.positions(words, budget)
     values = x.at[position].get(mode="fill", fill_value=0)
     message = jax.lax.all_gather((position, values), AXIS)

@@ -1,16 +1,16 @@
 """SparseLoCo: local steps whose progress travels as a few entries of 2 bits.
 
 A. Sarfi et al., *Communication Efficient LLM Pre-training with SparseLoCo*, arXiv 2508.15706. After
-H local steps of its own a worker is D_i away from theta, and
+H local steps worker i is at theta - D_i, and
 
     e_i   <- beta e_i + D_i
     s_i   <- Q(top-k of every chunk of e_i)
     e_i   <- e_i - s_i
     theta <- theta - alpha mean_i s_i
 
-Q rounds to 2 bits. The decayed feedback e_i stands in for DiLoCo's outer momentum. Once in H steps,
-64 entries of a chunk of 4096 are sent. With a value of 2 bits, an index of 12 bits and a scale,
-that is 116 bytes in place of 16384.
+Q rounds to 2 bits. The decayed feedback e_i stands in for DiLoCo's outer momentum. Every H steps a
+worker sends 64 entries of each chunk of 4096. An entry has a value of 2 bits and an index of 12
+bits. With the scale, a chunk takes 116 bytes in place of 16384.
 """
 
 import optax
@@ -32,7 +32,7 @@ def sparse_loco(
 ) -> Algorithm:
     """Step locally with `optimizer`, then send the largest entries of the accumulated progress.
 
-    chunk: entries, of which k are sent, in `bits` each. decay: beta of the feedback, in [0, 1].
+    chunk: entries of a chunk, of which k are sent in `bits` bits each. decay: beta, in [0, 1].
     """
     if not 0 <= decay <= 1:
         raise ValueError(f"sparse_loco: needs 0 <= decay <= 1, got {decay}; 0.95 is usual")

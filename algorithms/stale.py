@@ -1,8 +1,8 @@
-"""Asynchronous SGD that knows the staleness of a gradient: six transforms before one all-reduce.
+"""Staleness-aware asynchronous SGD: six transforms of a gradient before one all-reduce.
 
-A worker's gradient g was taken at w_tau, the server has w_j by now: `staleness` is j - tau, the
-distance is ||w_j - w_tau||^2. The waiting rule, e.g. `k_batch_async`, decides which pushes make an
-update; a fresh gradient passes all transforms unchanged.
+A worker takes its gradient g at w_tau, and the server is at w_j when g arrives: `staleness` is
+j - tau, the distance is ||w_j - w_tau||^2. The waiting rule, e.g. `k_batch_async`, decides which
+pushes make an update. A fresh gradient passes all transforms unchanged.
 
     delay_adaptive        g * min(1, n / staleness)          K. Mishchenko et al., arXiv 2206.07638,
                                                              A. Koloskova et al., arXiv 2206.08307
@@ -54,7 +54,7 @@ def scale_by_distance(
 ) -> optax.GradientTransformationExtraArgs:
     """Multiply a contribution by min(1, threshold / ||w_j - w_tau||^2).
 
-    per: every "gradient" has its own distance, or the update has the "mean" of them.
+    per: "gradient": every gradient has its own distance; "mean": all have the mean distance.
     """
     distance_of = choose("per", DISTANCES, per)
 
@@ -90,14 +90,14 @@ def compensate_delay(strength: float) -> optax.GradientTransformationExtraArgs:
 def before_all_reduce(transform, optimizer) -> Algorithm:
     """Return all-reduce SGD whose contributions pass through `transform` first.
 
-    transform: leaves a contribution as it is if its staleness is 0.
+    transform: it must leave a contribution of staleness 0 unchanged.
     """
     exchange = optax.chain(optax.with_extra_args_support(transform), mean_over_workers())
     return all_reduce(optimizer)._replace(exchange=exchange)
 
 
 def delay_adaptive(optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
-    """Take full steps up to a staleness of `workers`, then in inverse proportion (2206.08307)."""
+    """Weigh by min(1, workers / staleness): full steps up to staleness `workers` (2206.08307)."""
     _refuse("delay_adaptive", workers >= 1, f"workers >= 1, got {workers}")
     return before_all_reduce(
         scale_by_staleness(lambda s: workers / jnp.maximum(s, workers)), optimizer
@@ -130,10 +130,10 @@ def compensated_rate(
 ) -> Algorithm:
     """Step at the rate min(C / ||w_j - w_tau||^2, eta_max) of "Slow and Stale Gradients".
 
-    eta_max is the optimizer's learning rate; threshold: C / eta_max, the squared distance up to
-    which it applies. per: with several gradients in an update, "gradient" shrinks the far ones
-    alone, so that one straggler does not slow the fresh ones down; "mean" takes one rate for all,
-    from the mean of the distances.
+    eta_max is the optimizer's learning rate. threshold: C / eta_max, the largest squared distance
+    with a full step. per: with several gradients in an update, "gradient" shrinks distant gradients
+    alone, so that a straggler does not slow fresh ones down; "mean" takes one rate for all, from
+    the mean distance.
     """
     _refuse("compensated_rate", threshold > 0, f"threshold > 0, got {threshold}; it is C / eta_max")
     return before_all_reduce(scale_by_distance(threshold, per), optimizer)

@@ -1,20 +1,20 @@
-"""Streaming DiLoCo: outer steps a fragment of the model at a time, hidden behind local steps.
+"""Streaming DiLoCo: outer steps on one fragment of the model at a time, behind local steps.
 
 A. Douillard et al., *Streaming DiLoCo with overlapping communication: Towards a Distributed Free
-Lunch*, arXiv 2501.18512. The parameters are cut into F fragments, one of which is due after every
-round, in turn. Of P workers each holds theta_i, the server Theta; for the fragment p of round t
+Lunch*, arXiv 2501.18512. The parameters are cut into F fragments. After every round one fragment is
+due, in turn. Each of P workers holds theta_i, the server holds Theta. For fragment p of round t:
 
     D_p     <- mean_i (Theta_p - theta_i,p)            sent while the workers go on
     Theta_p <- Theta_p - outer step on D_p             `overlap` rounds later
     theta_i,p <- alpha theta_i,p + (1 - alpha) Theta_p
 
 The outer optimizer, here Nesterov momentum, has its own state for every fragment. With a single
-fragment, no overlap and alpha 0 this is DiLoCo. At equal bytes in all, a worker sends 1 / F of
-DiLoCo's peak at a time; any reducer without a memory may round it, in the paper to 4 bits.
+fragment, no overlap and alpha 0 this is DiLoCo. A worker sends as many bytes as in DiLoCo, but only
+1 / F of them at a time. Any reducer without a memory may round a fragment, in the paper to 4 bits.
 
-A round is `mini_batches` local steps, so that a fragment is due every F rounds: with the paper's
-letters H = F mini_batches and tau = overlap mini_batches. Fragments are equal stretches of all
-parameters in a row, where the paper cuts between layers.
+A round is `mini_batches` local steps, so that every fragment is due once in F rounds. In the
+paper's letters H = F mini_batches and tau = overlap mini_batches. Fragments are equal stretches of
+the concatenated parameters; the paper cuts between layers.
 """
 
 from collections.abc import Container
@@ -32,7 +32,7 @@ from comms.lattice import ravel_floats
 
 
 class Outer(NamedTuple):
-    """State of the server; n = fragment_size(...)."""
+    """State of the server; n: entries of a fragment."""
 
     update: jax.Array  # [] int32, rounds so far
     queue: Any  # [overlap, n] float32, mean progress that is still under way; (): no overlap
@@ -40,7 +40,7 @@ class Outer(NamedTuple):
 
 
 def fragment_size(tree, fragments: int) -> int:
-    """Return the entries of a fragment, the last of which is filled up with zeros."""
+    """Return the number of entries of a fragment; the last fragment is padded with zeros."""
     entries = sum(
         leaf.size for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)
     )
@@ -67,10 +67,10 @@ def _placed(values, which, like, fragments: int) -> Any:
 
 
 def mean_by(name: str, exchange: Reducer | None, whole: Container[str] = ()) -> Algorithm:
-    """Return a method that takes the mean of a fragment by a reducer, with its messages.
+    """Return a method that averages a fragment by a reducer, with its messages.
 
-    name: of the method, for errors. exchange: None: a plain mean. whole: paths of leaves that are
-    not reduced. ValueError for a reducer with a memory.
+    name: of the method, for errors. exchange: the reducer; None: a plain mean. whole: paths of
+    leaves with a plain mean. Raises ValueError for a reducer with a memory.
     """
     if exchange is None:
         return Algorithm(mean_over_workers(), messages=mean_messages)
@@ -91,10 +91,10 @@ def mean_by(name: str, exchange: Reducer | None, whole: Container[str] = ()) -> 
 def mean_of_fragment(
     mean: optax.GradientTransformationExtraArgs, fragments: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace models by their mean distance from the server's in the due fragment, by `mean`.
+    """Replace progress by the mean difference Theta - theta_i in the due fragment, by `mean`.
 
-    The rounds of the server choose the fragment, as a worker that begins anew in the place of a
-    lost one has not counted them.
+    The server's count of rounds chooses the fragment, since a worker that replaces a lost one has
+    not counted them.
     """
 
     def init_fn(params):
@@ -116,7 +116,7 @@ def mean_of_fragment(
 def step_by_fragment(
     optimizer: optax.GradientTransformation, fragments: int, overlap: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Step on the fragment whose mean was sent `overlap` rounds ago, with its own state."""
+    """Step on the fragment whose mean was sent `overlap` rounds ago, with this fragment's state."""
     optimizer = extended(optimizer)
 
     def init_fn(params):
@@ -154,11 +154,11 @@ def streaming_diloco(
 ) -> Algorithm:
     """Step locally with `optimizer`, and take outer steps of `server` a fragment at a time.
 
-    fragments: of the model, one of which is sent after every round. overlap: rounds until the mean
-    has come back, fewer than fragments; 0 waits for it. alpha: share of its own entries that a
-    worker keeps, in [0, 1). exchange: reducer of a fragment, see `algorithms.reducers`; None: its
-    mean. server: None: Nesterov momentum .9 at rate .7. The server's model is evaluated. Every
-    update needs all workers: a rule in rounds, or k_sync with K equal to the number of workers.
+    fragments: number of fragments; one is sent after every round. overlap: rounds until the mean
+    has come back, fewer than fragments; 0: workers wait for it. alpha: share of its own entries
+    that a worker keeps, in [0, 1). exchange: reducer of a fragment (`algorithms.reducers`); None: a
+    plain mean. server: None: Nesterov momentum .9 at rate .7. The server's model is evaluated.
+    Every update needs all workers: take a waiting rule in rounds, or k_sync with K = P.
     """
     base.whole("streaming_diloco", fragments=fragments, overlap=overlap)
     if fragments < 1 or not 0 <= overlap < fragments:
@@ -193,6 +193,6 @@ def streaming_diloco(
         messages=messages,
         server=step_by_fragment(server, fragments, overlap),
         adopt=adopt,
-        weight=lambda batches: jnp.ones_like(batches, jnp.float32),  # who is idle brings its past
+        weight=lambda batches: jnp.ones_like(batches, jnp.float32),  # idle workers count, too
         needs=Needs("all workers send the same fragment"),
     )

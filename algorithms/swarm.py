@@ -1,24 +1,24 @@
-"""SwarmSGD: local steps, and meetings of random pairs of workers at no common time.
+"""SwarmSGD: local steps, and asynchronous meetings of random pairs of workers.
 
 G. Nadiradze, A. Sabour, P. Davies, S. Li, D. Alistarh, *Asynchronous Decentralized SGD with
-Quantized and Local Updates*, arXiv 1910.12308. Three copies of the model live at a worker:
+Quantized and Local Updates*, arXiv 1910.12308. A worker has three copies of the model:
 
     base   start of its current local steps        (the parameters of the method)
     live   result of these steps so far            (only inside a worker's update)
     comm   copy that others average with           (state of the exchange)
 
-A worker i that has made its local steps, G_i = base_i - live_i, meets j, which need not stop:
+Worker i has made its local steps, G_i = base_i - live_i, and meets j, which need not stop:
 
     comm_i <- comm_i + (Q_j - Q_i) / 2 - G_i    base_i = live_i = comm_i
     comm_j <- comm_j + (Q_i - Q_j) / 2          base_j, live_j untouched
 
-Q is the identity, or the lattice codec of `comms.lattice` in a few bits: the difference form keeps
-the sum of all comm exactly, whatever Q. With one local step this is AD-PSGD (X. Lian et al., arXiv
-1710.06952), whose gradient is taken at a snapshot and applied after an average of the pair.
+Q is the identity, or the lattice codec of `comms.lattice` in a few bits. For any Q, adding half of
+the difference preserves the sum of all comm exactly. With one local step this is AD-PSGD (X. Lian
+et al., arXiv 1710.06952): a gradient at a snapshot is applied after the average of the pair.
 
-Schedules of pairs come from `stragglers.rules.pairs`; in lock-step the partners are a random
+Schedules of pairs come from `stragglers.rules.pairs`. In lock-step the partners are a random
 matching of the graph's edge colouring, the same on all workers. The encoded message itself travels,
-on a mesh as well; the codec's metrics count messages that are repeated after a failed decode.
+also on a mesh; the codec's metrics count messages that are repeated after a failed decode.
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ FIRST_BOUND = 0.1  # bound of the codec on the distance of two models, until the
 
 
 class Rounding(NamedTuple):
-    """Rounding of coordinates to the lattice, and the fewest bits with which models then meet."""
+    """Rounding of coordinates to the lattice, and the fewest bits with which models converge."""
 
     unbiased: bool
     least_bits: int
@@ -50,7 +50,7 @@ ROUNDINGS = {"nearest": Rounding(False, 3), "unbiased": Rounding(True, 4)}
 
 
 class Quantised(NamedTuple):
-    """Constants of the codec: bits of a coordinate, and their rounding."""
+    """Constants of the codec: bits of a coordinate, and its rounding."""
 
     bits: int
     rounding: str = "nearest"  # a key of ROUNDINGS
@@ -63,10 +63,10 @@ class Codec(NamedTuple):
     bound: jax.Array  # [buckets] float32, expected distance of the next partner
     meetings: jax.Array  # [] int32
     failed: jax.Array  # [] float32, buckets that were sent again
-    full_precision: jax.Array  # [] float32, buckets sent in float32 at last
+    full_precision: jax.Array  # [] float32, buckets sent in float32 after failed decodes
     skipped: jax.Array  # [] float32, buckets that were not finite
     extra_messages: jax.Array  # [] float32, beyond a message and its answer per meeting
-    extra_bytes: jax.Array  # [] float32, bytes of these
+    extra_bytes: jax.Array  # [] float32, bytes of the extra messages
 
 
 class SwarmState(NamedTuple):
@@ -111,7 +111,7 @@ def _start_codec(params, quantised: Quantised | None):
 
 
 def _average(mine, codec, wire: lattice.Wire, quantised: Quantised | None, worker):
-    """Return (mine + (Q_theirs - Q_mine) / 2, the codec after it)."""
+    """Return (mine + (Q_theirs - Q_mine) / 2, the codec after the meeting)."""
     if quantised is None:
         return jax.tree.map(lambda a, b: a + (b / 2 - a / 2), mine, wire.swap(mine)), codec
     key = None
@@ -140,11 +140,11 @@ def _average(mine, codec, wire: lattice.Wire, quantised: Quantised | None, worke
 def meet(
     quantised: Quantised | None = None, partners: np.ndarray | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Average the public copies of a pair, then subtract one's own progress.
+    """Average the public copies of a pair, then subtract each worker's own progress.
 
-    updates: base - live of a worker that has made its local steps (batches > 0), else anything.
-    quantised: codec of the messages; None: float32. partners: [M, n] matchings of which `active`
-    chooses one; None: `partner` names it. Source: arXiv 1910.12308, Algorithm 2 and Section 5.
+    updates: base - live of a worker that has made its local steps (batches > 0), else ignored.
+    quantised: codec of the messages; None: float32. partners: [M, n] matchings; `active` chooses
+    one. None: `partner` is the partner. Source: arXiv 1910.12308, Algorithm 2 and Section 5.
     """
     wire_of = _wire_of(partners)
 
@@ -204,10 +204,10 @@ def swarm(
 
     bits: of a coordinate in a message, 3 to 16; None: float32. rounding: of the codec, to the
     `nearest` lattice point, or `unbiased`, E[Q(x)] = x, as the paper's lemma assumes. blocking:
-    pairs average when both have made their local steps (wait for `random_pairs(blocking=true)`).
-    lockstep: all workers meet at once along a random matching of the graph, for rules in rounds and
-    for meshes; seed: of these matchings and of unbiased rounding. The number of local steps H is
-    that of the schedule. Raises ValueError for bits with which models do not come nearer.
+    pairs average when both have made their local steps; take `random_pairs(blocking=true)`.
+    lockstep: all workers meet at once along a random matching of the graph, for waiting rules in
+    rounds and for meshes. seed: of these matchings and of unbiased rounding. The schedule gives the
+    number of local steps H. Raises ValueError for bits with which models do not come nearer.
     """
     quantised = _quantised(bits, rounding, seed)
     topology.check(graph)
@@ -248,14 +248,14 @@ def _quantised(bits: int | None, rounding: str, seed: int) -> Quantised | None:
 def ad_psgd(optimizer: optax.GradientTransformation, graph: nx.Graph) -> Algorithm:
     """Take a gradient at a snapshot, average atomically with a neighbour, then step: AD-PSGD.
 
-    Wait for `bipartite_pairs`, the paper's split into active and passive workers, or for
+    Take the waiting rule `bipartite_pairs`, the paper's split into active and passive workers, or
     `random_pairs`. Source: arXiv 1710.06952, Algorithm 1.
     """
     return swarm(optimizer, graph)._replace(needs=Needs(pairs=True))
 
 
 def codec_metrics(state: SwarmState) -> dict:
-    """Return sums and means over the workers of the lattice codec's counters."""
+    """Return the lattice codec's counters, summed or averaged over the workers."""
     codec = state.codec
     return {
         "decode_failures": codec.failed.sum(),
@@ -267,9 +267,9 @@ def codec_metrics(state: SwarmState) -> dict:
 
 
 def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | None):
-    """Return `messages`: one each way of a meeting, and an answer if encoded, without retries.
+    """Return `messages`: one each way per meeting, and an answer if encoded, without retries.
 
-    Public copies need no gradient, unless meetings block.
+    Public copies are known before the gradient, unless meetings block.
     """
     said = {"beside_gradient": not blocking, "encoded": bits is not None}
 

@@ -1,6 +1,6 @@
-"""Tasks: what is minimised, on which examples, and how well a model does.
+"""Tasks: a loss to minimise, its training and test examples, and the evaluation of models.
 
-A task has a name that configs use, and its module is imported when it is asked for.
+Configs name a task by its key in `TASKS`; the module of the task is imported on first use.
 """
 
 import functools
@@ -23,28 +23,27 @@ TRIED = 7  # examples of a mini-batch that is only traced
 
 
 class Task(NamedTuple):
-    """An empirical risk and its data; arrays are NumPy's, a runtime moves them where it wants.
+    """An empirical risk and its data, NumPy arrays that a runtime moves to its devices.
 
     train, test: pytrees of arrays with leading axis [samples], or `runtimes.data_feed.Streamed`.
     `examples` below are such pytrees with leading axis [b].
     labels: one per training sample, for splits that go by label.
-    losses: float32 [b], each example's share of the mean loss, the l2 term included.
-    correct: float32 [b], 1 where the prediction is right; None: there is nothing to predict.
+    losses: (params, examples) -> float32 [b], the loss of every example, l2 term included.
+    correct: (params, examples) -> float32 [b], 1 for a right prediction; None: no predictions.
     optimum: the lowest mean training loss, if it is known.
-    shared_draw: `losses` draws at random. It then takes a third argument, uint32 []: the samples
-        that all workers had seen before the update, and one more after every local step since. One
-        named `worker` besides, int32 [], lets every worker draw by itself.
-    eval_losses: what `evaluate` reports instead of `losses`; of (params, examples) alone.
-    metrics: what else to report, from the parameters and the losses that `evaluate` found.
-    sparse: paths, "a/b/c", of the parameters whose gradients are row-sparse: zero but in the rows
-        of what is in the mini-batch.
-    cost: [samples] relative time of every training sample, as of a long text; None: all alike. It
-        makes durations differ where a config asks for it (`sample_cost`), and evaluations report
-        the losses of the longest and of the shortest tenth.
-    augment: what training does to its examples at random, (examples, draws uint32 [b]) ->
-        examples; see `experiments.tasks.dense_tasks`. `losses` and `correct` take them either way.
-    evaluated: how many training and test examples `evaluate` takes, evenly spread; None: all.
-    plain: the same task without weights of its training samples, see `weighted`; None: it has none.
+    shared_draw: `losses` draws at random by a third argument, uint32 []: the samples that all
+        workers had seen before the update, plus the local steps since. An argument `worker`, int32
+        [], lets every worker draw by itself.
+    eval_losses: (params, examples) -> losses that `evaluate` reports in place of `losses`.
+    metrics: (params, means that `evaluate` has computed) -> further numbers to report.
+    sparse: paths, "a/b/c", of row-sparse gradients, which are zero outside the mini-batch's rows.
+    cost: [samples] relative time of every training sample, as of a long text; None: all alike. A
+        config may let durations depend on it (`sample_cost`). Evaluations report the mean losses of
+        the most and of the least costly tenth.
+    augment: (examples, draws uint32 [b]) -> examples, the random changes of training examples, see
+        `experiments.tasks.dense_tasks`. `losses` and `correct` take changed and unchanged examples.
+    evaluated: number of training and of test examples for `evaluate`, evenly spread; None: all.
+    plain: the task without weights of training samples, see `weighted`; None: it has none.
     """
 
     name: str
@@ -92,18 +91,18 @@ build = TASK.build  # of {"name": a key of TASKS, its parameters}, or of a call 
 
 
 def streams(spec: str | Mapping) -> bool:
-    """Return whether a task, described as for `build`, reads its examples as they are needed."""
+    """Return whether a task streams its examples during the run; spec: as for `build`."""
     reading = registry.spec(spec).get("reading")
     return reading is not None and sources.READING.build(reading) is not None
 
 
-# --- what can be trained ---
+# --- checks of tasks ---
 
 
 def check(task: Task, params: Any) -> None:
     """Raise ValueError unless a task can be trained; nothing is computed.
 
-    params: shapes of its parameters. Its parts are traced for a mini-batch of `TRIED` examples.
+    params: shapes of the parameters. Functions of the task are traced for `TRIED` examples.
     """
     _check_parameters(params)
     counts = {name: _length(getattr(task, name)) for name in ("train", "test")}
@@ -191,11 +190,11 @@ def _traced(name: str, function: Callable, *arguments: Any) -> None:
 
 
 class _Misshapen(ValueError):
-    """Values that are not one number an example."""
+    """Error of values that are not one number per example."""
 
 
 def _per_example(name: str, values: Any, kind: type) -> jax.Array:
-    """Return the values of a task's function, if they are [b] and of a kind."""
+    """Return the values of a task's function; _Misshapen unless [TRIED] and of dtype `kind`."""
     shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
     fits = dtype is not None and (
         jnp.issubdtype(dtype, kind) or (kind is jnp.number and dtype == jnp.bool_)
@@ -211,7 +210,7 @@ def _per_example(name: str, values: Any, kind: type) -> jax.Array:
 
 
 def _length(examples: Any) -> int:
-    """Return the number of samples; 0 where arrays have different numbers of them."""
+    """Return the number of samples; 0 if arrays differ in their number of samples."""
     if isinstance(examples, Streamed):
         return len(examples)
     lengths = {leaf.shape[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(examples)}
@@ -219,7 +218,7 @@ def _length(examples: Any) -> int:
 
 
 def _example_shapes(examples: Any) -> Any:
-    """Return the shapes of `TRIED` examples, of a source's or of arrays."""
+    """Return the shapes of `TRIED` examples of a streamed source, or of arrays."""
     if isinstance(examples, Streamed):
         return jax.tree.map(
             lambda one: jax.ShapeDtypeStruct((TRIED, *one.shape), one.dtype),
@@ -233,7 +232,7 @@ def _example_shapes(examples: Any) -> Any:
     )
 
 
-# --- examples and how well a model does ---
+# --- examples and evaluations ---
 
 
 def row_sparse(task: Task, path: tuple) -> bool:
@@ -242,7 +241,7 @@ def row_sparse(task: Task, path: tuple) -> bool:
 
 
 def first_draw(task: Task) -> Callable[[Any, Any], jax.Array]:
-    """Return the losses as functions of (params, examples), drawn as worker 0 first draws."""
+    """Return losses (params, examples) -> [b] that always use worker 0's first random draw."""
     if not task.shared_draw:
         return task.losses
     return worker.drawn(task.losses, {"count": jnp.uint32(0), "worker": jnp.int32(0)})
@@ -256,7 +255,7 @@ class Weighted(NamedTuple):
 
 
 def weighted(task: Task, weight: np.ndarray) -> Task:
-    """Return a task that trains on its losses times the weight [samples] of each training sample.
+    """Return a task that multiplies each training sample's loss by its weight, float [samples].
 
     `evaluate` reports the losses without weights.
     """
@@ -284,7 +283,7 @@ def count(examples: Any) -> int:
 
 
 def take(examples: Any, indices: np.ndarray | slice) -> Any:
-    """Return the samples of these indices, as a pytree of arrays."""
+    """Return the samples at `indices`, as a pytree of arrays."""
     if not isinstance(examples, Streamed):
         return jax.tree.map(lambda a: a[indices], examples)
     if isinstance(indices, slice):
@@ -294,7 +293,7 @@ def take(examples: Any, indices: np.ndarray | slice) -> Any:
 
 
 def tested(task: Task) -> int | None:
-    """Return the number of test examples of an accuracy; None: nothing is predicted."""
+    """Return the number of test examples behind an accuracy; None: nothing is predicted."""
     if task.correct is None:
         return None
     samples = count(task.test)
@@ -302,7 +301,7 @@ def tested(task: Task) -> int | None:
 
 
 def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[Any, int]]:
-    """Yield the examples that `evaluate` takes, at most `batch` at a time, and their number."""
+    """Yield (examples, their number) for `evaluate`, at most `batch` examples at a time."""
     samples, spread = count(examples), None
     if task.evaluated is not None and task.evaluated < samples:
         spread = np.arange(task.evaluated) * samples // task.evaluated
@@ -314,10 +313,11 @@ def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[An
 
 
 def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
-    """Mean `train_loss` and `test_loss`, and `test_accuracy` (0..1; None: nothing is predicted).
+    """Return mean `train_loss` and `test_loss`, `test_accuracy` in 0..1 or None, and metrics.
 
-    The task's own metrics follow. At most `batch` examples are on the device at a time, unless
-    the task's arrays live there.
+    The accuracy is None without predictions; ValueError if it is not in 0..1. A task with `cost`
+    adds `train_loss_long` and `train_loss_short`. At most `batch` examples are on the device at a
+    time, unless the task's arrays are there already.
     """
     task = task.plain or task
     losses = task.losses if task.eval_losses is None else task.eval_losses
@@ -343,8 +343,8 @@ def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:
 
 
 def _by_length(task: Task, losses: Callable, params: Any, batch: int) -> dict[str, float]:
-    """Return the mean losses of the tenths of the training samples that cost most and least."""
-    count = len(task.cost)  # samples of equal cost in no order of the data
+    """Return the mean losses of the most and of the least costly tenth of training samples."""
+    count = len(task.cost)  # samples of equal cost are in random order
     order = np.lexsort((np.random.default_rng(0).permutation(count), task.cost))
     tenth = max(1, count // 10)
     size = tenth if task.evaluated is None else min(tenth, task.evaluated)
@@ -359,9 +359,9 @@ def _by_length(task: Task, losses: Callable, params: Any, batch: int) -> dict[st
 
 
 def worker_accuracy(task: Task, models) -> dict[str, float]:
-    """Return the spread over workers: test accuracy of the worst and the best single model.
+    """Return the test accuracy of the worst and of the best worker's model.
 
-    models: parameters with a leading axis. {}: there is nothing to predict.
+    models: parameters with a leading axis of workers. The result is {} without predictions.
     """
     if task.correct is None:
         return {}
@@ -388,6 +388,6 @@ def _totals(losses, correct, params, examples):
 
 
 def _sum(values: jax.Array) -> jax.Array:
-    """Return the sum; short floats are added in float32."""
+    """Return the sum, of short floats in float32."""
     short = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize < 4
     return (values.astype(jnp.float32) if short else values).sum()

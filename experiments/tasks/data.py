@@ -1,4 +1,4 @@
-"""Data sets, and how workers share them."""
+"""Data sets, and splits of their samples among workers."""
 
 import functools
 import importlib.util
@@ -12,8 +12,8 @@ import numpy as np
 from experiments.tasks import sources
 from stragglers import reading
 
-CHANNELS = (1, 3, 4)  # that images usually have
-LARGEST_FLOAT = 10.0  # of an image: from 0 to 1 or standardised, and no 255
+CHANNELS = (1, 3, 4)  # usual numbers of channels of an image
+LARGEST_FLOAT = 10.0  # of an image that is scaled to 0..1 or standardised, unlike 255
 
 
 class Images(NamedTuple):
@@ -27,7 +27,7 @@ class Points(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """Examples as pytrees of arrays whose leading axis counts samples, or as a source.
+    """Training and test examples: pytrees of arrays with leading axis [samples], or sources.
 
     A source is a `runtimes.data_feed.Source`, such as `sources.Arrays` and `sources.Records`.
     """
@@ -41,7 +41,7 @@ class Dataset(NamedTuple):
 
 
 def _digits_table() -> np.ndarray:
-    """Pixels from 0 to 16, row by row, and the label, of every image: [1797, 65] float64."""
+    """Return every image's pixels from 0 to 16, row by row, and its label: [1797, 65] float64."""
     package = importlib.util.find_spec("sklearn")  # not imported, which takes a second
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.exists():  # in a scikit-learn that keeps it elsewhere
@@ -93,8 +93,8 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
     Reading a directory that was prepared in the array_record format needs neither TensorFlow nor
     a network. Preparing it needs both, once: TensorFlow encodes the images.
 
-    data_dir: see `sources.tfds_source`. size: pixels, to which the shorter side of an image is
-    scaled before its middle is cut out as a square; None: as they are, but 256 for ImageNet.
+    data_dir: see `sources.tfds_source`. size: pixels, to which the shorter side is scaled before a
+    square is cut out of the middle; None: images as they are, but 256 for ImageNet.
     """
     decode = functools.partial(decoded, size=size or _OWN_SIZE.get(name))
     splits = "train", _OWN_TEST.get(name, "test")
@@ -106,7 +106,7 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
 
 
 def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
-    """Return a record with "image" [height, width, channels] uint8 and "label", in `size`."""
+    """Return a record ("image" [height, width, channels] uint8, "label") as an image of `size`."""
     image = np.asarray(record["image"])
     if size is not None and image.shape[:2] != (size, size):
         from PIL import Image  # here, as few data need it
@@ -125,7 +125,7 @@ def npy_images(folder: str, classes: int | None = None) -> Dataset:
     """Map the images of train_image.npy, train_label.npy, test_image.npy, test_label.npy.
 
     Images are [N, height, width, channels] uint8 or float32, labels [N] whole numbers from 0 on.
-    classes: None: the number of different labels, which then may not skip a number.
+    classes: their number; None: the number of different labels, which must not skip a number.
     """
     axes = {"image": "samples, height, width, channels", "label": "samples"}
     parts = {
@@ -139,7 +139,7 @@ def npy_images(folder: str, classes: int | None = None) -> Dataset:
 
 
 def npz_images(path: str, classes: int | None = None) -> Dataset:
-    """Images of a `.npz` file: x_train, y_train, x_test and y_test, as Keras' mnist.npz has them.
+    """Read images of a `.npz` file: x_train, y_train, x_test and y_test, as in Keras' mnist.npz.
 
     Images are [N, height, width, channels], or [N, height, width] without colours; labels are [N]
     or [N, 1]. classes: see `npy_images`.
@@ -184,7 +184,7 @@ def _of_arrays(
 
 
 def classes_of(where: str, train: np.ndarray, test: np.ndarray) -> int:
-    """Return the number of classes where training has all labels from 0 to the highest."""
+    """Return the number of classes; ValueError unless training has all labels from 0 on."""
     highest = max(int(train.max()), int(test.max()))
     found = np.unique(train)
     if len(found) <= highest:
@@ -197,9 +197,9 @@ def classes_of(where: str, train: np.ndarray, test: np.ndarray) -> int:
 
 
 def checked(name: str, dataset: Dataset) -> Dataset:
-    """Return the same with its classes; raise ValueError for images that teach a model nothing.
+    """Return a data set with its number of classes; ValueError for unusable images or labels.
 
-    name: of the data in errors. Of records that are decoded when they are read, a few are seen.
+    name: of the data in errors. Of records that are decoded when read, at most 16 are checked.
     """
     for split, examples in (("train", dataset.train), ("test", dataset.test)):
         if isinstance(examples, sources.Arrays):
@@ -261,10 +261,10 @@ class Quadratic(NamedTuple):
 
 
 def quadratic(samples: int, dimension: int, condition: float, noise: float, seed: int) -> Quadratic:
-    """Centres a_i of f(w) = mean_i 0.5 (w - a_i)' H (w - a_i), and the minimum of f.
+    """Draw centres a_i of f(w) = mean_i 0.5 (w - a_i)' H (w - a_i); return also H and min f.
 
     H is diagonal, its entries in geometric progression from 1 down to 1/condition. The a_i are
-    noise * N(0, I), shifted so that the training set's mean, the minimiser, is 0.
+    noise * N(0, I). Training a_i are shifted so that their mean, the minimiser, is 0.
     """
     at_least(
         "synthetic_quadratic", samples=(samples, 1), dimension=(dimension, 1),
@@ -286,10 +286,10 @@ class Logistic(NamedTuple):
 
 
 def logistic(samples: int, dimension: int, seed: int, l2: float) -> Logistic:
-    """Points of a logistic model, and the minimum of mean_i log(1 + exp(-s_i x_i'w)) + l2/2 |w|^2.
+    """Draw points of a logistic model; return also min_w f(w), at most 1e-10 too high.
 
-    x_i ~ N(0, I), labels drawn from the model with w ~ N(0, I), s_i = 2 y_i - 1. The optimum is
-    found by Newton's method in float64 and is at most 1e-10 too high.
+    f(w) = mean_i log(1 + exp(-s_i x_i'w)) + l2/2 |w|^2, with x_i ~ N(0, I), labels from the model
+    with w ~ N(0, I), and s_i = 2 y_i - 1. Newton's method in float64 finds the minimum.
     """
     # Below this l2, float64 cannot tell a gradient that certifies the optimum from rounding.
     at_least("synthetic_logistic", samples=(samples, 1), dimension=(dimension, 1), l2=(l2, 1e-8))
@@ -343,7 +343,7 @@ def at_least(what: str, **bounds: tuple[float, float]) -> None:
 
 
 def check_fraction(what: str, share: float) -> None:
-    """Raise ValueError for a share of test data of which one part would be empty."""
+    """Raise ValueError unless the share of test data is between 0 and 1, both excluded."""
     if not 0 < share < 1:
         raise ValueError(f"{what}: test_fraction must lie between 0 and 1, got {share}; try 0.2")
 
@@ -353,10 +353,10 @@ SOURCES = {
     **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
 }  # fmt: skip
 
-# --- who holds what ---
+# --- splits among workers ---
 
 
-LARGEST_ALPHA = 1e12  # of which shares are equal; sums of larger gammas are infinite
+LARGEST_ALPHA = 1e12  # gives equal shares; above, sums of gamma variates may be infinite
 
 
 def iid(labels: np.ndarray, workers: int, seed: int) -> list[np.ndarray]:
@@ -369,8 +369,8 @@ def iid(labels: np.ndarray, workers: int, seed: int) -> list[np.ndarray]:
 def dirichlet(labels: np.ndarray, workers: int, alpha: float, seed: int) -> list[np.ndarray]:
     """Spread each class over the workers in Dirichlet(alpha) proportions (arXiv 1905.12022).
 
-    Small alpha: each worker sees few classes; large alpha: like `iid`, but sizes vary. A worker
-    left with nothing then takes one sample from whoever has the most, so nobody is empty.
+    With a small alpha each worker sees few classes; a large alpha is like `iid`, but sizes vary. A
+    worker left without samples then takes one sample from the worker with the most.
     """
     _check_workers(labels, workers)
     if not alpha > 0:
@@ -401,7 +401,7 @@ def _check_workers(labels: np.ndarray, workers: int):
 
 
 def check_split(name: str, shards: Sequence[Any], workers: int, samples: int) -> None:
-    """Raise ValueError unless a split has an array of indices of samples for every worker."""
+    """Raise ValueError unless a split has one array of sample indices for every worker."""
     if len(shards) != workers:
         raise ValueError(
             f"split {name!r}: the number of arrays that it gives is {len(shards)}, and of workers "

@@ -20,12 +20,12 @@ def classification(
     reading: str | Mapping = "memory", augment: str | Mapping | None = None,
     evaluated: int | None = None, compute: str = "float32", micro_batch: int | None = None,
 ) -> Task:  # fmt: skip
-    """Softmax cross-entropy of `model` on images, plus l2/2 times the squared parameters.
+    """Return the task to classify images: softmax cross-entropy plus l2/2 times |params|^2.
 
     reading, augment: keys of `sources.READINGS` and of `AUGMENTATIONS` and their parameters.
-    evaluated: see `Task`. compute: what the model computes in, float32 or bfloat16; the rest is in
-    float32. micro_batch: images whose activations are in memory at a time; None: the whole
-    mini-batch's.
+    evaluated: see `Task`. compute: type of the model's computations, float32 or bfloat16; all else
+    is float32. micro_batch: number of images whose activations are in memory at a time; None: all
+    images of a mini-batch.
     """
     data.at_least(name, l2=(l2, 0))
     train, test, labels = sources.read(reading, dataset.train, dataset.test)
@@ -74,8 +74,8 @@ def labelled_images(
 ) -> Task:  # fmt: skip
     """Classify the images of a source of data; model: see `digits`.
 
-    source: a key of `data.SOURCES` and its parameters. A source of your own gives a `data.Dataset`
-        whose examples are `data.Images`, or sources of them. All others: see `classification`.
+    source: a key of `data.SOURCES`, gaussians or noise, and its parameters. Your own source returns
+        a `data.Dataset` of `data.Images` or of sources of them. All others: see `classification`.
     """
     dataset = data.checked("images", SOURCE.build(source))
     built = _model(model, dataset.classes)
@@ -87,9 +87,9 @@ def labelled_images(
 def noise(
     samples: int = 256, size: int = 32, channels: int = 3, classes: int = 10, seed: int = 0
 ) -> data.Dataset:
-    """Random images of [size, size, channels] bytes with random labels, as many for the test.
+    """Return random images [size, size, channels] uint8 with random labels, `samples` per part.
 
-    They have the shape of a data set, and nothing can be learnt from them but themselves.
+    They have the shape of a data set, but a model can only memorise them.
     """
     data.at_least("noise", samples=(samples, 1), size=(size, 1), classes=(classes, 1))
     data.at_least("noise", channels=(channels, 1))
@@ -111,7 +111,7 @@ def synthetic_quadratic(
     samples: int = 1024, dimension: int = 32, condition: float = 10.0, noise: float = 1.0,
     seed: int = 0,
 ) -> Task:  # fmt: skip
-    """f(w) = mean_i 0.5 (w - a_i)' H (w - a_i) from w = (1, ..., 1); see `data.quadratic`.
+    """Minimise mean_i 0.5 (w - a_i)' H (w - a_i) from w = (1, ..., 1); see `data.quadratic`.
 
     A sample's label is the sign of a_i along the steepest axis, so that a split by label gives
     workers different optima.
@@ -132,11 +132,11 @@ def uneven_lengths(
     samples: int = 4096, dimension: int = 8, sigma: float = 0.5, shift: float = 1.0,
     noise: float = 0.5, seed: int = 0,
 ) -> Task:  # fmt: skip
-    """Find the mean of points that lie the farther out, the longer they take.
+    """Find the mean of points whose position along one direction grows with their cost.
 
     A sample of cost exp(sigma z), z normal, is the point shift z u plus normal noise, with a unit
-    vector u; its loss is half the squared distance. The optimum is the mean of all points, and
-    training that keeps a share p(z) of them ends at E[p z] / E[p] shift u from it.
+    vector u. Its loss is half the squared distance. The optimum is the mean of all points. Training
+    that keeps a share p(z) of the points ends E[p z] / E[p] shift u away from the optimum.
     """
     data.at_least("uneven_lengths", samples=(samples, 10), dimension=(dimension, 1))
     data.at_least("uneven_lengths", sigma=(sigma, 0), noise=(noise, 0))
@@ -159,7 +159,7 @@ def uneven_lengths(
 def synthetic_logistic(
     samples: int = 1024, dimension: int = 16, seed: int = 0, l2: float = 0.01
 ) -> Task:
-    """Strongly convex logistic regression on Gaussian points from w = 0; see `data.logistic`."""
+    """Fit strongly convex logistic regression to Gaussian points from w = 0 (`data.logistic`)."""
     dataset, optimum = data.logistic(samples, dimension, seed, l2)
 
     def losses(w, points):
@@ -187,21 +187,21 @@ mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
 # --- augmentation ---
 
 # The draw of an example is a function of the seed, the worker, the counter of the mini-batch and
-# the place in it: a run sees the same images whether they are streamed, and whether it was resumed.
+# the place in it. So a run sees the same images, streamed or not, resumed or not.
 
 
 class Augmentation(NamedTuple):
-    """train: (examples [b], draws [b] uint32) -> examples; plain: what evaluation sees instead."""
+    """Random changes of training examples, and the fixed change of examples for evaluation."""
 
-    train: Callable[[Any, jax.Array], Any]
-    plain: Callable[[Any], Any]
+    train: Callable[[Any, jax.Array], Any]  # (examples [b], draws [b] uint32) -> examples
+    plain: Callable[[Any], Any]  # examples -> examples
 
 
 def crop_and_flip(padding: int = 4, size: int | None = None, flip: bool = True) -> Augmentation:
-    """Take a random square of the image, padded by zeros, and mirror every second one.
+    """Cut a random window out of the image, padded by zeros, and mirror it with probability 1/2.
 
-    padding: pixels on every side, 4 for CIFAR (arXiv 1512.03385). size: of the square, None: that
-        of the images; evaluation takes the one in the middle. flip: whether to mirror.
+    padding: pixels on every side, 4 for CIFAR (arXiv 1512.03385). size: of a square window; None:
+        the image's own. Evaluation takes the window in the middle. flip: whether to mirror.
     """
     if padding < 0 or (size is not None and size < 1):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians, of which it is known how well any classifier can do."""
+"""Mixtures of Gaussians, for which the best accuracy of any classifier is known."""
 
 import functools
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ def gaussians(
 ) -> Task:  # fmt: skip
     """Classify points of a mixture of Gaussians; reports `bayes_accuracy` of the same test points.
 
-    That is the test accuracy of the classifier which knows the mixture; no other has a higher
-    expected one. model: logistic or mlp, as a point is an image of one row. samples, test: numbers
-    of examples. separation: of any two means, in units of `noise`, the standard deviation of an
-    entry within a class; at 5 the Bayes error of ten classes is 4.1 %. See `mixture`.
+    `bayes_accuracy` is the test accuracy of the classifier that knows the mixture; none has a
+    higher expected accuracy. model: logistic or mlp, as a point is an image of one pixel. samples,
+    test: numbers of examples. separation: distance of any two means in units of `noise`, an entry's
+    standard deviation in a class. At 5 the Bayes error of ten classes is 4.1 %. See `mixture`.
     """
     drawn = mixture(samples, dimension, classes, separation, noise, test, seed)
     built = models.build(MODEL, model, classes=classes)
@@ -28,12 +28,12 @@ def gaussians(
 
 
 class Gaussians(NamedTuple):
-    """Drawn examples, and what the Bayes classifier makes of them."""
+    """Drawn examples, and the accuracy of the Bayes classifier on them."""
 
     dataset: data.Dataset  # train, test: Images [N, 1, 1, d] float32
     means: np.ndarray  # [classes, d] float64
     bayes_accuracy: float  # of the Bayes classifier on exactly these test examples
-    bayes_error: float  # its expected share of errors, by quadrature
+    bayes_error: float  # the Bayes classifier's expected share of errors, by quadrature
 
 
 @functools.lru_cache(maxsize=2)
@@ -41,7 +41,7 @@ def mixture(
     samples: int, dimension: int, classes: int, separation: float, noise: float, test: int,
     seed: int,
 ) -> Gaussians:  # fmt: skip
-    """Draw x ~ N(mu_y, noise^2 I), with all classes y as likely.
+    """Draw x ~ N(mu_y, noise^2 I), with equally likely classes y.
 
     The means are orthogonal and of one length, such that any two of them are `separation` times
     `noise` apart. samples, test: numbers of examples.
@@ -73,9 +73,9 @@ def mixture(
 def bayes_classifier(points: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Return the most likely class of every point: points [N, d], means [classes, d] -> [N] int.
 
-    With one covariance noise^2 I and equal shares it is the class with the nearest mean, a linear
-    rule if all means have one norm (T. Hastie, R. Tibshirani, J. Friedman, The Elements of
-    Statistical Learning, 2nd ed., Sec. 4.3).
+    With one covariance noise^2 I and equal shares, the most likely class has the nearest mean. This
+    rule is linear if all means have one norm (T. Hastie, R. Tibshirani, J. Friedman, The Elements
+    of Statistical Learning, 2nd ed., Sec. 4.3).
     """
     return (points.astype(np.float64) @ means.T).argmax(axis=1)
 
@@ -83,9 +83,9 @@ def bayes_classifier(points: np.ndarray, means: np.ndarray) -> np.ndarray:
 def bayes_error(classes: int, separation: float) -> float:
     """Return the expected share of errors of the Bayes classifier, exact up to quadrature.
 
-    An example's coordinates along the means, in units of the noise, are independent: N(a, 1) along
-    its own class's and N(0, 1) along all others, with a = separation / sqrt(2). So the error is
-    1 - E[Phi(z + a)^(classes - 1)] over z ~ N(0, 1); with two classes it is Phi(-separation / 2).
+    An example's coordinates along the means, in units of the noise, are independent. With a =
+    separation / sqrt(2) they are N(a, 1) along the mean of its class, N(0, 1) along others. So the
+    error is 1 - E[Phi(z + a)^(classes - 1)], z ~ N(0, 1); for two classes Phi(-separation / 2).
     """
     from scipy import special  # late: it takes a moment to load
 
@@ -98,11 +98,11 @@ def images(
     samples: int = 4096, size: int = 32, patches: int = 2, channels: int = 3, classes: int = 10,
     separation: float = 7.0, noise: float = 0.5, test: int = 1024, seed: int = 0,
 ) -> data.Dataset:  # fmt: skip
-    """Square images whose patches are drawn by `mixture`, one colour in each patch.
+    """Return square images of patches, one colour in each patch, with colours from `mixture`.
 
     size: pixels of a side. patches: of a side, each a square of size / patches pixels. A point of
-    the mixture is a colour per patch, so that its dimension is patches^2 * channels, and the Bayes
-    error is that of the mixture: an image shows its point and nothing else.
+    the mixture is a colour per patch, so that its dimension is patches^2 * channels. Images have
+    the mixture's Bayes error, since an image shows its point and nothing else.
     """
     if patches < 1 or size < patches or size % patches:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Models of tasks: image classifiers, modules that are parameters alone, and losses in less memory.
+"""Models of tasks: image classifiers, modules of linen or nnx, and losses in less memory.
 
 A classifier in flax.linen maps images [b, height, width, channels] to logits [b, classes]. uint8
 images are scaled to 0..1 inside; float images are taken as they are. Normalisation is by groups of
 channels (GroupNorm, arXiv 1803.08494), never over the batch: a batch's statistics would differ
-between workers and depend on who takes part in an update.
+between workers and depend on the participants of an update.
 """
 
 import functools
@@ -22,12 +22,12 @@ CHANNELS_PER_GROUP = 16
 
 
 def logistic(classes: int) -> nn.Module:
-    """Multinomial logistic regression on the pixels."""
+    """Return multinomial logistic regression on the pixels."""
     return mlp(classes, hidden=())
 
 
 def mlp(classes: int, hidden: Sequence[int] = (128,)) -> nn.Module:
-    """Dense layers with ReLU; `hidden` are their widths."""
+    """Return dense layers with ReLU, of widths `hidden`, before a dense layer of logits."""
     layers = [scaled, _flatten]
     for width in hidden:
         layers += [nn.Dense(width), nn.relu]
@@ -35,7 +35,7 @@ def mlp(classes: int, hidden: Sequence[int] = (128,)) -> nn.Module:
 
 
 def cnn(classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
-    """3x3 convolutions with GroupNorm and ReLU, the resolution halved after each."""
+    """Return 3x3 convolutions with GroupNorm and ReLU, each followed by max-pooling by two."""
     layers = [scaled]
     for width in channels:
         _check_width("cnn", width)
@@ -44,11 +44,11 @@ def cnn(classes: int, channels: Sequence[int] = (32, 64)) -> nn.Module:
 
 
 def resnet18(classes: int, width: int = 64, products: bool = False) -> nn.Module:
-    """ResNet-18 (arXiv 1512.03385) for 32x32 images: a 3x3 stem without pooling, GroupNorm.
+    """Return ResNet-18 (arXiv 1512.03385) for 32x32 images: 3x3 stem without pooling, GroupNorm.
 
-    width: channels of the first stage; each later stage has twice as many. products: convolutions
-        are computed as `product_of_patches` does, as in published runs of before ordinary ones were
-        fast in a loop (`runtimes.equations.channels_last`), and slower than these.
+    width: channels of the first stage; each later stage has twice as many. products: compute
+        convolutions by `product_of_patches`, as in published runs. This is slower than ordinary
+        convolutions, now that these are fast in a loop (`runtimes.equations.channels_last`).
     """
     _check_width("resnet18", width)
     blocks = [
@@ -63,13 +63,13 @@ def resnet18(classes: int, width: int = 64, products: bool = False) -> nn.Module
 def resnet50(
     classes: int, width: int = 64, blocks: Sequence[int] = (3, 4, 6, 3), remat: bool = False
 ) -> nn.Module:
-    """ResNet-50 (arXiv 1512.03385, Table 1) for images of 224x224, with GroupNorm.
+    """Return ResNet-50 (arXiv 1512.03385, Table 1) for images of 224x224, with GroupNorm.
 
-    The middle convolution of a block halves the resolution, as is usual today (ResNet v1.5).
+    The middle convolution of a stage's first block halves the resolution, as in ResNet v1.5.
 
     width: channels of the stem and inside the first stage; each later stage has twice as many.
-    blocks: of the stages. remat: a block's activations are computed again in the backward pass
-        instead of kept.
+    blocks: number of blocks in each stage. remat: compute a block's activations again in the
+        backward pass instead of keeping them.
     """
     _check_width("resnet50", width)
     block = nn.remat(Bottleneck) if remat else Bottleneck
@@ -118,7 +118,7 @@ MODELS = {"logistic": logistic, "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "r
 
 
 def scaled(image: jax.Array) -> jax.Array:
-    """Images as floats; uint8 comes to 0..1."""
+    """Return images as floats; integers are divided by 255."""
     if jnp.issubdtype(image.dtype, jnp.integer):
         return image.astype(jnp.float32) / 255
     return image
@@ -127,7 +127,7 @@ def scaled(image: jax.Array) -> jax.Array:
 def product_of_patches(
     images: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str, **_
 ) -> jax.Array:
-    """Return a convolution as one product of matrices: what a kernel sees times the kernel.
+    """Return a convolution as one product of matrices: image patches times the kernel.
 
     images: [b, height, width, in]; kernel: [k, k, in, out].
     """
@@ -181,7 +181,7 @@ def _check_width(model: str, channels: int):
 # --- modules of linen or nnx ---
 
 # Workers exchange parameters, and a model is called with its examples alone, in training as in
-# evaluation. One that keeps other state, or draws at random when it is called, is refused.
+# evaluation. A model that keeps other state, or draws at random when called, is `Refused`.
 
 
 GIVES = (nn.Module, nnx.Module)  # what a factory of models may return
@@ -192,19 +192,19 @@ RANDOM = (
 
 
 class Refused(ValueError):
-    """A model that is more than its parameters."""
+    """Error of a model with state beside its parameters, or with random layers."""
 
 
 class Split(NamedTuple):
-    """An nnx module that is called as one of linen: its variables stand apart from it."""
+    """An nnx module with linen's interface, whose variables are arguments."""
 
     make: Callable[[jax.Array], nnx.Module]  # from a key
     graph: nnx.GraphDef
-    constants: nnx.State  # arrays that are no variables
-    others: tuple[str, ...]  # types of variables that are no parameters
+    constants: nnx.State  # arrays that are not variables
+    others: tuple[str, ...]  # types of variables other than parameters
 
     def init(self, key: jax.Array, inputs: jax.Array) -> dict[str, Any]:
-        """Return the variables by collections, of which only the parameters are filled."""
+        """Return the variables by collection; only the collection of parameters has values."""
         params = nnx.to_pure_dict(nnx.state(self.make(key), nnx.Param))
         return {"params": params, **dict.fromkeys(self.others)}
 
@@ -218,8 +218,8 @@ Model = nn.Module | Split
 def build(kind: Kind, part: str | Mapping, **available: Any) -> Model:
     """Return the module that `part` describes.
 
-    A factory of nnx modules that takes `rngs` is called again with the key of `init`; the module of
-    another one starts from the weights that it has.
+    A factory of nnx modules with a parameter `rngs` is called again with the key of `init`. Without
+    `rngs`, a module starts from the weights that its factory gave it.
     """
 
     drawn = kind.wants(part, "rngs")
@@ -236,7 +236,7 @@ def build(kind: Kind, part: str | Mapping, **available: Any) -> Model:
 
 
 def init(module: Model, key: jax.Array, inputs: jax.Array) -> Any:
-    """Return the parameters of a module; Refused for one that has more than these."""
+    """Return the parameters of a module; Refused if it has other state or random layers."""
     with nn.intercept_methods(_refuse_dropout):
         variables = module.init(key, inputs)
     others = variables.keys() - {"params"}
@@ -256,7 +256,7 @@ def init(module: Model, key: jax.Array, inputs: jax.Array) -> Any:
 
 
 def _refuse_dropout(call: Callable, args: tuple, given: dict, context: Any) -> Any:
-    """Refuse linen's layers that would be silent where a call does not ask for them."""
+    """Raise Refused for a Dropout layer of linen, even if this call leaves the layer inactive."""
     if isinstance(context.module, nn.Dropout) and context.module.rate:
         raise Refused(RANDOM)
     return call(*args, **given)
@@ -264,8 +264,8 @@ def _refuse_dropout(call: Callable, args: tuple, given: dict, context: Any) -> A
 
 # --- losses in short floats, or of a few examples at a time ---
 
-# Parameters, gradients and optimizers stay in float32, and the parts of a mini-batch add up to the
-# gradient of the whole, to rounding.
+# Parameters, gradients and optimizers stay in float32. The gradients of the parts of a mini-batch
+# add up to the gradient of the whole, up to rounding.
 
 
 COMPUTE = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -279,11 +279,11 @@ def compute_type(name: str) -> jnp.dtype:
 
 
 def cast(tree: Any, dtype: jnp.dtype) -> Any:
-    """Return a tree's floats in another type; the gradient comes back in their own.
+    """Return a tree with floats in another type; gradients come back in the original type.
 
-    Of parameters in float32 this makes the working copy of mixed precision, whose masters they
-    are (P. Micikevicius et al., arXiv 1710.03740 Sec. 3.1). bfloat16 has the range of float32 and
-    needs no scaled loss.
+    From float32 parameters, the master copy, this makes the working copy of mixed precision (P.
+    Micikevicius et al., arXiv 1710.03740 Sec. 3.1). bfloat16 has the range of float32 and needs no
+    scaled loss.
     """
 
     def one(array):
@@ -293,11 +293,11 @@ def cast(tree: Any, dtype: jnp.dtype) -> Any:
 
 
 def in_micro_batches(function: Callable, size: int | None) -> Callable[[Any, Any], jax.Array]:
-    """Return (params, examples) -> [b], of at most `size` examples at a time; None: of all.
+    """Return `function` (params, examples) -> [b], computed for `size` examples at a time.
 
-    Its gradient takes micro-batch after micro-batch too, and adds up: what a micro-batch needs to
-    remember is computed again when its turn comes, and the first pass is dead code where only the
-    gradient is asked for. So memory is that of a micro-batch, and nothing is computed twice.
+    The gradient is a sum over micro-batches. Each backward pass recomputes the activations of its
+    micro-batch, so that memory is that of one micro-batch. If only the gradient is used, the first
+    forward pass is dead code, and nothing is computed twice. size: None: all examples at once.
     Raises ValueError for a size below 1.
     """
     if size is None:
@@ -313,7 +313,7 @@ def in_micro_batches(function: Callable, size: int | None) -> Callable[[Any, Any
         first = jax.tree.map(
             lambda a: a[: whole * size].reshape((whole, size, *a.shape[1:])), examples
         )
-        # Inside a loop nothing can be merged with the pass before it: no barrier is needed.
+        # Inside a loop the recomputation cannot be merged with the first pass: it needs no barrier.
         once = jax.checkpoint(function, prevent_cse=False)
         values = jax.lax.map(lambda part: once(params, part), first).reshape(-1)
         if whole * size == count:
@@ -349,10 +349,10 @@ def classifier(
     model: Model, l2: float, plain: Callable | None, compute: str, micro_batch: int | None,
     classes: int | None = None,
 ) -> Classifier:  # fmt: skip
-    """Return the functions of a model, which arms of equal models share, traced once.
+    """Return the functions of a model; arms with equal models share them, traced once.
 
-    plain: examples as evaluation sees them, see `dense_tasks.Augmentation`; classes: how many
-    logits are due, None for any number; all others: see `dense_tasks.classification`.
+    plain: change of examples for evaluation, see `dense_tasks.Augmentation`; classes: number of
+    logits, None: any number; all others: see `dense_tasks.classification`.
     """
     settings = (model, l2, plain, compute_type(compute), micro_batch, classes)
     try:
@@ -366,7 +366,7 @@ def _classifier(
     classes: int | None,
 ) -> Classifier:  # fmt: skip
     def seen(examples):
-        # What training has augmented has its size already, and this leaves it alone.
+        # Augmented examples have the final size already, and `plain` leaves them unchanged.
         return scaled((examples if plain is None else plain(examples)).image)
 
     @jax.jit

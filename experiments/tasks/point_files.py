@@ -1,4 +1,4 @@
-"""Points of a file: rows of numbers with a class or a number to predict."""
+"""Tasks on points of a file: rows of numbers with a class or a number to predict."""
 
 import importlib
 import math
@@ -32,16 +32,16 @@ def points(
     """Classify points of a file, or predict their numbers with half the squared error.
 
     path: `.npz` with arrays x [n, d] and `target` [n]; `.csv`, `.tsv` or `.parquet` with a column
-        `target` and features in all others; anything else is svmlight, as LIBSVM's data sets are.
-    model: a key of MODELS for images, here of one row; logistic is linear. regression: without
-        it, targets are classes from 0 on, or -1 and 1. classes: how many, if not all occur.
+        `target` and features in all others; anything else is svmlight, LIBSVM's format.
+    model: a key of MODELS for images, here of one row; logistic is linear. regression: False:
+        targets are classes from 0 on, or -1 and 1. classes: their number, if not all occur.
     test: another file; None: `test_fraction` of the points, drawn by `seed`.
-    standardise: bring every feature to mean 0 and variance 1 over the training points.
+    standardise: shift and scale every feature to mean 0 and variance 1 over the training points.
     """
     if test is None:
         data.check_fraction("points", test_fraction)
     files = [path] if test is None else [path, test]
-    kind = np.float64 if standardise else np.float32  # which has few digits beside a large mean
+    kind = np.float64 if standardise else np.float32  # float32 has few digits beside a large mean
     found = zip(files, _read(files, target, kind), strict=True)
     parts = [_checked(file, *read, kind) for file, read in found]
     if test is None:
@@ -128,11 +128,11 @@ def _read(files: list[str], target: str, kind: type) -> list[Read]:
 
 
 class _NoTarget(ValueError):
-    """Missing name of what is to be predicted."""
+    """Error of a file without the named target, or without names."""
 
 
 def _in_one_order(parts: Sequence[Named]) -> list[Read]:
-    """Return features in the order of the first part's names."""
+    """Return every part with features in the first part's order; ValueError for other names."""
     first = parts[0][2]
     found = []
     for x, y, names in parts:
@@ -220,7 +220,7 @@ def _svmlight(paths: list[Path], kind: type) -> list[Read]:
 
 
 def _checked(path: str, x: np.ndarray, y: np.ndarray, kind: type) -> Read:
-    """Return features of a kind and targets in float32, if they are finite numbers of n points."""
+    """Return features of dtype `kind` and float32 targets; ValueError unless n finite points."""
     kinds = {x.dtype.kind, y.dtype.kind} - set("biuf")
     if x.ndim != 2 or y.shape != x.shape[:1] or not x.size or kinds:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Samples of a worker's next mini-batch: addressed, never consumed.
+"""Samplers of mini-batches, which compute sample indices from an address and keep no position.
 
-Every epoch a worker walks its shard in a new random order. The order is not stored: it is a
-bijection of 0 .. n-1 that is evaluated where it is needed, an alternating Feistel network over
-Z_a x Z_b with a b >= n, walked on until it falls below n (J. Black, P. Rogaway, *Ciphers with
+In every epoch a worker visits its shard in a new random order. The order is not stored: a bijection
+of 0 .. n-1 is evaluated where it is needed. The bijection is an alternating Feistel network over
+Z_a x Z_b with a b >= n, repeated until its value is below n (J. Black, P. Rogaway, *Ciphers with
 Arbitrary Finite Domains*, CT-RSA 2002).
 """
 
@@ -16,15 +16,15 @@ import numpy as np
 
 from comms.hashing import lowbias32
 
-ROUNDS = 6  # half of them move either coordinate
+ROUNDS = 6  # of the Feistel network, in turn for either coordinate
 
 
 class Sampler:
-    """Addresses mini-batches: which samples are worker i's c-th is a function of (seed, i, c).
+    """Sampler in which (seed, i, c) determines the samples of worker i's c-th mini-batch.
 
     There is no gap between epochs: a mini-batch may end one epoch and begin the next.
 
-    shards: per worker its indices into the training set, none empty.
+    shards: every worker's indices into the training set, at least one each.
     """
 
     def __init__(self, shards: Sequence[np.ndarray], batch_size: int, seed: int):
@@ -50,7 +50,7 @@ class Sampler:
         )
 
     def indices(self, workers, counters) -> jax.Array:
-        """[..., batch_size] int32 indices of mini-batch number counters[...] of workers[...].
+        """Return indices [..., batch_size] int32 of mini-batches counters[...] of workers[...].
 
         workers, counters: integer arrays that broadcast; counters start at 0.
         """
@@ -61,14 +61,14 @@ class Sampler:
         return _look_up(self._data, *address, self.batch_size)
 
     def draws(self, workers, counters) -> jax.Array:
-        """[..., batch_size] uint32, a random number for every sample that `indices` gives."""
+        """Return a random number for every sample of `indices`, [..., batch_size] uint32."""
         workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
         far, near = np.divmod(counters, 2**32)
         words = (part.astype(np.uint32) for part in (workers, far, near))
         return _drawn(np.uint32(self._seed), *words, self.batch_size)
 
     def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
-        """Return these indices for axes [n], [n, batch_size], without an accelerator."""
+        """Return `indices` [n, batch_size] for arguments [n] as NumPy's, computed on the CPU."""
         count = len(workers)
         missing = (1 << (count - 1).bit_length()) - count  # few shapes to compile
         with jax.default_device(_processor()):
@@ -77,13 +77,13 @@ class Sampler:
 
 
 class Balanced:
-    """Sampler that deals the samples of a round anew, so that all workers have as much to do.
+    """Sampler that redistributes the samples of a round, so that all workers get similar cost.
 
-    By falling cost they go to the workers in turn, there and back, and so do those that a worker
-    has to its mini-batches, whose order moves on by one from round to round. Every sample is taken
-    as often as before, by any worker: a split by label is lost.
+    Samples are dealt to the workers by falling cost, in alternating direction. Every worker deals
+    its samples to its mini-batches in the same way. Mini-batches shift by one place in every round.
+    Samples are taken as often as before, but by any worker: a split by label is lost.
 
-    cost: [samples], relative time of each; workers, mini_batches: of a round.
+    cost: [samples], relative time of each; workers, mini_batches: numbers per round.
     """
 
     def __init__(self, sampler: Sampler, cost: np.ndarray, workers: int, mini_batches: int):
@@ -97,7 +97,7 @@ class Balanced:
         return jnp.asarray(self.on_host(workers, counters))
 
     def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
-        """Return these indices on the host."""
+        """Return `indices` as a NumPy array."""
         workers, counters = np.broadcast_arrays(workers, np.asarray(counters, np.int64))
         rounds, at = np.unique(counters // self._mini_batches, return_inverse=True)
         step = (counters + counters // self._mini_batches) % self._mini_batches
@@ -115,17 +115,17 @@ class Balanced:
 
 
 def _in_turn(dealt: np.ndarray, hands: int) -> np.ndarray:
-    """Deal the last axis in turn, there and back; [..., n] -> [..., hands, n / hands]."""
+    """Deal the last axis in alternating direction: [..., n] -> [..., hands, n / hands]."""
     laps = dealt.reshape(*dealt.shape[:-1], -1, hands).copy()
     laps[..., 1::2, :] = laps[..., 1::2, ::-1]
     return laps.swapaxes(-1, -2)
 
 
 def costs_of(sampler: Sampler, cost: np.ndarray, packing: str) -> tuple[Callable, float]:
-    """Return (worker, counter) -> relative time of mini-batches, and its least value.
+    """Return (a function: (worker, counter) -> time of the mini-batch, the least time of a sample).
 
-    The mean over all samples is 1. cost: [samples], relative time of each; packing: "packed", or
-    "padded", where a mini-batch takes as long as if all its samples were like the longest.
+    Times are relative to the mean over all samples. cost: [samples], relative time of each.
+    packing: "packed": the mean of the samples' times; "padded": the time of the longest sample.
     """
     cost = np.asarray(cost, np.float64)
     cost, of_batch = cost / cost.mean(), np.max if packing == "padded" else np.mean
@@ -151,7 +151,7 @@ def _look_up(data, worker, epoch, offset, batch_size: int):
     shape = (*worker.shape, batch_size)
     position = offset[..., None] + jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
     laps = position // size
-    # One after the other, or worker 1 in epoch 2 would walk as worker 2 in epoch 1.
+    # Hashed one after the other, or worker 1 in epoch 2 would have worker 2's order of epoch 1.
     key = lowbias32(lowbias32(seed) + worker.astype(jnp.uint32))[..., None]
     key = lowbias32(key + epoch[..., None] + laps)
     place = permute(position - laps * size, jnp.broadcast_to(size, shape), key)
@@ -160,7 +160,7 @@ def _look_up(data, worker, epoch, offset, batch_size: int):
 
 @functools.partial(jax.jit, static_argnums=4)
 def _drawn(seed, worker, far, near, batch_size: int):
-    key = lowbias32(seed ^ np.uint32(0x61C88647))  # another chain than that of `_look_up`
+    key = lowbias32(seed ^ np.uint32(0x61C88647))  # another chain of hashes than in `_look_up`
     for word in (worker, far, near):
         key = lowbias32(key + word)
     place = jax.lax.broadcasted_iota(jnp.uint32, (*worker.shape, batch_size), worker.ndim)
@@ -194,7 +194,7 @@ def _feistel(x, rows, columns, key):
 
 
 def _add(moved, fixed, key, number, modulus):
-    """Return moved + hash(fixed, key, number) modulo `modulus` (at most 2^16), undivided."""
+    """Return moved + hash(fixed, key, number) mod `modulus` (at most 2^16), without a division."""
     key = key + np.uint32(number * 0x9E3779B9 & 0xFFFFFFFF)
     step = moved + ((lowbias32(fixed ^ key) >> 16) * modulus >> 16)
     return jnp.where(step >= modulus, step - modulus, step)

@@ -1,7 +1,7 @@
-"""Training sets that lie on a disk: memory maps and records, read as a whole or as needed.
+"""Data sets on disk: memory maps and records, read at once or as they are needed.
 
-A source gives any of its examples in any order, see `runtimes.data_feed.Source`. An entry `reading`
-of a task says whether a run holds all of them in memory or streams them; both are the same run.
+A source gives any of its examples in any order, see `runtimes.data_feed.Source`. A task's parameter
+`reading` decides whether a run holds all examples in memory or streams them, with equal results.
 """
 
 import functools
@@ -19,7 +19,7 @@ from experiments.registry import Kind, Part
 from runtimes.data_feed import Readers, Streamed
 
 MOST_READERS = 256
-LOOKED_AT = 1 << 25  # values of an array
+LOOKED_AT = 1 << 25  # values of an array that are checked
 
 NOT_READ = (
     "split: the labels of streamed records are not known before all are read; use split=iid, "
@@ -28,7 +28,7 @@ NOT_READ = (
 
 
 class Unlabelled:
-    """Stands for the labels of examples that have none, or that would all have to be read."""
+    """Placeholder for labels that do not exist, or would take a reading of all examples."""
 
     def __init__(self, samples: int, reason: str = NOT_READ):
         self._samples, self._reason = samples, reason
@@ -57,23 +57,23 @@ class Arrays:
 
     @property
     def labels(self) -> np.ndarray | Unlabelled:
-        """[samples] int, where the examples have labels."""
+        """Labels [samples] int, or `Unlabelled` for examples without labels."""
         label = getattr(self.arrays, "label", None)
         return Unlabelled(len(self)) if label is None else np.asarray(label)
 
     def read(self, indices: np.ndarray) -> Any:
-        """See `runtimes.data_feed.Source`."""
+        """Return the examples at `indices`, see `runtimes.data_feed.Source`."""
         return jax.tree.map(
             lambda a, one: np.asarray(a[indices], one.dtype), self.arrays, self.example
         )
 
     def __reduce__(self):
-        # A memory map would be pickled as what it maps.
+        # Pickle would copy the contents of a memory map.
         return _mapped_again, (jax.tree.map(_described, self.arrays),)
 
 
 def _described(array: np.ndarray) -> np.ndarray | functools.partial:
-    """Return a memory map as a call that another process can make."""
+    """Return a call by which another process opens a memory map; other arrays as they are."""
     if isinstance(array, np.memmap) and array.filename is not None:
         name, offset = str(array.filename), array.offset
         return functools.partial(np.memmap, name, array.dtype, "r", offset, array.shape)
@@ -95,9 +95,9 @@ class Records:
     """
 
     def __init__(self, name: str, records: Sequence, decode: Callable[[Any], Any]):
-        """decode: a record -> a pytree of arrays, of the same shapes for all of them.
+        """Take records and their decoder; raise ValueError for an empty sequence.
 
-        name: of the data in errors. Raises ValueError for an empty sequence.
+        decode: a record -> a pytree of arrays, all of equal shapes. name: of the data in errors.
         """
         self._name, self._records, self._decode = name, records, decode
         if not len(records):
@@ -111,11 +111,11 @@ class Records:
 
     @property
     def labels(self) -> Unlabelled:
-        """Not known."""
+        """Unknown labels: a record is decoded only when it is read."""
         return Unlabelled(len(self))
 
     def read(self, indices: np.ndarray) -> Any:
-        """See `runtimes.data_feed.Source`; ValueError for what cannot be read or decoded."""
+        """Return the examples at `indices`; ValueError if a record cannot be read or decoded."""
         places = [int(index) for index in indices]
         several = getattr(self._records, "__getitems__", None)
         try:
@@ -130,13 +130,13 @@ class Records:
 
 
 def memory() -> None:
-    """All examples are read before the run and stay in memory, on every device."""
+    """Read all examples before the run, and keep them in memory on every device."""
 
 
 def stream(threads: int = 4, processes: int = 0) -> Readers:
-    """Examples are read as they are needed, ahead of the devices.
+    """Read examples as they are needed, ahead of the devices.
 
-    threads: that read. processes: that read instead, where decoding takes Python's time.
+    threads: number that read. processes: number that read instead, for decoding in slow Python.
     """
     if not (1 <= threads <= MOST_READERS and 0 <= processes <= MOST_READERS):
         raise ValueError(
@@ -146,14 +146,14 @@ def stream(threads: int = 4, processes: int = 0) -> Readers:
     return Readers(threads, processes)
 
 
-READINGS = {"memory": memory, "stream": stream}  # they give readers, or None: all is in memory
+READINGS = {"memory": memory, "stream": stream}  # factories of readers; None: all is in memory
 READING = Kind("reading", READINGS, (Readers, type(None)))
 
 
 def read(reading: Part, *parts: Any) -> list[Any]:
-    """Return sources or arrays as a `Task` has them, and the labels of the first, [samples] int.
+    """Return the parts as `Task` takes them, then the labels of the first part, [samples] int.
 
-    reading: a key of READINGS and its parameters. Labels are None where there are none.
+    reading: a key of READINGS and its parameters. parts: sources or arrays. Labels may be None.
     """
     readers, found = READING.build(reading), []
     for part in parts:
@@ -167,12 +167,12 @@ def read(reading: Part, *parts: Any) -> list[Any]:
 
 
 def some(array: np.ndarray) -> np.ndarray:
-    """Return an array, or as many of its samples as can be looked at in a second."""
+    """Return an array, or evenly spread samples of a large one, for checks of about a second."""
     return array[:: max(1, array.size // LOOKED_AT)]
 
 
 def mapped(path: str | os.PathLike, axes: str) -> np.memmap:
-    """Return the array of a `.npy` file as a memory map with axes of these names."""
+    """Return a `.npy` file as a memory map; ValueError unless it has samples and these axes."""
     path = Path(path).expanduser()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -195,9 +195,9 @@ def mapped(path: str | os.PathLike, axes: str) -> np.memmap:
 
 
 def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
-    """One split of a data set of TensorFlow Datasets, as a random-access sequence of examples.
+    """Return a split of a data set of TensorFlow Datasets, a random-access sequence of examples.
 
-    Read without a network from a directory that was prepared in the array_record format.
+    A directory that was prepared in the array_record format is read without a network.
 
     data_dir: default `$TFDS_DATA_DIR`, or `~/tensorflow_datasets`.
     """
@@ -220,7 +220,7 @@ def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
 
 
 def _at_random(array: np.memmap) -> np.memmap:
-    """Return the same map, of which the system reads no more than what is asked for."""
+    """Return the same map, without read-ahead by the operating system."""
     if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         array.base.madvise(mmap.MADV_RANDOM)
     return array

@@ -1,10 +1,10 @@
-"""Words, tokens and who uses them: corpora, sequences in memory or in memory maps, interactions.
+"""Texts and tokens: corpora, sequences in memory or in memory maps, users' interactions.
 
-A corpus of a task is numbered by its own words and held in memory. Text of any size is packed once
-by `python -m experiments.pack_text` into a folder of token files, which a run then streams:
-`train_tokens.npy` and `test_tokens.npy`, [n, length + 1] uint16 or int32, and the vocabulary in
-`words.json`. Sequences of both overlap by a token, so that every token but a first one is a target
-once. A folder may have `train.bin` and `val.bin` instead, flat uint16 tokens as nanoGPT writes.
+A corpus of a task is held in memory, and its own words number its tokens. Text of any size is
+packed once by `python -m experiments.pack_text` into a folder of token files: `train_tokens.npy`
+and `test_tokens.npy`, [n, length + 1] uint16 or int32, and the vocabulary in `words.json`.
+Consecutive sequences overlap by a token, so that every token but the first is a target once. A
+folder may have `train.bin` and `val.bin` instead, flat uint16 tokens as nanoGPT writes them.
 """
 
 import functools
@@ -38,7 +38,7 @@ PACKED_AT_ONCE = 1 << 20  # tokens
 GENERATED = 10_000  # documents
 MOST_WORDS = 50_000  # different ones in generated documents
 
-# Tests repeat what they test; the rest is not the library's, or differs between computers.
+# Tests repeat the tested code; the rest is not the library's, or differs between installations.
 _SKIPPED = re.compile(r"tests?|idle_test|site-packages|dist-packages|__pycache__|config-.*")
 _MACHINES_OWN = re.compile(r"_sysconfigdata.*|sitecustomize\.py|usercustomize\.py")
 _WORD = re.compile(r"[^\W\d]\w*|\d\w*(?:\.\d\w*)*|[^\w\s]")
@@ -47,15 +47,15 @@ _WORD = re.compile(r"[^\W\d]\w*|\d\w*(?:\.\d\w*)*|[^\w\s]")
 class Documents(NamedTuple):
     """Texts as word ids, one after the other; each ends with END."""
 
-    names: tuple[str, ...]  # [documents]; a path, whose first part is its group
+    names: tuple[str, ...]  # [documents] paths; the first part of a path is the document's group
     tokens: np.ndarray  # [tokens] int32
     starts: np.ndarray  # [documents + 1] int64: document i is tokens[starts[i] : starts[i + 1]]
 
 
 class Corpus(NamedTuple):
-    """Documents by ids, which are positions in words: SPECIAL, then by training frequency."""
+    """Training and test documents as ids, which are positions in `words`."""
 
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # SPECIAL, then words by falling frequency in training
     train: Documents
     test: Documents
 
@@ -67,14 +67,14 @@ class Sequences(NamedTuple):
 
 
 class Tokeniser(NamedTuple):
-    """words: by their ids, after SPECIAL. encode: a text -> [tokens] ids, without END."""
+    """Vocabulary, and the encoding of texts by its ids."""
 
-    words: Sequence[str]
-    encode: Callable[[str], np.ndarray]
+    words: Sequence[str]  # by id, SPECIAL first
+    encode: Callable[[str], np.ndarray]  # a text -> [tokens] ids, without END
 
 
 class Interactions(NamedTuple):
-    """Pairs of a user and an item, every user's in the order of time and no item twice."""
+    """Pairs of a user and an item; a user's pairs are in order of time, each item at most once."""
 
     user: np.ndarray  # [n] int32 in 0 .. users - 1, ascending
     item: np.ndarray  # [n] int32 in 0 .. items - 1
@@ -105,10 +105,10 @@ def prepared(
 
 
 def generated(split: str, most: int | None = None) -> Iterator[str]:
-    """Yield texts of the shape of web pages, where nothing has been prepared; 10,000 unless said.
+    """Yield random texts with the lengths of web pages, for runs without prepared data.
 
-    Words follow Zipf's law, and lengths a lognormal one with a median of 250 words and a mean of
-    410. Nothing can be learnt from them but how frequent a word is.
+    most: number of texts, by default 10,000. Words follow Zipf's law; lengths are lognormal, median
+    250 words, mean 410. A model can learn nothing from them but the frequencies of words.
     """
     rng = np.random.default_rng([SPLITS.index(split)])
     for _ in range(GENERATED if most is None else most):
@@ -120,9 +120,9 @@ def generated(split: str, most: int | None = None) -> Iterator[str]:
 def files(
     split: str, glob: str, test_fraction: float = 0.1, most: int | None = None
 ) -> Iterator[str]:
-    """Return texts in UTF-8, a document each, in the order of their paths.
+    """Return the texts of UTF-8 files, a document each, in the order of their paths.
 
-    The test part has the last `test_fraction` of the characters of each, from the end of a line on.
+    The test part has the last `test_fraction` of each file's characters, from the end of a line on.
     """
     check_fraction("files", test_fraction)
     at_least("files", most=(1 if most is None else most, 1))
@@ -159,7 +159,7 @@ DOCUMENT = Kind("corpus", DOCUMENTS, Iterable, ("split", "most", "data_dir"))
 def documents(corpus: registry.Part, split: str, **offered: Any) -> Iterator[str]:
     """Return the texts of a part, "train" or "test", of a corpus, or of files by their path.
 
-    offered: `most` and `data_dir`, for what has them. Raises ValueError for what is no text.
+    offered: `most` and `data_dir`, for corpora with them. ValueError for a document that is no str.
     """
     if isinstance(corpus, str) and re.fullmatch(r"[^(:]*[./][^(:]*", corpus):
         there = os.path.isfile(os.path.expanduser(corpus))
@@ -202,7 +202,7 @@ def _ranked(counts: Counter, most: int | None = None) -> tuple[str, ...]:
 
 
 def of_bytes() -> Tokeniser:
-    """Return the tokeniser of every byte of a text in UTF-8: 258 words, nothing is unknown."""
+    """Return the tokeniser of single bytes of a text in UTF-8: 258 words, no byte is unknown."""
 
     def encode(document: str) -> np.ndarray:
         return np.frombuffer(document.encode(), np.uint8) + np.int32(len(SPECIAL))
@@ -237,7 +237,7 @@ TOKENISER = Kind("tokeniser", TOKENISERS, Tokeniser, ("texts",))
 
 
 def corpus(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) -> Corpus:
-    """Return a corpus of (name, text) pairs; words only in the test part come last."""
+    """Return a corpus of (name, text) pairs; words that only the test part has come last."""
     split = [[(name, tokenise(text)) for name, text in part] for part in (train, test)]
     counts = Counter(itertools.chain.from_iterable(words for _, words in split[0]))
     counts.update(dict.fromkeys(itertools.chain.from_iterable(words for _, words in split[1]), 0))
@@ -256,8 +256,8 @@ def corpus(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) ->
 def standard_library(files: int | None = None, test_fraction: float = 0.1) -> Corpus:
     """Return the sources of the running Python's own library by file; about 2.5 million words.
 
-    A hash of its relative path says whether a file is in the test part, and in which order
-    `files` of them (None: all) are taken. A function of the Python version alone.
+    A hash of a file's relative path decides its part, training or test. The hash also orders files;
+    the first `files` of them (None: all) are taken. The result depends on the Python version alone.
     """
     check_fraction("python", test_fraction)
     at_least("python", files=(1 if files is None else files, 1))
@@ -294,7 +294,7 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 def _hash(name: str) -> tuple[float, float]:
-    """Return two independent numbers in 0..1."""
+    """Return two independent numbers in 0..1 that follow from a name."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8]) / 2**64, int.from_bytes(digest[8:]) / 2**64
 
@@ -331,9 +331,9 @@ def limit(text: Corpus, vocabulary: int) -> Corpus:
 
 
 def windows(part: Documents, size: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return [n, size] int32 words from every `step`-th place on, and [n] their first documents.
+    """Return windows [n, size] int32 from every `step`-th word on, and [n] their first documents.
 
-    Documents follow each other without a gap. Raises ValueError where none is long enough.
+    A window may span several documents. Raises ValueError if all words do not fill a window.
     """
     if min(size, step) < 1 or len(part.tokens) < size:
         raise ValueError(
@@ -348,7 +348,7 @@ def windows(part: Documents, size: int, step: int) -> tuple[np.ndarray, np.ndarr
 def groups(names: Sequence[str], largest: int | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the [n] int32 group of every document and the groups: top folders, or "modules".
 
-    largest: keep that many groups by number of documents; the rest form one more, "others".
+    largest: number of groups to keep, by number of documents; all others form one more, "others".
     """
     tops = [name.partition("/")[0] if "/" in name else "modules" for name in names]
     counts = Counter(tops)
@@ -361,7 +361,7 @@ def groups(names: Sequence[str], largest: int | None = None) -> tuple[np.ndarray
 def hashes(words: Sequence[str], buckets: int) -> np.ndarray:
     """Return [words] int32: twice the bucket of a word, plus 1 where its sign is negative.
 
-    The hashing trick (arXiv 0902.2206 Sec. 2), by CRC-32; needs no vocabulary.
+    This is the hashing trick (arXiv 0902.2206 Sec. 2), by CRC-32; it needs no vocabulary.
     """
     if not 1 <= buckets <= 2**30:
         raise ValueError(f"buckets must be between 1 and 2^30, got {buckets}; try 65536")
@@ -373,7 +373,7 @@ def hashes(words: Sequence[str], buckets: int) -> np.ndarray:
 
 
 class Packed(NamedTuple):
-    """Sequences, by the first document in each."""
+    """Sequences, ordered by the first document in each."""
 
     tokens: np.ndarray  # [n, length + 1] int32; after its last document a sequence repeats END
     document: np.ndarray  # [n] the first document in it
@@ -382,11 +382,11 @@ class Packed(NamedTuple):
 def pack(part: Documents, length: int) -> Packed:
     """Return sequences of `length` words and the word after each, packed by best fit.
 
-    A document longer than a sequence is cut, the pieces overlapping by a word; what is left of it
-    is packed as short documents are: the longest first, each where the least room stays free (H.
-    Ding et al., *Fewer Truncations Improve Language Modeling*, arXiv 2404.10830). A word is then
-    predicted from its own document alone. Raises ValueError for a length below 1, and where no
-    document has two words.
+    A document longer than a sequence is cut into pieces that overlap by a word. Pieces are packed
+    like short documents: the longest first, each where the least room stays free (H. Ding et al.,
+    *Fewer Truncations Improve Language Modeling*, arXiv 2404.10830). So a sequence ends within a
+    document only if the document is longer than a sequence. Raises ValueError for a length below 1,
+    and if no document has two words.
     """
     pieces, size = _pieces(part, length), length + 1
     rows: list[list[tuple[int, int, int]]] = []  # pieces of a sequence
@@ -410,9 +410,9 @@ def pack(part: Documents, length: int) -> Packed:
 
 
 def pad(part: Documents, length: int) -> Packed:
-    """Return sequences of up to `length` words, and the word after each, of a document alone.
+    """Return sequences of up to `length` words and the word after each, each of one document.
 
-    A longer document is cut as in `pack`. What follows the words of a sequence repeats END.
+    A longer document is cut as in `pack`. END fills the rest of a sequence.
     """
     pieces = _pieces(part, length)
     tokens = np.full((len(pieces), length + 1), END, np.int32)
@@ -422,7 +422,7 @@ def pad(part: Documents, length: int) -> Packed:
 
 
 def _pieces(part: Documents, length: int) -> list[tuple[int, int, int]]:
-    """Return begin, end and document of pieces of `length` + 1 words, which overlap by one."""
+    """Return begin, end and document of pieces of up to `length` + 1 words, overlapping by one."""
     at_least("packing", length=(length, 1))
     pieces = [
         (begin, min(begin + length + 1, stop), document)
@@ -442,15 +442,15 @@ def _pieces(part: Documents, length: int) -> list[tuple[int, int, int]]:
 def packed(
     texts: Iterable[str], tokeniser: Tokeniser, length: int, split: str
 ) -> Iterator[np.ndarray]:
-    """Yield the sequences of texts one after the other, [n, length + 1] at a time, without a rest.
+    """Yield sequences of the concatenated texts, [n, length + 1] at a time, without the remainder.
 
-    Raises ValueError for a text without tokens, and where all of them do not fill a sequence.
+    Raises ValueError for a text without tokens, and if all texts do not fill a sequence.
     """
     at_least("pack_text", length=(length, 1))
     held, waiting, sequences = [], 0, 0
 
     def cut():
-        """Return the sequences of what is held, and keep what is left for the next one."""
+        """Return the sequences of the held tokens, and keep the remainder for the next call."""
         nonlocal held, waiting
         stream = np.concatenate(held)
         whole = np.lib.stride_tricks.sliding_window_view(stream, length + 1)[::length]
@@ -480,7 +480,7 @@ def packed(
 
 
 def write(file, sequences: Iterable[np.ndarray], vocabulary: int) -> int:
-    """Write sequences into a binary file as one `.npy` array; returns how many there are."""
+    """Write sequences into a binary file as one `.npy` array, and return their number."""
     described = {"descr": np.dtype(np.uint16 if vocabulary <= 2**16 else np.int32).str}
     count = 0
     for part in sequences:
@@ -495,9 +495,9 @@ def write(file, sequences: Iterable[np.ndarray], vocabulary: int) -> int:
 
 
 class Stream:
-    """Sequences of a flat map of uint16 tokens, as nanoGPT's train.bin, as a source.
+    """Source of sequences from a flat file of uint16 tokens, as nanoGPT's train.bin.
 
-    end: the token that closes a document, which becomes END, and END that one.
+    end: the file's token that closes a document; it changes places with END.
     """
 
     def __init__(self, path: str, length: int, vocabulary: int, end: int):
@@ -518,7 +518,7 @@ class Stream:
         return (len(self._tokens) - 1) // self._given[1]
 
     def read(self, indices: np.ndarray) -> Sequences:
-        """See `runtimes.data_feed.Source`."""
+        """Return the sequences at `indices`, see `runtimes.data_feed.Source`."""
         _, length, _, end = self._given
         places = np.asarray(indices)[:, None] * length + np.arange(length + 1)[None]
         tokens = self._tokens[places].astype(np.int32)
@@ -531,9 +531,9 @@ class Stream:
 def token_files(
     folder: str, length: int = 1024, vocabulary: int | None = None, end: int | None = None
 ) -> Dataset:
-    """Return `Sequences` of a folder of token files, and how many words there are as classes.
+    """Return the `Sequences` of a folder of token files, with the number of words as classes.
 
-    length, vocabulary, end: of `.bin` files, which do not say them; end: see `Stream`, None: no
+    length, vocabulary, end: of `.bin` files, which do not store them; end: see `Stream`, None: no
     token closes a document.
     """
     place = Path(folder).expanduser()
@@ -581,9 +581,9 @@ def token_files(
 
 @functools.lru_cache(maxsize=2)
 def identifiers(files: int | None = None, at_least: int = 5) -> Interactions:
-    """Return files of Python's library as users and their identifiers, as they appear, as items.
+    """Return files of Python's library as users, and identifiers in order of appearance as items.
 
-    at_least: in how many files an identifier must be and how many such a file must have.
+    at_least: fewest files that have an identifier, and fewest identifiers of a file.
     """
     text = standard_library(files)
     usable = np.array([word.isidentifier() and not keyword.iskeyword(word) for word in text.words])
@@ -607,7 +607,7 @@ def identifiers(files: int | None = None, at_least: int = 5) -> Interactions:
 
 @functools.lru_cache(maxsize=2)
 def movielens(variant: str = "100k", data_dir: str | None = None) -> Interactions:
-    """Return who rated which film, whatever the rating, as in arXiv 1708.05031.
+    """Return pairs of a user and a rated film, whatever the rating, as in arXiv 1708.05031.
 
     variant: 100k, 1m, 20m, 25m or latest-small. data_dir: see `sources.tfds_source`.
     """

@@ -1,7 +1,7 @@
 """Models with embedding tables, whose gradients are zero in the rows of words not in the batch.
 
-Language models in flax.linen map words [b, w] to states [b, w, width]; the softmax over the
-vocabulary, sampled or full, is apart from them and takes an output table [vocabulary, width].
+Language models in flax.linen map words [b, w] to states [b, w, width]. A separate softmax over the
+vocabulary, sampled or full, takes these states and an output table [vocabulary, width].
 """
 
 import functools
@@ -16,9 +16,9 @@ from comms import hashing
 from experiments.tasks import text
 from experiments.tasks.data import at_least
 
-BASE = 10_000.0  # of the angles, arXiv 2104.09864 Sec. 3.2.2
+BASE = 10_000.0  # of the angles of rotary positions, arXiv 2104.09864 Sec. 3.2.2
 DEVIATION = 0.02  # of initial weights, as in GPT-2
-MULTIPLE = 32  # widths of inner layers
+MULTIPLE = 32  # divides the default widths of inner layers
 
 
 class LSTM(nn.Module):
@@ -58,32 +58,32 @@ class Transformer(nn.Module):
 
 
 def lstm(vocabulary: int, width: int = 64, hidden: int = 128) -> nn.Module:
-    """width: of the embedding and of the output table; hidden: of the LSTM's state."""
+    """Return an LSTM; width: of embedding and output table; hidden: width of the LSTM's state."""
     return LSTM(vocabulary, width, hidden)
 
 
 def transformer(
     vocabulary: int, window: int, width: int = 64, layers: int = 2, heads: int = 2
 ) -> nn.Module:
-    """width: everywhere but in the blocks' inner layers, which are four times as wide."""
+    """Return a decoder of this width; the inner layers of its blocks are four times as wide."""
     return Transformer(vocabulary, window, width, layers, heads)
 
 
 class Block(nn.Module):
-    """Attention to what stands before in the same document, then a gated inner layer.
+    """Causal attention within a document, then a gated inner layer, both without biases.
 
-    Normalised before each by RMSNorm (B. Zhang, R. Sennrich, arXiv 1910.07467), queries and keys
-    turned by their positions (RoPE, J. Su et al., arXiv 2104.09864), the inner layer gated (SwiGLU,
-    N. Shazeer, arXiv 2002.05202), without biases.
+    RMSNorm (B. Zhang, R. Sennrich, arXiv 1910.07467) normalises the input of both. Positions rotate
+    queries and keys (RoPE, J. Su et al., arXiv 2104.09864). The inner layer is a SwiGLU (N.
+    Shazeer, arXiv 2002.05202).
     """
 
     heads: int
     hidden: int
-    layers: int  # of the whole model, whose depth the last weights of a sublayer make up for
+    layers: int  # of the whole model; more layers make initial output weights of sublayers smaller
 
     @nn.compact
     def __call__(self, x, segment):
-        """x: [b, t, width]; segment: [b, t] int32, the document that a word belongs to."""
+        """Map x [b, t, width] to the same shape; segment: [b, t] int32, the document of a word."""
         width = x.shape[-1]
         head = width // self.heads
         first = functools.partial(_dense, deviation=DEVIATION)
@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Words [b, t] -> states [b, t, width]; a word sees its own document, which ends with END."""
+    """Decoder of words [b, t] to states [b, t, width]; a word sees its own document, up to END."""
 
     vocabulary: int
     layers: int
@@ -132,9 +132,9 @@ def gpt(
 ) -> nn.Module:  # fmt: skip
     """Return a decoder-only transformer: rotary positions, RMSNorm, SwiGLU, no biases.
 
-    width: of the states, a multiple of twice the heads. hidden: of the inner layers; None: 8/3 of
-        the width (arXiv 2002.05202 Sec. 3), rounded up to a multiple of 32.
-    remat: a block's activations are computed again in the backward pass instead of kept.
+    width: of the states, a multiple of twice the heads. hidden: width of the inner layers; None:
+        8/3 of `width` (arXiv 2002.05202 Sec. 3), rounded up to a multiple of 32.
+    remat: compute a block's activations again in the backward pass instead of keeping them.
     """
     at_least("gpt", layers=(layers, 1), width=(width, 1), heads=(heads, 1))
     if width % (2 * heads):
@@ -149,10 +149,10 @@ def gpt(
 
 
 def rotated(x: jax.Array) -> jax.Array:
-    """[b, t, heads, d] turned by position: pairs (i, i + d/2) by t * BASE**(-2 i / d) radians.
+    """Rotate pairs (i, i + d/2) of x [b, t, heads, d] by t * BASE**(-2 i / d) radians.
 
-    The product of a query and a key then depends on how far apart they stand, not on where
-    (arXiv 2104.09864 Eq. 16).
+    The product of a query and a key then depends on their distance, not on their positions (arXiv
+    2104.09864 Eq. 16).
     """
     half = x.shape[-1] // 2
     speed = BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)  # radians per position
@@ -173,8 +173,8 @@ LANGUAGE_MODELS = {"lstm": lstm, "transformer": transformer, "gpt": gpt}
 class NeuMF(nn.Module):
     """Neural matrix factorisation (arXiv 1708.05031 Sec. 3.4, Eq. 12): (user, item) -> logits.
 
-    A product of embeddings and a perceptron on other embeddings, fused by a last layer; a row of
-    a table holds both embeddings of its user or item, `width` numbers each.
+    A last layer fuses a product of embeddings with a perceptron on other embeddings. A row of a
+    table holds both embeddings of its user or item, `width` numbers each.
     """
 
     users: int
@@ -184,7 +184,7 @@ class NeuMF(nn.Module):
 
     @nn.compact
     def __call__(self, user, item):
-        """user, item: [...] of one shape."""
+        """Return logits [...] for user and item, integers of the same shape [...]."""
         rows = (
             nn.Embed(self.users, 2 * self.width, name="user")(user),
             nn.Embed(self.items, 2 * self.width, name="item")(item),
@@ -201,12 +201,12 @@ class NeuMF(nn.Module):
 
 
 def shared_key(seed: int, count) -> jax.Array:
-    """Return the key after this many samples, uint32: equal on all workers."""
+    """Return the key of a count of samples, uint32; it is equal on all workers."""
     return jax.random.fold_in(jax.random.key(seed), hashing.address(count))
 
 
 class Candidates(NamedTuple):
-    """Words drawn with replacement, as the set that they form."""
+    """Words drawn with replacement, sorted, with repetitions marked."""
 
     word: jax.Array  # [draws] int32, ascending
     again: jax.Array  # [draws] bool, True where an earlier place holds the same word
@@ -215,7 +215,7 @@ class Candidates(NamedTuple):
 def candidates(key, vocabulary: int, draws: int) -> Candidates:
     """Draw from the log-uniform law, P(word) = log((word + 2) / (word + 1)) / log(vocabulary + 1).
 
-    It is close to Zipf's law where words are numbered by falling frequency.
+    The law is close to Zipf's if words are numbered by falling frequency.
     """
     place = jnp.exp(jax.random.uniform(key, (draws,)) * jnp.log(vocabulary + 1.0))
     word = jnp.sort(jnp.clip(place.astype(jnp.int32) - 1, 0, vocabulary - 1))
@@ -230,9 +230,9 @@ def log_expected_count(word, vocabulary: int, draws: int) -> jax.Array:
 
 
 def sampled_softmax(states, table, targets, drawn: Candidates) -> jax.Array:
-    """Cross-entropy [n] among the target and the candidates, instead of the whole vocabulary.
+    """Return cross-entropies [n] over target and candidates, instead of the whole vocabulary.
 
-    A logit is lowered by the log of its word's expected count, and a candidate that is the target
+    A logit is lowered by the log of its word's expected count. A candidate that is the target
     itself is left out (arXiv 1412.2007 Sec. 3). With every word drawn this is the full softmax.
 
     states: [n, d]; table: [vocabulary, d]; targets: [n].
@@ -247,23 +247,23 @@ def sampled_softmax(states, table, targets, drawn: Candidates) -> jax.Array:
 
 
 def full_softmax(states, table, targets) -> jax.Array:
-    """Cross-entropy [n] among the whole vocabulary; shapes as in `sampled_softmax`."""
+    """Return cross-entropies [n] over the whole vocabulary; shapes as in `sampled_softmax`."""
     true = jnp.sum(states * table[targets], -1)
     return jax.nn.logsumexp(states @ table.T, 1) - true
 
 
 def noise_words(key, cumulated, draws: int) -> jax.Array:
-    """[draws] int32 words from the law whose cumulated probabilities are [vocabulary] float32."""
+    """Draw words [draws] int32; cumulated: cumulative probabilities [vocabulary] float32."""
     uniform = jax.random.uniform(key, (draws,))
     # Rounding may leave the last sum below 1.
     return jnp.minimum(jnp.searchsorted(cumulated, uniform), len(cumulated) - 1)
 
 
 def negative_sampling(states, table, near, noise, negatives: int) -> jax.Array:
-    """Loss [b] of telling each neighbour from `negatives` noise words, mean over neighbours.
+    """Return the loss [b] of telling each neighbour from `negatives` noise words.
 
-    arXiv 1310.4546 Eq. 4, its expectation estimated from the noise words that are given; one that
-    is the neighbour itself does not count.
+    The given noise words estimate the expectation in arXiv 1310.4546 Eq. 4. A noise word equal to
+    the neighbour does not count. The loss is the mean over neighbours.
 
     states: [b, d]; table: [vocabulary, d]; near: [b, c] neighbours; noise: [m] words.
     """

@@ -1,8 +1,8 @@
 """Tasks on text: next words, embeddings, matrix factorisation and hashed words.
 
-Every factory is a row of TASKS. Gradients of tables are row-sparse, as in S2 Reducer (arXiv
-2110.02140), and a `Task` names these parameters. Nothing here depends on how examples are dealt to
-workers or put into batches: what is drawn in an update is drawn once, for all of its examples.
+Every factory has a key in TASKS. `Task.sparse` names tables with row-sparse gradients, as in S2
+Reducer (arXiv 2110.02140). No loss depends on the split of examples among workers or mini-batches:
+all examples of an update share its random draws.
 """
 
 import functools
@@ -22,7 +22,7 @@ from experiments.tasks.data import at_least
 LANGUAGE_MODEL = Kind(
     "model", text_models.LANGUAGE_MODELS, models.GIVES, ("vocabulary", "window", "rngs")
 )
-EVALUATED_AT_ONCE = 8  # windows: all their words' scores of the whole vocabulary are in memory
+EVALUATED_AT_ONCE = 8  # windows; each word has a score for every word of the vocabulary in memory
 
 # --- language models ---
 
@@ -33,12 +33,12 @@ def language_model(
 ) -> Task:  # fmt: skip
     """Predict the next word, by a softmax over the vocabulary; reports `test_perplexity`.
 
-    An example is `window` words and the one after them; its loss is the mean of `window`
+    An example is `window` words and the word after them. Its loss is the mean of `window`
     cross-entropies. Evaluation always takes the full softmax.
 
     model, corpus: keys of LANGUAGE_MODELS and of text.CORPORA and their parameters.
-    candidates: draws of the sampled softmax, shared by all workers of an update, so that the
-        output table is row-sparse as well; 0: train with the full softmax.
+    candidates: draws of the sampled softmax, shared by all workers of an update, so that the output
+        table's gradient is row-sparse, too; 0: train with the full softmax.
     """
     at_least("language_model", window=(window, 1), candidates=(candidates, 0))
     at_least("language_model", evaluated=(evaluated, 1))
@@ -89,16 +89,16 @@ def next_token(
 ) -> Task:  # fmt: skip
     """Predict the next word of packed documents; reports `test_perplexity`, exp of the test loss.
 
-    An example is `length` words and the one after each, see `text.pack`; its loss is the mean
-    cross-entropy over its targets, without those after the end of a document. The table of
-    embeddings gives the scores too (O. Press, L. Wolf, arXiv 1608.05859).
+    An example is `length` words and the word after each, see `text.pack`. Its loss is the mean
+    cross-entropy over its targets; a word after the end of a document is no target. The embedding
+    table also gives the scores (O. Press, L. Wolf, arXiv 1608.05859).
 
     model, corpus: keys of LANGUAGE_MODELS and of text.CORPORA and their parameters; a model has
         states as wide as its nn.Embed called `embedding`.
     compute: float32, or bfloat16 beside float32 masters. micro_batch: sequences of a mini-batch
         whose activations are in memory at a time; None: all. evaluated: sequences of either part.
-    packing: False keeps a document, or a piece of one, in a sequence alone; its cost is its number
-        of words, of which a share `quadratic` grows with their square.
+    packing: False: every sequence has one document, or a piece of one. A sequence of s times the
+        mean number of targets then has the cost (1 - quadratic) s + quadratic s^2.
     """
     at_least("next tokens", evaluated=(evaluated, 1))
     if not 0 <= quadratic <= 1:
@@ -123,11 +123,11 @@ def packed_text(
     compute: str = "float32", micro_batch: int | None = None, evaluated: int = 256,
     length: int = 1024, vocabulary: int | None = None, end: int | None = None,
 ) -> Task:  # fmt: skip
-    """As `next_token`, on the sequences that `python -m experiments.pack_text` wrote to a folder.
+    """Predict next words as `next_token` does, in sequences written by `experiments.pack_text`.
 
-    The length of a sequence and the vocabulary are what was packed; `length`, `vocabulary` and
-    `end` belong to nanoGPT's `.bin` files, see `text.token_files`. reading: a key of
-    `sources.READINGS` and its parameters. All others: see `next_token`.
+    The folder gives the length of a sequence and the vocabulary. `length`, `vocabulary` and `end`
+    are for nanoGPT's `.bin` files, see `text.token_files`. reading: a key of `sources.READINGS`
+    and its parameters. All others: see `next_token`.
     """
     at_least("next tokens", evaluated=(evaluated, 1))
     packed = text.token_files(folder, length, vocabulary, end)
@@ -187,9 +187,9 @@ def _task(
 
 
 def mean_over_targets(scores: jax.Array, tokens: jax.Array) -> jax.Array:
-    """[b] mean cross-entropies of scores [b, t, vocabulary] for tokens [b, t + 1].
+    """Return mean cross-entropies [b] of scores [b, t, vocabulary] for tokens [b, t + 1].
 
-    What follows an END begins another document, or is padding: it is no target.
+    A token after END begins another document or is padding: it is no target.
     """
     counts = tokens[:, :-1] != text.END
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:])
@@ -204,14 +204,14 @@ def skip_gram(
     negatives: int = 5, drawn: int = 64, threshold: float = 1e-4, evaluated: int = 1024,
     seed: int = 0,
 ) -> Task:  # fmt: skip
-    """Word embeddings that tell a word's neighbours from noise (arXiv 1310.4546 Eq. 4).
+    """Learn word embeddings that tell a word's neighbours from noise (arXiv 1310.4546 Eq. 4).
 
-    An example is a word and `context` neighbours to either side; its loss is the mean over them,
-    with `negatives` noise words each. Their part is estimated without bias from `drawn` noise
-    words that all examples of an update share; noise that is the neighbour itself does not count.
-    Evaluation takes the expectation over the noise, which is the words' frequency to the 3/4.
+    An example is a word and `context` neighbours on either side. Its loss is the mean over them,
+    with `negatives` noise words each. The noise term is estimated without bias from `drawn` noise
+    words that an update's examples share; noise equal to the neighbour does not count. Evaluation
+    takes the expectation over noise, whose law is the words' frequency to the power 3/4.
 
-    threshold: frequent words are thinned out as in Sec. 2.3 there.
+    threshold: of the subsampling of frequent words in Sec. 2.3 there.
     """
     at_least("skip_gram", width=(width, 1), context=(context, 1), negatives=(negatives, 1))
     at_least("skip_gram", drawn=(drawn, 1), evaluated=(evaluated, 1))
@@ -263,18 +263,18 @@ def _thin_out(part: text.Documents, counts, threshold: float, rng) -> text.Docum
 
 class Choices(NamedTuple):
     user: np.ndarray  # [n] int32
-    item: np.ndarray  # [n, 1 + negatives] int32: the one that the user took, and others
+    item: np.ndarray  # [n, 1 + negatives] int32: an item that the user took, then others
 
 
 def ncf(
     interactions: str | Mapping = "identifiers", width: int = 16, hidden: int = 32,
     negatives: int = 4, evaluated: int = 4096, seed: int = 0,
 ) -> Task:  # fmt: skip
-    """Neural matrix factorisation of who took what (arXiv 1708.05031); `test_hit_rate_10`.
+    """Factorise user-item interactions by NeuMF (arXiv 1708.05031); reports `test_hit_rate_10`.
 
-    Leave-one-out (Sec. 4.1 there): a user's last item is the test, ranked among 99 that the user
-    never took; a hit is a rank of 10 or better, ties counting against the model. An example is a
-    user, an item taken and `negatives` others; its loss is their mean log loss (Eq. 7).
+    The test is leave-one-out (Sec. 4.1 there): a user's last item is ranked among 99 that the user
+    never took. A hit is a rank of 10 or better; ties count against the model. An example is a user,
+    a taken item and `negatives` others; its loss is their mean log loss (Eq. 7).
 
     interactions: a key of text.INTERACTIONS and its parameters.
     """
@@ -321,7 +321,7 @@ def ncf(
 
 
 def _never_taken(user, item, who, items: int, number: int, rng) -> np.ndarray:
-    """[len(who), number] int32 items, drawn evenly from those that are not in (user, item)."""
+    """Draw items [len(who), number] int32 uniformly, without the pairs in (user, item)."""
     most = np.bincount(user).max()
     if most == items:
         raise ValueError(
@@ -348,10 +348,10 @@ def hashed_logistic(
     corpus: str | Mapping = "python", window: int = 64, buckets: int = 65_536, largest: int = 16,
     evaluated: int = 4096,
 ) -> Task:  # fmt: skip
-    """Say from `window` words which package their file belongs to, by logistic regression.
+    """Predict the package of a file from `window` words, by logistic regression.
 
     The features are the hashed words (arXiv 0902.2206). The classes are the `largest` groups by
-    number of files, single modules being one of them, and a last one for all others.
+    number of files, and a last one for all others. Single modules form one group.
     """
     at_least("hashed_logistic", window=(window, 1), largest=(largest, 1), evaluated=(evaluated, 1))
     words = text.CORPUS.build(corpus)
