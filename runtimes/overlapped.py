@@ -91,7 +91,7 @@ class Stages:
 
     Each stage computes values that the next leaving group needs, as far as the groups that have
     arrived allow. Groups arrive and leave in their order. Cuts lie between equations, so that a
-    loop, such as a scan over layers, is one piece. The values of the stages are those of the
+    loop, such as a scan over layers, is one piece. The stages compute the values of the whole
     function, up to roundings that compilers choose.
     """
 

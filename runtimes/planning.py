@@ -112,7 +112,7 @@ class Addresses(NamedTuple):
 
     worker: np.ndarray  # [updates, k] int32, of working positions alone
     counter: np.ndarray  # [updates, k, mini_batches] int64
-    schedule: Schedule  # the rows without those of padding
+    schedule: Schedule  # the rows without padding
     workers: int  # number of workers in the run
 
 
