@@ -67,7 +67,7 @@ class WorkersLost(RuntimeError):
 
 
 class Run(Protocol):
-    """State of a run between two dispatches, a tuple; `Runtime.advance` returns the next one."""
+    """Tuple of a run's state between two dispatches; `Runtime.advance` returns the next one."""
 
     @property
     def update(self) -> int:
@@ -104,9 +104,9 @@ class Runtime(Protocol):
     ) -> tuple[Run, Schedule | None]:
         """Train until the clock shows `seconds`, by at most `updates` updates.
 
-        Returns the run and the schedule of these updates, None without any. If the limit of
-        updates ended the call, the run's clock shows the time of the last update. A wall clock may
-        stop after `seconds`. In virtual time, two calls equal one call to the same end.
+        Returns the run and the schedule of these updates, or None if there were none. If the limit
+        of updates ended the call, the run's clock shows the time of the last update. A wall clock
+        may stop after `seconds`. In virtual time, two calls equal one call to the same end.
         """
 
     def observe(self, run: Run, seconds: float, loss: float) -> Run:
@@ -122,7 +122,7 @@ class Runtime(Protocol):
         """Return the state of the method's exchange, with a leading axis of workers."""
 
     def measured(self, run: Run) -> dict[str, float]:
-        """Return the columns of the records that this runtime measures rather than models."""
+        """Return the columns of the records that this runtime measures; others are computed."""
 
     def close(self) -> None:
         """End the threads and processes of a run; the runtime may start another run."""

@@ -1,6 +1,6 @@
 """One update of simulated workers, in six forms.
 
-The properties of the method and of the schedule choose the form; no name does:
+Properties of the method and of the schedule determine the form; a method's name does not:
 
     union       the exchange is only a mean: one gradient on all finished samples together
     replicated  one model, one contribution per worker, exchange under `vmap`
@@ -51,15 +51,15 @@ class Row(NamedTuple):
     active: jax.Array | None  # [matchings] bool, matchings in use in this update; None: all
     partner: jax.Array | None  # [k] int32, position of each one's partner; None: no pairs
     restored: jax.Array | None  # [k] int32, worker whose model replaced a lost one; -1: no loss
-    keep: jax.Array | None  # [] bool, a later row restarts a worker from its own model as of before
-    # this update; None: no row ever does
+    keep: jax.Array | None  # [] bool, a later row restarts a worker from its own model as it was
+    # before this update; None: no row ever does so
 
 
 class Versions(NamedTuple):
     """Versions of one model while rows run: all in slots, and a second copy of the newest one.
 
-    Reading the newest version from its slot would copy it in every update, and would make one loop
-    on one thread of the update and the write of the slot. All threads update the second copy.
+    A read of the newest version from its slot would copy it in every update, and the update with
+    its write to a slot would be one loop on one thread. All threads update the second copy.
     """
 
     slots: Any  # [slots, ...]
@@ -67,7 +67,7 @@ class Versions(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Facts about all rows of a dispatch as Python bools, which spare its program checks."""
+    """Facts about all rows of a dispatch, as Python bools, so that its program needs no checks."""
 
     everyone: bool  # all workers take part, in their order: no gather, no scatter
     busy: bool  # every participant has finished a mini-batch: no worker's state has to stay as is
@@ -191,7 +191,7 @@ def _of_finished(places, batches, known: Known):
 
 
 def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take, known, **given):
-    """Return (results of the exchange, all workers' states); axis of `points`: 0, None: shared."""
+    """Return (exchange results, all workers' states); `axis` of `points`: 0, or None if shared."""
     common, own = _given(row, known)
     common |= given
     state = _take(model.workers, row.worker, known.everyone)
@@ -231,7 +231,7 @@ def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take
 
 
 def _reduced(algorithm, losses, points, axis, current, model, row, take, known):
-    """Return (new parameters, model): contributions at `points`, their update on `current`."""
+    """Return (new parameters, model) after an update of `current` by contributions at `points`."""
     updates, workers = _contributions(
         algorithm, losses, points, axis, model, row, take, known, current=current
     )

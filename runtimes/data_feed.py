@@ -202,7 +202,7 @@ def unique_addresses(workers: np.ndarray, counters: np.ndarray) -> tuple[np.ndar
 
 
 def following(addresses: np.ndarray, needed: np.ndarray) -> np.ndarray:
-    """Return the next mini-batches of the workers in `addresses`, each the same number again.
+    """Return as many next mini-batches of each worker as there are in `addresses`.
 
     needed: [workers] int64, the lowest counter that each worker can still need.
     """

@@ -4,8 +4,8 @@ A worker is a device, or a slice of several devices, see `slices`.
 
 With an injector (delays, or a trigger) each worker runs a real `while_loop` in every round. It
 takes mini-batches until a host callback answers stop, see `stragglers.inject`. Without an injector,
-a round is a plain hand-written step: one gradient, one collective, one update. It waits only as
-long as its collective does.
+a round is a plain hand-written step: one gradient, one collective, one update. A plain round waits
+for nothing but its collective.
 
 Replicated values stay stacked, a copy per device, because the result of a ring or of an
 all-gather cannot be declared replicated. With links, and a rule that stops nobody, a worker waits
@@ -81,8 +81,8 @@ class Mesh:
 
         losses, examples, sampler, mini_batches, augment: as in `runtimes.simulate.Simulator`.
         injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
-        speed. rounds_per_dispatch: rounds between two readings of the clock.
-        sharding: placement of a model on its slice, a key of `slices.SHARDINGS`.
+        speed. rounds_per_dispatch: rounds between two readings of the clock. devices_per_worker:
+        size of a slice. sharding: placement of a model on a slice, a key of `slices.SHARDINGS`.
         overlap: exchange of gradients during the backward pass, one of `overlapped.OVERLAPS`.
         """
         refuse(algorithm, workers, Turnout())
@@ -242,7 +242,7 @@ class Mesh:
                     self._program = overlapped.Threads(
                         self._overlapped, self._devices, self._input.spec, *arguments[:3]
                     )
-        # A round excludes waiting for a process that evaluates slowly, and includes its input.
+        # A round includes waiting for its input, but not for a process that evaluates slowly.
         waited = packing.of_all(np.array([self._input.waited])).max()
         began = time.monotonic() - waited
         if self._injector is not None:
@@ -299,7 +299,7 @@ class Mesh:
         return jax.tree.map(lambda a: packing.place(a, self._where(np.shape(a))), model)
 
     def _where(self, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding of an array of this shape, whose leading axis is the workers'."""
+        """Return the sharding of an array of this shape, whose leading axis is that of workers."""
         return NamedSharding(self._devices, P(AXIS, *self._team.split(shape[1:])))
 
     def _current(self, model: Model):
@@ -480,7 +480,7 @@ class StreamedInput(MeshInput):
         self._next = self._staged = None
 
     def take(self, consumed: np.ndarray, used: int | None) -> tuple[Any, Table]:
-        """Return as `WholeInput.take`, with examples of this dispatch alone, staged or read now."""
+        """Return as `WholeInput.take` does, but only this dispatch's examples, staged or new."""
         before = self._feed.waited
         self._next = None if used is None else consumed + used
         self._feed.ask(self._addresses(consumed))

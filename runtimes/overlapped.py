@@ -2,7 +2,7 @@
 
 A round is cut into stages, and after each stage the gradients of a bucket are known. With `threads`
 every stage is a program of its own. Meanwhile a second thread of each process all-reduces the
-buckets in their order. This suits CPU hosts, whose collectives block the thread that starts them.
+buckets in order. `threads` suits CPU hosts, whose collectives block the thread that starts them.
 With `program` all stages are one program with asynchronous collectives in a fixed order, for
 accelerators and JAX 0.12 or later.
 
@@ -191,7 +191,7 @@ class Stages:
 
 
 def _groups(flat: Sequence, groups: Sequence) -> list[list]:
-    """Return variables divided by the groups whose leaves they are; all others come last."""
+    """Return flat variables by group, in the order of `groups`; all others come last."""
     ends = np.cumsum([len(jax.tree.leaves(group)) for group in groups], dtype=int).tolist()
     return [list(flat[i:j]) for i, j in zip([0, *ends], [*ends, len(flat)], strict=True)]
 
@@ -200,7 +200,7 @@ def _groups(flat: Sequence, groups: Sequence) -> list[list]:
 
 
 class Round:
-    """A plain round in two functions: `begin` fills the buffers of all buckets, `end` reads sums.
+    """A plain round in two parts: `begin` fills the buffers of all buckets, `end` uses their sums.
 
     Buffers that hold the same leaves form a group, see `comms.buckets.groups`.
     """
@@ -264,8 +264,8 @@ def in_program(parts: Round, carry, table, examples, active) -> tuple:
     """Return the carry of `rounds.plain` after a round with asynchronous collectives.
 
     A buffer's reduce-scatter starts once its gradients are known, and ends before the next one
-    starts. The compiler may reorder them: `jax.experimental.overlap.program_order` of JAX 0.12.0.1
-    would keep this order, but it ends the process on CPU devices.
+    starts. The compiler may change this. `jax.experimental.overlap.program_order` of JAX 0.12.0.1
+    would keep this order, but ends the process on CPU devices.
     """
     del active
     model, offset, token = carry
@@ -290,7 +290,7 @@ def in_program(parts: Round, carry, table, examples, active) -> tuple:
 
 
 class Threads:
-    """Rounds of a dispatch in two threads, called as (model, table, examples, active, count).
+    """Rounds in two threads, called as (model, table, examples, active, count) -> model.
 
     timeline: None, or a list that gets a `Span` of every stage and collective; stages then block
     until their values are ready. exchanges: if False, every worker keeps its own buckets, for a
@@ -298,7 +298,7 @@ class Threads:
     """
 
     def __init__(self, parts: Round, devices: jax.sharding.Mesh, spec: P, model, table, examples):
-        """Compile for a call's model, table and examples; spec: placement of the examples."""
+        """Compile all programs, for arguments as in a call; spec: placement of the examples."""
         self.timeline: list[Span] | None = None
         self.exchanges = True
         self._devices, self._workers = devices, devices.shape[AXIS]

@@ -47,7 +47,7 @@ class LocalState(NamedTuple):
 
 
 class LocalSteps(NamedTuple):
-    """Method with local steps as functions; `step` and `exchange` return (updates, state).
+    """Functions of a method with local steps; `step` and `exchange` return (updates, state).
 
     init: params -> state.
     step: (gradients, state, params, **extra), one local step without communication.

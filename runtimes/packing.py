@@ -31,7 +31,7 @@ def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
 
     Leaves that are NumPy arrays in `like` stay on the host.
 
-    Raises ValueError if the tree was packed from one of other names or shapes.
+    Raises ValueError if `packed` is from a tree with other names or shapes.
     """
 
     def leaf(path, old):
@@ -74,7 +74,7 @@ def whole(function: Callable, replicated: NamedSharding) -> Callable:
 
 
 def of_all(values: np.ndarray) -> np.ndarray:
-    """Return all processes' values, [processes, *shape] float64, bit for bit; also a barrier."""
+    """Return all processes' values bit for bit, [processes, *shape] float64; act as a barrier."""
     if jax.process_count() == 1:
         return values[None]
     bits = np.ascontiguousarray(values, np.float64).view(np.uint32)  # JAX would round to float32
@@ -109,7 +109,7 @@ def unpack_divided(
 ) -> Tree:
     """Return the model that `pack_divided` has packed, with the shapes of `model`.
 
-    Raises ValueError if the model was packed from a tree of other names or shapes.
+    Raises ValueError if `packed` is from a tree with other names or shapes.
     """
 
     def leaf(path, old, wanted):

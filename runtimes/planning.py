@@ -23,14 +23,14 @@ INDICES_PER_DISPATCH = 1 << 22  # bound on the sample indices of a dispatch: 16 
 
 
 def init_slots(slots: int) -> np.ndarray:
-    """Return the version in each slot: 0, the initial one, in the first; -1 in all free ones."""
+    """Return the version in each slot: version 0, the initial one, in slot 0, and -1 if free."""
     version = np.full(slots, -1, np.int64)
     version[0] = 0
     return version
 
 
 def allocate(slots: np.ndarray, schedule) -> tuple[np.ndarray, ...]:
-    """Return the slots after a segment, and its (read [T, k], write [T], current [T]) slots.
+    """Return (slots after a segment, read [T, k], write [T], current [T]); see `init_slots`.
 
     schedule: the next segment; `schedule.held` lists the versions that later segments read (None:
         only the newest one). Raises ValueError if a version is missing or no slot is free.
@@ -139,14 +139,14 @@ class Planner:
         self._recalls = recalls
 
     def start(self, remembers: bool) -> Plan:
-        """Return the plan of a run without updates; remembers: the method has worker memory."""
+        """Return the plan of a run without updates; remembers: see `runtimes.base.remembers`."""
         free = init_slots(self._rule.workers + 1)
         known = Known(everyone=True, busy=True, served=True)
         clock = self._rule.init()
         return Plan(clock, None, None, None, free, 0, 0, 0, 0.0, False, remembers, known)
 
     def take(self, plan: Plan, seconds: float, most: float) -> tuple[Plan, Turn | None]:
-        """Return the plan, and a turn of at most `most` updates that land by `seconds`, or None."""
+        """Return (plan, turn of at most `most` updates that land by `seconds`, or None)."""
         plan = self._ahead(plan, seconds, most)
         planned, count = plan.planned, 0
         if planned is not None:
@@ -218,7 +218,7 @@ class Planner:
         )
 
     def observe(self, plan: Plan, seconds: float, loss: float) -> Plan:
-        """Pass a loss to a rule that follows it, and drop the planned rows, which it may change."""
+        """Pass a loss to a rule that follows it, and drop planned rows that the loss may change."""
         if self._rule.observe is None:
             return plan
         if plan.planned is not None:
@@ -232,7 +232,7 @@ class Planner:
     def skip(
         self, plan: Plan, seconds: float, most: float = np.inf
     ) -> tuple[Plan, Schedule | None]:
-        """Return the plan past all updates that land by `seconds`, at most `most`, and these."""
+        """Return (plan, schedule) past all updates that land by `seconds`, at most `most`."""
         done = []
         while most > 0:
             plan, turn = self.take(plan, seconds, most)
@@ -243,7 +243,7 @@ class Planner:
         return plan, concatenate(done) if done else None
 
     def ahead(self, plan: Plan) -> Plan:
-        """Return the plan with the next rows, made by a host that is idle while devices work."""
+        """Plan the next rows while devices work and the host is idle; return the new plan."""
         follows = self._rule.observe is not None  # the rows depend on losses that are not known
         return plan if follows or plan.planned is not None else self._extended(plan)
 

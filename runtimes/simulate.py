@@ -81,7 +81,7 @@ class Simulator:
         losses: (params, examples) -> [b] per-example losses. examples: the training set, a pytree
         with leading axis [samples], or `runtimes.data_feed.Streamed`. sampler: `indices(workers,
         counters)`, and `on_host` for a streamed set, `draws` for an augmented one. mini_batches: of
-        a full round. devices: number of devices that share the worker axis; divides the workers.
+        a full round. devices: number of devices under the worker axis, a divisor of the workers.
         augment: augmentation of the training examples.
         """
         self.algorithm, self.losses, self.augment = algorithm, losses, augment
@@ -101,7 +101,7 @@ class Simulator:
         self._by_worker = NamedSharding(mesh, P(AXIS))
         self._by_participant = NamedSharding(mesh, P(None, AXIS))
         self._local = algorithm.own_models
-        # Older versions are needed: if stale, of the server's model, if `_recalls`, of workers'.
+        # `stale` needs older versions of the server's model, `_recalls` of the workers' own models.
         self.stale = rule.asynchronous and algorithm.server is not None
         brings = StreamedInput if isinstance(examples, Streamed) else WholeInput
         self._sampler, self.input = sampler, brings(examples, sampler)
@@ -162,7 +162,7 @@ class Simulator:
         return simulation._replace(plan=self.planner.observe(simulation.plan, seconds, loss))
 
     def models(self, simulation: Simulation) -> optax.Params:
-        """Return the current model(s), with a leading axis: one per worker, or one."""
+        """Return the current model(s), with a leading axis: of workers, or of length 1."""
         params = simulation.model.params
         if self.algorithm.adopt is not None:
             params = simulation.model.server.params
@@ -418,7 +418,7 @@ class StreamedInput(Input):
         self._place = place
 
     def take(self, addresses: Addresses, after: Any) -> tuple[Any, np.ndarray]:
-        """Return as `WholeInput.take`, once the new table and the arrays of `after` are ready."""
+        """Return as `WholeInput.take` does, once the table and the arrays of `after` are ready."""
 
         def computing() -> bool:
             return not all(leaf.is_ready() for leaf in jax.tree.leaves(after))

@@ -39,8 +39,8 @@ class Alone:
     watched = True  # whether a program may call the host
     divides = False  # whether a device has a part of the model
     axes: tuple[str, ...] = (AXIS,)
-    batches = examples = P(AXIS)  # of [workers, mini-batches, samples] and of streamed examples
-    # The same, as far as the program's manual axes divide these arrays; and the manual axes.
+    batches = examples = P(AXIS)  # for [workers, mini-batches, samples], streamed examples
+    # The same placements, restricted to the axes that a program divides by hand; and these axes.
     seen_batches = seen_examples = P(AXIS)
     manual = frozenset({AXIS})
 
@@ -104,7 +104,7 @@ class Replicated(Alone):
         return of_slice
 
     def ask(self, callback: Callable, answer: jax.ShapeDtypeStruct, *given: Any) -> jax.Array:
-        """Return as `Alone.ask`: the first device calls the host, and all get the answer."""
+        """Return the host's answer as `Alone.ask` does; only the first device calls the host."""
         said = jax.lax.cond(
             jax.lax.axis_index(SLICE) == 0,
             lambda: io_callback(callback, answer, *given),
@@ -128,11 +128,11 @@ class Sharded(Replicated):
     manual = frozenset({AXIS})
 
     def __init__(self, size: int, streamed: bool):
-        """Take the devices of a worker; streamed: each device has only examples that it takes."""
+        """Take the number of a worker's devices; streamed: each device has only its examples."""
         self.size, self._streamed = size, streamed
 
     def split(self, shape: tuple[int, ...]) -> P:
-        """Return as `Alone.split`: parts of the longest axis that the devices divide, else P()."""
+        """Return parts along the longest axis that the devices divide, or P() for a whole array."""
         axes = [axis for axis, length in enumerate(shape) if length and length % self.size == 0]
         if not axes:
             return P()
@@ -161,7 +161,7 @@ class Sharded(Replicated):
         )
 
     def taken(self, examples: Tree, indices, draws, augment: worker.Augment | None) -> Tree:
-        """Return as `Alone.taken`; each device takes its own samples."""
+        """Return examples as `Alone.taken` does; each device takes its own samples."""
         own = functools.partial(worker.taken, augment=augment)
         samples, rows = P(None, SLICE), P(SLICE) if self._streamed else P()
         return self._on_each(own, (rows, samples, samples), samples)(examples, indices, draws)
@@ -219,7 +219,7 @@ def check_batch(devices_per_worker: int, batch_size: int) -> None:
 
 
 def check_devices(workers: int, devices_per_worker: int = 1) -> None:
-    """Raise ValueError for missing devices, a process without any, and uneven slices."""
+    """Raise ValueError for missing devices, unused processes, and slices that split unevenly."""
     devices, processes = jax.devices(), jax.process_count()
     wanted, several = workers * devices_per_worker, devices_per_worker > 1
     asked = f"config.workers={workers}"

@@ -268,7 +268,7 @@ def exchanged(
 ) -> tuple[Any, WorkerState]:
     """Run the exchange of all participants, [k, ...]; return (result of each, their states).
 
-    points: parameters at which contributions were taken; axis: 0, None: shared. common: extra
+    points: parameters at which contributions were taken; axis: 0, or None if shared. common: extra
     arguments from the schedule that are equal on all workers; own: those with a leading axis.
     """
 
@@ -284,7 +284,7 @@ def exchanged(
 
 
 def served(algorithm: Algorithm, updates, current, server, batches, common) -> tuple[Any, Any]:
-    """Return `serve` of an exchange's result, equal for all participants, [k, ...].
+    """Return `serve` for the result [k, ...] of an exchange, of which all k rows are equal.
 
     batches: [k] finished mini-batches of the participants.
     """
