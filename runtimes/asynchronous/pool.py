@@ -91,7 +91,7 @@ class Resources(NamedTuple):
 
 
 class Session:
-    """Session of this process on a Ray cluster: a private one on this machine, or another one."""
+    """Session of this process on Ray: a private cluster on this machine, or another."""
 
     def __init__(self):
         """Use a private cluster, unless `join` names another one."""
@@ -140,7 +140,7 @@ class Session:
         )
 
     def provide(self, members: int, resources: Resources, store_bytes: int) -> None:
-        """Start Ray, or restart an unused cluster that is too small; ValueError without room."""
+        """Start Ray, or restart a small unused cluster; raise ValueError if resources are short."""
         ray = self._loaded()
         cpus = int(np.ceil(members * resources.cpus))
         small = store_bytes > self._store or cpus > self._cpus
@@ -581,7 +581,7 @@ def _alive(target: type) -> type:
 
 
 def reason(error: BaseException) -> str:
-    """Return the cause of a failed call on one line; it is the last line of Ray's message."""
+    """Return the cause of a failed call on one line, or else the last line of Ray's message."""
     cause = getattr(error, "cause", None)
     if cause is not None:
         return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]

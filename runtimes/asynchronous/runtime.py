@@ -123,7 +123,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
     def measured(self, run: AsynchronousRun) -> dict[str, float]:
-        """Return the bytes sent to the server, and the numbers of deaths and drops."""
+        """Return the bytes sent per worker, and the numbers of deaths and drops."""
         return {
             "bytes_per_worker": run.sent / self._rule.workers,
             "deaths": float(run.deaths),
@@ -243,7 +243,7 @@ def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 class Serving(pool.Supervisor):
-    """Supervisor of a server's workers; it stops to react when the server is at update `limit`."""
+    """Supervisor of a server's workers; it reacts only until the server is at update `limit`."""
 
     def __init__(
         self,

@@ -486,7 +486,7 @@ class ParameterServer:
         return self.log.take()
 
     def settled(self) -> np.ndarray:
-        """Return, [workers], each one's last order before its contributions that are held.
+        """Return the last order of each worker before its held contributions, [workers].
 
         A resumed run computes held contributions anew, from the worker's state after this order.
         """
@@ -496,7 +496,7 @@ class ParameterServer:
         return settled
 
     def counters(self) -> dict[str, np.ndarray]:
-        """Return all counters; contributions held or under way only enter `attempts`, `numbers`."""
+        """Return all counters; `consumed`, `counted` exclude contributions held or under way."""
         consumed = self.consumed.copy()
         for held in self._held:
             consumed[held.worker] -= held.order.batches

@@ -2,13 +2,13 @@
 
 Every worker is a `runtimes.gossip.worker.GossipWorker` in an actor of its own. The launching
 process logs each meeting as a row of the Schedule, which the simulator replays bit for bit. It also
-runs the waiting rule, unless this is `apart`. For a snapshot, all workers pause their meetings, but
-not their local steps; evaluation then uses the snapshot.
+runs the waiting rule, unless the rule is `apart`. For a snapshot, all workers pause their meetings,
+but not their local steps; evaluation then uses the snapshot.
 
 A dead or silent process is replaced. Its worker restarts from the public model of a neighbour, or
-from its own model at the last evaluation, on its next mini-batches and with a fresh state. It is
-`missing` until its restart is in the log, and then `away` until its process has compiled. Other
-workers go on meanwhile. Snapshots wait for missing workers, but not for workers that are away.
+from its own model at the last evaluation, on its next mini-batches with a fresh state. The worker
+is `missing` until its restart is logged, and `away` until its new process has compiled. Others go
+on meanwhile. Snapshots wait for missing workers, but not for workers that are away.
 """
 
 import concurrent.futures
@@ -80,8 +80,8 @@ class Coordinator(pool.Supervisor):
     def spares(self, gone: set[int]) -> bool:
         """Return whether the other workers can go on without these.
 
-        If pairs block, a neighbour of a lost worker may wait for it until another neighbour meets
-        this one. Some worker in each connected part that is left must have no lost neighbour.
+        If pairs block, a neighbour of a lost worker may wait until another neighbour meets the
+        waiting one. Some worker in each connected part that is left must have no lost neighbour.
         """
         if not self._parts.rule.turnout.stopped:
             return True
@@ -388,7 +388,7 @@ class GossipRuntime(pool.ProcessRuntime):
         return _stacked([state.exchange for state in run.states])
 
     def measured(self, run: GossipRun) -> dict[str, float]:
-        """Return sent bytes, refusals, drops, deaths, `sum_moved`, and the nodes that are there."""
+        """Return sent bytes per worker, refusals per meeting, and the other counters."""
         counted = run.counted
         return {
             "sent_bytes_per_worker": counted.sent_bytes / self._workers,

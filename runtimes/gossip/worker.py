@@ -630,7 +630,7 @@ def first_state(
 ) -> GossipState:
     """Return the state on the host of a worker that begins from a model, with fresh memory.
 
-    counter: of its next mini-batch. meetings: its number so far, whose random draws are skipped.
+    counter: of its next mini-batch. meetings: number of past meetings, whose draws are skipped.
     """
     state = jax.device_get(jax.jit(lambda p: worker.init(parts.worker.algorithm, p))(params))
     arrivals, rule = parts.rule.arrivals, ()
