@@ -58,8 +58,8 @@ class Row(NamedTuple):
 class Versions(NamedTuple):
     """Versions of one model while rows run: all in slots, and a second copy of the newest one.
 
-    A read of the newest version from its slot would copy it in every update, and the update with
-    its write to a slot would be one loop on one thread. All threads update the second copy.
+    A read of the newest version from its slot would copy it in every update. The update and the
+    write to a slot would then be one loop on one thread. All threads update the second copy.
     """
 
     slots: Any  # [slots, ...]

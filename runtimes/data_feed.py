@@ -1,10 +1,10 @@
 """Input from a training set that does not fit into memory: mini-batches are read ahead.
 
-A mini-batch has an address, (worker, counter), and the counters of a worker only grow. While the
-devices work on a dispatch, the next mini-batches of all its workers are therefore read, whatever
-the waiting rule plans next. Mini-batches that are not needed are dropped, and unforeseen ones are
-read on request. Loaders such as Grain's need the order of all reads in advance, but the order of
-deliveries is not known in advance.
+A mini-batch has an address, (worker, counter), and the counters of a worker only grow. The next
+mini-batches of a dispatch's workers are therefore read while the devices work on the dispatch,
+under any waiting rule. Mini-batches that are not needed are dropped, and unforeseen ones are read
+on request. Loaders such as Grain's need the order of all reads in advance, but the order of
+deliveries is not known then.
 """
 
 import concurrent.futures

@@ -95,10 +95,10 @@ def evaluated(
 def channels_last(function: Callable) -> Callable:
     """Return a function of equal values whose convolutions have the channels-last layout.
 
-    XLA has fast convolutions on a CPU for this layout. It converts operands to the layout only at
-    the top level of a program, not in a loop such as the one over updates. There, gradients of
-    convolutions in other layouts take 10 to 50 times as long (JAX 0.10.2 and 0.12.0.1, two cores).
-    On other backends the function is unchanged.
+    On a CPU, XLA has fast convolutions for this layout. XLA converts operands to the layout only at
+    the top level of a program. In a loop, such as the one over updates, gradients of convolutions
+    in other layouts take 10 to 50 times as long (JAX 0.10.2 and 0.12.0.1, two cores). On other
+    backends the function is unchanged.
     """
 
     def run(*arguments: Any) -> Any:

@@ -6,9 +6,9 @@ buckets in order. `threads` suits CPU hosts, whose collectives block the thread 
 With `program` all stages are one program with asynchronous collectives in a fixed order, for
 accelerators and JAX 0.12 or later.
 
-If the all-reduce is decoupled (DeAR, arXiv 2302.12445), or parts of layers are sent by priority
-(ByteScheduler, SOSP 2019), `threads` begins the next forward pass before all buckets have arrived.
-This pass waits for the values of a layer when it reaches the layer.
+With `threads` the next forward pass may begin before all buckets have arrived. This holds for a
+decoupled all-reduce (DeAR, arXiv 2302.12445) and for parts of layers sent by priority
+(ByteScheduler, SOSP 2019). The pass waits for the values of a layer when it reaches the layer.
 """
 
 import itertools

@@ -69,13 +69,13 @@ def as_optax(
     local_steps: H, the local steps between two exchanges of a method with local steps; with
         `as_local_steps` the caller chooses the exchanges.
 
-    `algorithms.base` lists the extra arguments. A non-blocking round passes the mean gradient of
-    the worker's finished mini-batches, their number as `batches`, and the number of mini-batches in
-    a full round as `nominal`. Random activations repeat after 65,536 updates.
+    `algorithms.base` lists the extra arguments. In a non-blocking round, pass the mean gradient of
+    the mini-batches that this worker has finished. Pass their number as `batches`, and the number
+    in a full round as `nominal`. Random activations repeat after 65,536 updates.
 
-    `params` is the point at which gradients are taken, x / w for push-sum. While it is traced,
-    `update` raises ValueError for a method whose arguments only a launcher knows, for an axis of
-    another size than the method's graph, and inside optax wrappers such as `apply_if_finite`.
+    `params` is the point at which gradients are taken, x / w for push-sum. Tracing of `update`
+    raises ValueError for a method that needs arguments that only a launcher knows. It also does so
+    on an axis whose size is not that of the method's graph, and inside `optax.apply_if_finite`.
     """
     if _checked(method).work is None:
         if local_steps != 1:
@@ -280,7 +280,7 @@ def _refuse_conditions() -> None:
     """Raise ValueError inside optax wrappers that let a single worker skip an update.
 
     The other workers would wait for its collectives for ever. Both wrappers trace the method in
-    functions of their own, and only the names of these functions on the stack reveal a wrapper.
+    their own functions. Only the names of these functions on the stack reveal a wrapper.
     """
     frame = sys._getframe()
     while frame is not None:

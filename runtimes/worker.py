@@ -122,7 +122,7 @@ def gradient(losses, params, examples, weights) -> optax.Updates:
 
     losses: function of (params, examples) alone, see `drawn`.
 
-    On a CPU the gradient of a narrow matrix is computed for its transpose, because XLA is slower in
+    On a CPU the gradient of a narrow matrix is computed as that of its transpose. XLA is slower in
     the product of samples [784, 20] with slopes [20, 10] than in the transposed product. For
     convolutions see `equations.channels_last`.
     """

@@ -4,8 +4,8 @@ The launching process is the server, and every worker is an actor with its own J
 on in a thread while the training loop evaluates a snapshot. Every update becomes a row of the
 Schedule when it is made, and the simulator can replay these rows.
 
-A dead or silent process is replaced, unnoticed by other workers. Its worker loses the state in the
-process, and repeats its order at the newest version, on new samples only if samples have costs.
+A dead or silent process is replaced, and its worker loses the state in the process. The worker then
+repeats its order at the newest version. Samples are replaced by new ones only if they have costs.
 """
 
 import concurrent.futures

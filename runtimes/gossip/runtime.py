@@ -6,9 +6,9 @@ runs the waiting rule, unless the rule is `apart`. For a snapshot, all workers p
 but not their local steps; evaluation then uses the snapshot.
 
 A dead or silent process is replaced. Its worker restarts from the public model of a neighbour, or
-from its own model at the last evaluation, on its next mini-batches with a fresh state. The worker
-is `missing` until its restart is logged, and `away` until its new process has compiled. Others go
-on meanwhile. Snapshots wait for missing workers, but not for workers that are away.
+from its own model at the last evaluation. The worker goes on with its next mini-batches and a fresh
+state. It is `missing` until its restart is logged, then `away` until its process has compiled.
+Other workers go on meanwhile. Snapshots wait for missing workers, but not for workers away.
 """
 
 import concurrent.futures
@@ -281,8 +281,8 @@ class Coordinator(pool.Supervisor):
     def _frozen(self, workers: Sequence[int], gone: Sequence[int] = ()) -> Iterator[bool]:
         """Keep these workers from meeting in a block; yield whether all their meetings have rows.
 
-        This is False if a worker outside of `gone` is lost, as meetings that a dead process has not
-        reported never get rows.
+        The result is False if a worker outside of `gone` is lost: meetings that a dead process has
+        not reported never get rows.
         """
         import ray
 
