@@ -26,7 +26,7 @@ Half = Generator[list, Sequence[Any], Any]  # own messages, the partner's messag
 class PairProgram:
     """Half of a program for an axis of two workers: the segments between its messages.
 
-    Two processes each play a half and exchange messages. Their results are those of one program
+    Two processes each play a half and exchange messages. Their results equal the ones of a program
     under `jax.vmap(axis_name=...)`, bit for bit. The program is traced, and cut at its collectives
     into segments for a position on the axis. All segments are compiled before the first message. A
     half is a generator that stops when it needs the partner's message:
