@@ -1,6 +1,6 @@
-"""The contract between a runtime and a training loop, wherever workers live.
+"""The contract between a training loop and a runtime, for every kind of worker.
 
-A loop that knows nothing else, with `evaluate` as its only own part:
+A complete training loop, to which the caller adds only `evaluate`:
 
     run = runtime.start(params)
     while run.seconds < seconds and run.update < updates and not run.exhausted:
@@ -22,11 +22,11 @@ from runtimes import worker
 from stragglers.rule import Turnout
 from stragglers.schedule import Schedule
 
-NO_OVERLAP = "none"  # gradients travel after the backward pass
+NO_OVERLAP = "none"  # default: gradients are exchanged after the backward pass
 
 
 def remembers(algorithm: Algorithm, params: Any) -> bool:
-    """Return whether a method keeps anything per worker but counters; params: or their shapes."""
+    """Return whether a method keeps state per worker beside counters; params: arrays or shapes."""
     if algorithm.own_models:
         return True
     state = jax.eval_shape(functools.partial(worker.init, algorithm), params)
@@ -34,9 +34,9 @@ def remembers(algorithm: Algorithm, params: Any) -> bool:
 
 
 def misfit(algorithm: Algorithm, workers: int, turnout: Turnout, params: Any = None) -> str | None:
-    """Return why a method cannot use the updates of a waiting rule, or None if it can.
+    """Return the reason why a method cannot use the updates of a waiting rule, or None if it can.
 
-    params: or their shapes; None: they are not known yet, nor what the method keeps per worker.
+    params: parameters or their shapes; None: the method's memory per worker is not checked.
     """
     needs, fewest = algorithm.needs, workers if turnout.fewest is None else turnout.fewest
     if needs.workers not in (None, workers):
@@ -55,18 +55,18 @@ def misfit(algorithm: Algorithm, workers: int, turnout: Turnout, params: Any = N
 
 
 def refuse(algorithm: Algorithm, workers: int, turnout: Turnout, params: Any = None) -> None:
-    """Raise ValueError where `misfit` finds a reason."""
+    """Raise ValueError if `misfit` finds a reason."""
     reason = misfit(algorithm, workers, turnout, params)
     if reason is not None:
         raise ValueError(f"{reason}; take another waiting rule or method")
 
 
 class WorkersLost(RuntimeError):
-    """Workers that a run needs have gone and do not come back."""
+    """Error of a run that has lost workers for good and cannot go on without them."""
 
 
 class Run(Protocol):
-    """A run between two dispatches, as a tuple of values; `Runtime.advance` makes the next one."""
+    """Tuple of a run's state between two dispatches; `Runtime.advance` returns the next one."""
 
     @property
     def update(self) -> int:
@@ -74,7 +74,7 @@ class Run(Protocol):
 
     @property
     def samples(self) -> int:
-        """The number of samples that all workers have used in these updates."""
+        """The number of samples that all workers together have used in these updates."""
 
     @property
     def seconds(self) -> float:
@@ -82,54 +82,54 @@ class Run(Protocol):
 
     @property
     def exhausted(self) -> bool:
-        """True if no update can follow, as at the end of a recorded schedule."""
+        """True if no further update is possible, as at the end of a recorded schedule."""
 
 
 @runtime_checkable
 class Runtime(Protocol):
-    """The home of the workers of one method and one task, and their clock.
+    """Executor of the workers of one method on one task, with the clock of their updates.
 
-    `advance` may give the arrays of the run that it gets away: only the newest run can be used.
+    `advance` may donate the arrays of the run that it is given: only the newest run can be used.
     """
 
-    clock: str  # what seconds are: "virtual" or "wall"
-    replays: bool  # `resume` works out what has happened; without, a checkpoint must hold it
+    clock: str  # kind of its seconds: "virtual" or "wall"
+    replays: bool  # `resume` returns the past schedule; if False, a checkpoint must hold it
 
     def start(self, params: Any) -> Run:
-        """Return a run of no updates from `params`, which are copied."""
+        """Return a run without updates that starts from a copy of `params`."""
 
     def advance(
         self, run: Run, seconds: float, updates: float = np.inf
     ) -> tuple[Run, Schedule | None]:
-        """Go on until the clock stands at `seconds`, by at most `updates` updates.
+        """Train until the clock shows `seconds`, by at most `updates` updates.
 
-        Returns the run, whose clock stands at the last update if the limit of updates ended it, and
-        the schedule, None for no update. A wall clock may stop later than asked for. In
-        virtual time, two calls do what one call to the end does.
+        Returns the run and the schedule of these updates, or None if there were none. If the limit
+        of updates ended the call, the run's clock shows the time of the last update. A wall clock
+        may stop after `seconds`. In virtual time, two calls equal one call to the same end.
         """
 
     def observe(self, run: Run, seconds: float, loss: float) -> Run:
-        """Pass a training loss to a waiting rule that follows it; before others go on."""
+        """Pass a training loss to a waiting rule that follows it, before the next `advance`."""
 
     def models(self, run: Run) -> Any:
-        """Return the current parameters, with a leading axis: one per worker, or 1.
+        """Return the current parameters with a leading axis: of workers, or of length 1.
 
-        They may be arrays of the run, which `advance` gives away.
+        The result may share arrays with the run, which `advance` donates.
         """
 
     def memory(self, run: Run) -> Any:
         """Return the state of the method's exchange, with a leading axis of workers."""
 
     def measured(self, run: Run) -> dict[str, float]:
-        """Columns of the records that this runtime measures, instead of what is worked out."""
+        """Return the columns of the records that this runtime measures; others are computed."""
 
     def close(self) -> None:
-        """End what a run has started; the same runtime may start another one."""
+        """End the threads and processes of a run; the runtime may start another run."""
 
     def pack(self, run: Run) -> dict[str, np.ndarray | jax.Array]:
-        """Return all that `resume` needs of a run, the same on every process.
+        """Return the values of a run that `resume` needs, the same on every process.
 
-        A jax.Array is divided between devices, and no process has it whole.
+        A value of type jax.Array is divided between devices: no process holds it whole.
         """
 
     def resume(
@@ -138,9 +138,9 @@ class Runtime(Protocol):
         packed: Mapping[str, np.ndarray | jax.Array],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[Run, Schedule | None]:
-        """Take a run that has just been started to where the packed one stood.
+        """Bring a run that has just been started to the state of the packed run.
 
-        observed: (seconds, loss) of all calls of `observe` until then, the first one before any
-        update. Returns the run and what had happened; None if the runtime does not replay.
-        Raises ValueError if another program has packed it.
+        observed: (seconds, loss) of all earlier calls of `observe`, the first one before any
+        update. Returns the run and its past schedule, None if the runtime does not replay.
+        Raises ValueError if another program has packed the run.
         """

@@ -1,13 +1,13 @@
 """One update of simulated workers, in six forms.
 
-The form is chosen by what the method says of itself and by the schedule, never by a name:
+Properties of the method and of the schedule determine the form; a method's name does not:
 
     union       the exchange is only a mean: one gradient on all finished samples together
-    replicated  one model, a contribution per worker, exchange under `vmap`
+    replicated  one model, one contribution per worker, exchange under `vmap`
     stale       as replicated, but contributions are taken at older versions of the model
     local       a model per worker
-    adopting    a model per worker beside the server's, of which it adopts what it wants
-    reading     as adopting, but of an older version of the server's, which it has read
+    adopting    a model per worker beside the server's newest one, combined by `Algorithm.adopt`
+    reading     as adopting, but with the older version of the server's model that the worker read
 """
 
 from collections.abc import Callable
@@ -23,43 +23,43 @@ from runtimes import worker
 
 
 class Model(NamedTuple):
-    """Everything that training changes, on the device(s)."""
+    """All training state on the device(s)."""
 
-    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] of workers' own
-    server: Any  # optimizer state of a replicated method; `worker.Shared` beside models of the
-    # workers' own, its parameters [slots, ...] if reading; ()
+    params: Any  # [...] replicated; [slots, ...] stale; [workers, ...] where workers have their own
+    server: Any  # optimizer state of a replicated method; () of a local one; `worker.Shared` if
+    # adopting or reading, with parameters [slots, ...] if reading
     workers: worker.WorkerState  # [workers, ...]
-    kept: Any = ()  # `params` local, as of a row with `keep`; (): the schedule has none
+    kept: Any = ()  # local `params` before the last row with `keep`; (): the rule needs none
 
 
 class Row(NamedTuple):
     """One update of the schedule as the device sees it; a dispatch stacks many."""
 
-    indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set; only of
-    # the first positions if the others never have finished mini-batches
-    draws: jax.Array | None  # as `indices`, uint32: what their augmentation draws; None: nothing
+    indices: jax.Array  # [k, mini_batches, batch_size] int32, samples in the training set; fewer
+    # than k positions if the last ones never have finished mini-batches
+    draws: jax.Array | None  # uint32, shape of `indices`: draws of the augmentation; None: no draws
     batches: jax.Array  # [k] int32, finished mini-batches
     worker: jax.Array  # [k] int32
-    version: jax.Array  # [k] int32, of the parameters each contribution was taken at
+    version: jax.Array  # [k] int32, version of the parameters behind each contribution
     first: jax.Array  # [k] int32, counter of each contribution's first mini-batch
     staleness: jax.Array  # [k] int32
     samples: jax.Array  # [2] uint32, words of the samples seen before the update
-    seen: jax.Array | None  # [k, 2] uint32, when each contribution was taken; None: `samples`
-    read: jax.Array  # [k] int32, slot of the parameters each contribution was taken at
+    seen: jax.Array | None  # [k, 2] uint32, `samples` at each contribution's start; None: the same
+    read: jax.Array  # [k] int32, slot of the parameters behind each contribution
     write: jax.Array  # [] int32, slot of the new parameters
     current: jax.Array  # [] int32, slot of the newest parameters before the update
-    active: jax.Array | None  # [matchings] bool, which links this update uses; None: all
-    partner: jax.Array | None  # [k] int32, position of whom a participant meets; None: nobody
-    restored: jax.Array | None  # [k] int32, from whose model it has begun anew, -1 if it has not
-    keep: jax.Array | None  # [] bool, somebody begins anew later from its own model as it is before
-    # this update; None: nobody ever does
+    active: jax.Array | None  # [matchings] bool, matchings in use in this update; None: all
+    partner: jax.Array | None  # [k] int32, position of each one's partner; None: no pairs
+    restored: jax.Array | None  # [k] int32, worker whose model replaced a lost one; -1: no loss
+    keep: jax.Array | None  # [] bool, a later row restarts a worker from its own model as it was
+    # before this update; None: no row ever does so
 
 
 class Versions(NamedTuple):
-    """Versions of one model while rows run: in their slots, and the newest one beside them.
+    """Versions of one model while rows run: all in slots, and a second copy of the newest one.
 
-    Read out of its slot, the newest would be copied in every update, and what applies the update
-    and writes the slot would be one loop on one thread. Beside them it is changed on all threads.
+    A read of the newest version from its slot would copy it in every update. The update and the
+    write to a slot would then be one loop on one thread. All threads update the second copy.
     """
 
     slots: Any  # [slots, ...]
@@ -67,11 +67,11 @@ class Versions(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Facts about all rows of a dispatch, so that its program need not look; never an array."""
+    """Facts about all rows of a dispatch, as Python bools, so that its program needs no checks."""
 
-    everyone: bool  # all workers take part, in their order: nothing is gathered and scattered
-    busy: bool  # every participant has finished a mini-batch: no memory has to be left untouched
-    served: bool  # some participant has, so that the server has something to apply
+    everyone: bool  # all workers take part, in their order: no gather, no scatter
+    busy: bool  # every participant has finished a mini-batch: no worker's state has to stay as is
+    served: bool  # in every row a participant has finished one: the server always has an update
 
     def __and__(self, other: "Known") -> "Known":
         return Known(*(a and b for a, b in zip(self, other, strict=True)))
@@ -80,8 +80,8 @@ class Known(NamedTuple):
 def body_of(algorithm: Algorithm, stale: bool) -> Callable[..., Model]:
     """Return the body of one update: (algorithm, losses, model, row, take, known) -> model.
 
-    take: indices of samples and their draws, of any shape, -> the examples themselves. stale: the
-    schedule has contributions taken at older versions. known: see `Known`.
+    take: (indices of samples, their draws), of any shape -> examples. stale: contributions of the
+    schedule may be taken at older versions. known: see `Known`.
     """
     if algorithm.server is None:
         return _local
@@ -113,7 +113,7 @@ def _put(tree, index, values, everyone: bool):
 
 
 def _where(chosen, new, old):
-    """Leaves [k, ...] of `new` where chosen [k] holds, else of `old`."""
+    """Return leaves [k, ...] of `new` where `chosen` [k] holds, and of `old` elsewhere."""
 
     def leaf(a, b):
         return jnp.where(chosen.reshape((-1, *[1] * (b.ndim - 1))), a, b)
@@ -124,9 +124,9 @@ def _where(chosen, new, old):
 def run_rows(
     body, algorithm, losses, augment, model: Model, rows: Row, count, examples, known: Known
 ) -> Model:
-    """Make the first `count` updates of `rows`, which have a leading axis; `body`: `body_of`.
+    """Return the model after the first `count` updates of `rows`, stacked on a leading axis.
 
-    augment: see `runtimes.worker.taken`.
+    body: from `body_of`. augment: see `runtimes.worker.taken`.
     """
 
     def take(places):
@@ -181,7 +181,7 @@ def _union(algorithm, losses, model: Model, row: Row, take, known) -> Model:
 
 
 def _of_finished(places, batches, known: Known):
-    """Places [k, mini_batches, ...] of samples that somebody finished, in place of all others."""
+    """Return places [k, mini_batches, ...] in which finished samples replace unfinished ones."""
     if not known.busy:
         busy = jnp.argmax(batches > 0)
         of_idle = jax.tree.map(lambda a: a[busy], places)
@@ -191,7 +191,7 @@ def _of_finished(places, batches, known: Known):
 
 
 def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take, known, **given):
-    """Run the worker body for every participant; `axis` of `points` is 0 or None (shared)."""
+    """Return (exchange results, all workers' states); `axis` of `points`: 0, or None if shared."""
     common, own = _given(row, known)
     common |= given
     state = _take(model.workers, row.worker, known.everyone)
@@ -231,7 +231,7 @@ def _contributions(algorithm, losses, points, axis, model: Model, row: Row, take
 
 
 def _reduced(algorithm, losses, points, axis, current, model, row, take, known):
-    """Return a replicated update from contributions taken at `points`, applied to `current`."""
+    """Return (new parameters, model) after an update of `current` by contributions at `points`."""
     updates, workers = _contributions(
         algorithm, losses, points, axis, model, row, take, known, current=current
     )
@@ -255,7 +255,7 @@ def _stale(algorithm, losses, model: Model, row: Row, take, known) -> Model:
 
 
 def _read(slots, row: Row):
-    """Return the points at which the contributions were taken, [k, ...]."""
+    """Return the parameters [k, ...] at which the contributions were taken."""
 
     def taken_at(a):
         if len(row.read) == 1:  # a slice, which a CPU copies faster than it gathers
@@ -266,7 +266,7 @@ def _read(slots, row: Row):
 
 
 def _written(slots, row: Row, params):
-    """Return the slots with the new version in its place."""
+    """Return the slots with the new version in its slot."""
     return jax.tree.map(
         lambda a, p: jax.lax.dynamic_update_index_in_dim(a, p, row.write, 0), slots, params
     )
@@ -296,9 +296,9 @@ def _local(algorithm, losses, model: Model, row: Row, take, known) -> Model:
 def _beside(
     algorithm, losses, read, current, model: Model, row: Row, take, known
 ) -> tuple[Any, Model]:
-    """Return (the server's parameters, the model with everything else) after an update.
+    """Return (the server's new parameters, the model with all other new state).
 
-    read: what each participant has read of the server's, [k, ...]; current: its newest parameters.
+    read: the server's parameters as each participant has read them, [k, ...]. current: the newest.
     """
     own = _take(model.params, row.worker, known.everyone)
     if row.restored is not None:

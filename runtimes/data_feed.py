@@ -1,10 +1,10 @@
-"""Mini-batches of a training set that does not fit into memory, read before they are needed.
+"""Input from a training set that does not fit into memory: mini-batches are read ahead.
 
-A mini-batch has an address, (worker, counter), and the counters of a worker only grow. So the next
-mini-batches of every worker of a dispatch are read while the devices still work on that dispatch,
-whatever the waiting rule plans next. What turns out not to be needed is dropped, and what nobody
-has foreseen is read when it is asked for. A loader that wants the order of all reading in advance,
-as Grain's do, would have to know who delivers when.
+A mini-batch has an address, (worker, counter), and the counters of a worker only grow. The next
+mini-batches of a dispatch's workers are therefore read while the devices work on the dispatch,
+under any waiting rule. Mini-batches that are not needed are dropped, and unforeseen ones are read
+on request. Loaders such as Grain's need the order of all reads in advance, but the order of
+deliveries is not known then.
 """
 
 import concurrent.futures
@@ -25,11 +25,11 @@ import numpy as np
 
 from runtimes import phases
 
-TABLE_BYTES = 1 << 26  # bounds the examples of one dispatch to 64 MiB, beyond a single update
+TABLE_BYTES = 1 << 26  # bound on the examples of a dispatch of several updates: 64 MiB
 
 
 class Source(Protocol):
-    """A training set of which any examples can be read."""
+    """Training set with random access to its examples."""
 
     example: Any  # pytree of `jax.ShapeDtypeStruct`: one example without an axis of samples
 
@@ -37,11 +37,11 @@ class Source(Protocol):
         """Return the number of examples."""
 
     def read(self, indices: np.ndarray) -> Any:
-        """Return the examples of these indices [n], arrays [n, ...]; called by threads."""
+        """Return the examples at `indices` [n], arrays [n, ...]; readers call it concurrently."""
 
 
 class Readers(NamedTuple):
-    """Threads of this process that read, or processes of their own, for which a source pickles."""
+    """Numbers of readers: threads of this process, or processes that get a pickled source."""
 
     threads: int = 4
     processes: int = 0  # 0: threads read
@@ -52,7 +52,7 @@ DEFAULT = Readers()
 
 @dataclasses.dataclass(frozen=True)
 class Streamed:
-    """In the place of a training set in memory: a runtime reads what a dispatch needs."""
+    """Training set that is not in memory: a runtime reads the examples of each dispatch."""
 
     source: Source
     readers: Readers = DEFAULT
@@ -68,23 +68,23 @@ class Streamed:
 
 
 class Unreadable(ValueError):
-    """Examples that a run needs cannot be read."""
+    """Error for examples that a run needs and cannot read."""
 
 
 class Feed:
-    """Reads the mini-batches of one run, ahead of their use; `close` ends the readers."""
+    """Reader of the mini-batches of one run, ahead of their use; `close` ends its readers."""
 
     def __init__(self, streamed: Streamed, sampler):
-        """sampler: `on_host(workers, counters)`, the indices of mini-batches as a NumPy array."""
+        """Take a sampler whose `on_host(workers, counters)` returns indices as a NumPy array."""
         self._streamed, self._sampler = streamed, sampler
         self._pool: Executor | None = None
         self._asked: dict[tuple[int, int], Future] = {}
-        self.waited = 0.0  # s for which the devices had nothing to do because of the input
+        self.waited = 0.0  # s in which the devices waited for the input
 
     def ask(self, addresses: np.ndarray) -> None:
-        """Let the readers begin with these mini-batches, [n, 2] int64 of (worker, counter).
+        """Request these mini-batches from the readers, [n, 2] int64 of (worker, counter).
 
-        Raises Unreadable where a process that reads has ended before.
+        Raises Unreadable if a reader process has ended.
         """
         new = [a for a in map(tuple, addresses.tolist()) if a not in self._asked]
         if not new:
@@ -105,10 +105,10 @@ class Feed:
         slots: int,
         computing: Callable[[], bool] = lambda: False,
     ) -> Any:
-        """Return the examples of these mini-batches, [slots * batch_size, ...], then zeros.
+        """Return the examples of these mini-batches, [slots * batch_size, ...], padded with zeros.
 
-        addresses: as for `ask`, none twice, at most `slots`. computing: whether devices are at
-        work, so that nobody waits for the input.
+        addresses: as for `ask`, distinct, at most `slots`. computing: returns True while devices
+        work; reading time does not count as waiting then.
         Raises Unreadable.
         """
         with self.waiting(computing):
@@ -127,25 +127,25 @@ class Feed:
         return table
 
     def drop(self, needed: np.ndarray) -> None:
-        """Forget the mini-batches of every worker whose counters are below `needed`, [workers]."""
+        """Forget mini-batches whose counters lie below their worker's entry in `needed`."""
         for address in [a for a in self._asked if a[1] < needed[a[0]]]:
             self._asked.pop(address).cancel()
 
     @contextlib.contextmanager
     def waiting(self, computing: Callable[[], bool]) -> Iterator[None]:
-        """Count the block's seconds as waiting for the input, unless devices are computing."""
+        """Count the block's seconds as waiting, unless devices are computing as it begins."""
         idle, began = not computing(), time.monotonic()
         yield
         if idle:
             self.waited += time.monotonic() - began
 
     def settle(self) -> None:
-        """Wait until everything that was asked for has been read."""
+        """Wait until all requested mini-batches have been read."""
         with phases.within(phases.INPUT):
             concurrent.futures.wait(self._asked.values())
 
     def close(self) -> None:
-        """End the readers; the feed may be used again, and then starts others."""
+        """End the readers; the next request starts new ones."""
         self._asked.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -157,7 +157,7 @@ class Feed:
                 return self._asked[address].result()
         except BrokenProcessPool as error:
             raise self._without_a_reader() from error
-        except Exception as error:  # a source is code of others and can raise anything
+        except Exception as error:  # a source is foreign code, which can raise any exception
             self.close()
             worker, counter = address
             reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -175,17 +175,17 @@ class Feed:
 
 
 class Input:
-    """The part of a runtime that brings examples to its devices, ahead of their use with a feed."""
+    """Input side of a runtime: it brings examples to the devices, read ahead if it has a feed."""
 
-    _feed: Feed | None = None  # None: the training set is in memory, and nobody waits
+    _feed: Feed | None = None  # None: the training set is in memory, without any waiting
 
     def settle(self) -> None:
-        """Wait until what is read ahead has been read, so that a measurement can end."""
+        """Wait until all reading ahead has ended, so that a measurement can end."""
         if self._feed is not None:
             self._feed.settle()
 
     def measured(self) -> dict[str, float]:
-        """Seconds for which the devices had nothing to do because of the input."""
+        """Return the seconds in which the devices waited for a feed; {} without a feed."""
         return {} if self._feed is None else {"input_wait_seconds": self._feed.waited}
 
     def close(self) -> None:
@@ -195,16 +195,16 @@ class Input:
 
 
 def unique_addresses(workers: np.ndarray, counters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different addresses, [n, 2] int64, and each given one's place among them."""
+    """Return the distinct addresses, [n, 2] int64, and the index of each given one among them."""
     both = np.stack(np.broadcast_arrays(workers, counters), axis=-1).astype(np.int64)
     unique, place = np.unique(both.reshape(-1, 2), axis=0, return_inverse=True)
     return unique, place.reshape(both.shape[:-1])
 
 
 def following(addresses: np.ndarray, needed: np.ndarray) -> np.ndarray:
-    """Return the next mini-batches of the workers of `addresses`, if each takes as many again.
+    """Return as many next mini-batches of each worker as there are in `addresses`.
 
-    needed: [workers] int64, below which no counter of a worker is asked for any more.
+    needed: [workers] int64, the lowest counter that each worker can still need.
     """
     workers, counts = np.unique(addresses[:, 0], return_counts=True)
     counters = [needed[w] + np.arange(count) for w, count in zip(workers, counts, strict=True)]
@@ -212,12 +212,12 @@ def following(addresses: np.ndarray, needed: np.ndarray) -> np.ndarray:
 
 
 def most_updates(sample_bytes: int, samples: int) -> int:
-    """Return the most updates of this size in a dispatch: a power of two."""
+    """Return the most updates in a dispatch, a power of two; samples: of one update."""
     most = TABLE_BYTES // max(1, sample_bytes * samples)
     return 1 << max(0, most.bit_length() - 1)
 
 
-_OF_PROCESS: list[Source] = []  # in a process that reads: its source
+_OF_PROCESS: list[Source] = []  # the source of a reader process
 
 
 def _pool(streamed: Streamed) -> Executor:
@@ -233,7 +233,7 @@ def _pool(streamed: Streamed) -> Executor:
 
 
 def _open(source: Source) -> None:
-    """Take over a source, and end with the process that has started this one."""
+    """Store the source of this reader process, which ends when its parent process ends."""
     _OF_PROCESS[:] = [source]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches the parent, which ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()

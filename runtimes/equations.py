@@ -1,4 +1,4 @@
-"""Equations of traced programs: what they read and hold, and their values one after the other."""
+"""Equations of traced programs (jaxprs): their inputs, inner programs and evaluation."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -8,12 +8,12 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
 
 from algorithms.base import AXIS
 
-PART = DebugInfo("part", "part of a program", None, None)  # of jaxprs that are made by hand
+PART = DebugInfo("part", "part of a program", None, None)  # for jaxprs that are made by hand
 CALLS = ("jit", "pjit", "closed_call")  # primitives that only call another program
 
 
 def programs_in(equation: JaxprEqn) -> list[ClosedJaxpr]:
-    """Return the programs that an equation holds: bodies of loops, branches, functions."""
+    """Return the programs inside an equation: loop bodies, branches and functions."""
     leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program)
     return [
         leaf if isinstance(leaf, ClosedJaxpr) else ClosedJaxpr(leaf, ())
@@ -27,20 +27,20 @@ def _is_program(x: Any) -> bool:
 
 
 def names_axis(equation: JaxprEqn) -> bool:
-    """Return whether the equation itself is a collective of workers, or asks for the position."""
+    """Return whether the equation itself is a collective or an `axis_index` over the workers."""
     named = equation.params.get("axis_name", equation.params.get("axes"))
     return named == AXIS or (isinstance(named, tuple | list) and AXIS in named)
 
 
 def speaks(equation: JaxprEqn) -> bool:
-    """Return whether the equation names the axis of workers, or holds one that does."""
+    """Return whether the equation or one inside it names the axis of workers."""
     return names_axis(equation) or any(
         speaks(inner) for program in programs_in(equation) for inner in program.jaxpr.eqns
     )
 
 
 def inputs(equation: JaxprEqn) -> list:
-    """Return the variables that an equation reads, without constants in their places."""
+    """Return the variables that an equation reads, without literals."""
     return variables(equation.invars)
 
 
@@ -49,7 +49,7 @@ def variables(values: Iterable[Any]) -> list:
 
 
 def value(var: Any, values: dict) -> Any:
-    """Return the value of a variable, or of a constant in its place."""
+    """Return the value of a variable or of a literal."""
     return var.val if isinstance(var, Literal) else values[var]
 
 
@@ -67,7 +67,7 @@ def needed(
 
 
 def computed(equation: JaxprEqn, values: dict) -> Sequence[Any]:
-    """Return the outputs of an equation, from the values of variables."""
+    """Return the outputs of an equation, given the values of variables."""
     given = {var: values[var] for var in inputs(equation)}
     lone = Jaxpr((), list(given), equation.outvars, [equation], equation.effects, PART)
     return jax.core.eval_jaxpr(lone, (), *given.values())
@@ -78,7 +78,7 @@ def evaluated(
     arguments: Sequence[Any],
     compute: Callable[[JaxprEqn, dict], Sequence[Any]] = computed,
 ) -> list:
-    """Return the outputs of a program, computed equation by equation, calls as what they call."""
+    """Return the outputs of a program, computed equation by equation, also inside its calls."""
     jaxpr = program.jaxpr
     values = dict(zip(jaxpr.invars, arguments, strict=True))
     values |= dict(zip(jaxpr.constvars, program.consts, strict=True))
@@ -93,12 +93,12 @@ def evaluated(
 
 
 def channels_last(function: Callable) -> Callable:
-    """Return a function of arrays with its convolutions channels last, of equal values.
+    """Return a function of equal values whose convolutions have the channels-last layout.
 
-    This is the layout that XLA has fast code for on a CPU. It brings operands into it by itself in
-    the outermost part of a program alone: in a loop, as that over the updates of a run, gradients
-    of convolutions take 10 to 50 times as long without (JAX 0.10.2 and 0.12.0.1, two cores). On
-    other backends the function stays as it is.
+    On a CPU, XLA has fast convolutions for this layout. XLA converts operands to the layout only at
+    the top level of a program. In a loop, such as the one over updates, gradients of convolutions
+    in other layouts take 10 to 50 times as long (JAX 0.10.2 and 0.12.0.1, two cores). On other
+    backends the function is unchanged.
     """
 
     def run(*arguments: Any) -> Any:
@@ -140,12 +140,12 @@ def _channels_last(equation: JaxprEqn, values: dict) -> Sequence[Any]:
         kernel.transpose(*of_kernel[2:], of_kernel[1], of_kernel[0]),
         **{**equation.params, "dimension_numbers": numbers},
     )
-    places = (of_result[0], *of_result[2:], of_result[1])  # in the result, of what is there now
+    places = (of_result[0], *of_result[2:], of_result[1])  # axes of the wanted result
     return [result.transpose(sorted(range(images.ndim), key=places.__getitem__))]
 
 
 def _rewritten(param: Any) -> Any:
-    """Return a parameter of an equation; a program with convolutions has its channels last."""
+    """Return an equation's parameter; programs with convolutions are put in channels-last form."""
     if not _is_program(param):
         return param
     closed = param if isinstance(param, ClosedJaxpr) else ClosedJaxpr(param, ())

@@ -1,19 +1,19 @@
 """Workers on the devices of a mesh: real collectives, real delays, wall-clock time.
 
-A worker is a device, or a slice of several, see `slices`.
+A worker is a device, or a slice of several devices, see `slices`.
 
-With delays (or a trigger to watch) every round is a real `while_loop` of each worker that takes
-mini-batches until a host callback says stop, see `stragglers.inject`. Without either, a round is
-the plain step that one would write by hand: one gradient, one collective, one update. It waits for
-no more than its collective does.
+With an injector (delays, or a trigger) each worker runs a real `while_loop` in every round. It
+takes mini-batches until a host callback answers stop, see `stragglers.inject`. Without an injector,
+a round is a plain hand-written step: one gradient, one collective, one update. A plain round waits
+for nothing but its collective.
 
 Replicated values stay stacked, a copy per device, because the result of a ring or of an
-all-gather cannot be declared replicated. Neighbours alone are waited for where links are, by a rule
-that stops nobody: other rounds count the samples of all workers, and on CPU devices a `ppermute`
-itself waits for all.
+all-gather cannot be declared replicated. With links, and a rule that stops nobody, a worker waits
+for its neighbours alone. All other rounds count the samples of all workers, and on CPU devices a
+`ppermute` itself waits for all workers.
 
-The devices may belong to several processes. All of them then run the same host code: seconds, which
-each of them measures for itself, are agreed on after every dispatch, so that they all stop alike.
+The devices may belong to several processes, which then all run the same host code. Each process
+measures its own seconds; after every dispatch they agree on common ones, so that all stop alike.
 """
 
 import functools
@@ -38,21 +38,21 @@ from stragglers.inject import Injector
 from stragglers.rule import Turnout
 from stragglers.schedule import Schedule, concatenate
 
-INJECTOR = "injector/"  # prefix of what it has packed
+INJECTOR = "injector/"  # prefix of the injector's packed values
 
 
 class MeshRun(NamedTuple):
-    """A run between two dispatches. Advancing it gives its arrays away."""
+    """A run between two dispatches, whose arrays `advance` donates."""
 
     model: Model
     consumed: np.ndarray  # [workers] counter of each worker's next mini-batch
-    seconds: float  # on the wall, without compiling and evaluating
+    seconds: float  # on the wall clock, without compiling and evaluating
     update: int
     samples: int
 
     @property
     def exhausted(self) -> bool:
-        """Rounds never come to an end."""
+        """False, as rounds never end."""
         return False
 
 
@@ -77,13 +77,13 @@ class Mesh:
         sharding: slices.Sharding = slices.REPLICATED,
         overlap: str = NO_OVERLAP,
     ):
-        """Take the first devices; nothing is compiled before the first round.
+        """Check the parts and take the first devices; the first round compiles.
 
         losses, examples, sampler, mini_batches, augment: as in `runtimes.simulate.Simulator`.
         injector: delays and trigger; None: every round takes `mini_batches` at the devices' own
-        speed. rounds_per_dispatch: rounds between two looks of the host at the clock.
-        sharding: how a slice keeps its model, `slices.replicated()` or `slices.fsdp()`.
-        overlap: how buckets of gradients travel beside the backward pass, see `overlapped`.
+        speed. rounds_per_dispatch: rounds between two readings of the clock. devices_per_worker:
+        size of a slice. sharding: placement of a model on a slice, `slices.replicated()` or `fsdp`.
+        overlap: exchange of gradients during the backward pass, one of `overlapped.OVERLAPS`.
         """
         refuse(algorithm, workers, Turnout())
         slices.check_devices(workers, devices_per_worker)
@@ -109,10 +109,10 @@ class Mesh:
         self._devices, self._team = devices, team
         self._everywhere = NamedSharding(devices, P())
         me = jax.process_index()
-        asking = devices.devices.reshape(workers, -1)[:, 0]  # who speaks with the host
+        asking = devices.devices.reshape(workers, -1)[:, 0]  # devices that call the host
         self._here = [i for i, device in enumerate(asking) if device.process_index == me]
         self.timeline: list[overlapped.Span] | None = None
-        self.exchanges = True  # False: of overlapped rounds only computing, to be timed alone
+        self.exchanges = True  # False: overlapped rounds only compute, so that this can be timed
         self._overlapped = None
         if injector is not None:
             one_round = rounds.Watched(algorithm, losses, mini_batches, injector, augment, team)
@@ -123,7 +123,7 @@ class Mesh:
                 one_round = functools.partial(overlapped.in_program, overlapped.Round(*given))
             elif overlap == overlapped.THREADS:
                 self._overlapped = overlapped.Round(*given)
-        # The rounds of a dispatch as a program, which may be lowered and read before a run.
+        # The rounds of a dispatch as a program, which can be lowered and read before a run.
         self.dispatch = _dispatch(devices, team, one_round, self._input.spec)
         self._program = None  # compiled, from the first dispatch on
         self._gathered = packing.whole(self._current, self._everywhere)
@@ -131,7 +131,7 @@ class Mesh:
         self._remembered = packing.whole(_exchange_state, self._everywhere)
 
     def start(self, params) -> MeshRun:
-        """Return a run of no updates from `params`, which are copied; delays and log begin anew."""
+        """Return a run without updates from a copy of `params`; delays and their log start anew."""
         short = any(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(params))
         if short and self._team.divides and self._workers > 1 and jax.default_backend() == "cpu":
             raise ValueError(  # all-reduces of divided bfloat16 end the process there
@@ -152,7 +152,7 @@ class Mesh:
     def advance(
         self, run: MeshRun, seconds: float, updates: float = np.inf
     ) -> tuple[MeshRun, Schedule | None]:
-        """Run rounds until the clock has reached `seconds`, at most `updates` of them."""
+        """Run rounds until the clock has reached `seconds`, but at most `updates` rounds."""
         done = []
         remaining = updates
         while remaining > 0 and run.seconds < seconds:
@@ -164,7 +164,7 @@ class Mesh:
         return run, concatenate(done) if done else None
 
     def observe(self, run: MeshRun, seconds: float, loss: float) -> MeshRun:
-        """Return the run as it is: no trigger follows the training."""
+        """Return the run unchanged, as no trigger follows the training loss."""
         del seconds, loss
         return run
 
@@ -177,19 +177,19 @@ class Mesh:
         return self._remembered(run.model)
 
     def measured(self, run: MeshRun) -> dict[str, float]:
-        """Return the seconds of waiting for a streamed input; all else is worked out."""
+        """Return the seconds of waiting for a streamed input; no other column is measured here."""
         del run
         return self._input.measured()
 
     def close(self) -> None:
-        """End what reads examples, and the thread that has gradients exchanged."""
+        """End the readers of examples, and the thread that exchanges gradients."""
         self._input.close()
         if self._overlapped is not None and self._program is not None:
             self._program.close()
             self._program = None
 
     def pack(self, run: MeshRun) -> dict[str, np.ndarray | jax.Array]:
-        """All of a run as a flat dict, the same on every process; a divided model stays divided."""
+        """Return a run as a flat dict, equal on every process; a divided model stays divided."""
         counted = {
             "clock/consumed": run.consumed,
             "clock/seconds": np.array([run.seconds]),
@@ -209,7 +209,7 @@ class Mesh:
         packed: Mapping[str, np.ndarray | jax.Array],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[MeshRun, None]:
-        """Return the packed run; what has happened until then is not known here."""
+        """Return the packed run, and None in place of the past schedule, which is not packed."""
         del observed
         if any(isinstance(value, jax.Array) for value in packed.values()):
             model = packing.unpack_divided(self._once, run.model, packed, self._where)
@@ -227,14 +227,14 @@ class Mesh:
         ), None
 
     def _one_dispatch(self, run: MeshRun, count: int) -> tuple[MeshRun, Schedule]:
-        """Make `count` rounds and measure them."""
+        """Run `count` rounds; return the run and their measured schedule."""
         active = None
         if self._algorithm.links is not None:
             active = self._algorithm.links.active(run.update, self._rounds)
         used = count * self._mini_batches if self._injector is None else None
         examples, table = self._input.take(run.consumed, used)
         arguments = (run.model, table, examples, active, np.int32(count))
-        if self._program is None:  # before the clock starts: compiling is no part of a round
+        if self._program is None:  # before the clock starts, as compiling is no part of a round
             with phases.within(phases.COMPILING):
                 if self._overlapped is None:
                     self._program = self.dispatch.lower(*arguments).compile()
@@ -242,7 +242,7 @@ class Mesh:
                     self._program = overlapped.Threads(
                         self._overlapped, self._devices, self._input.spec, *arguments[:3]
                     )
-        # Nor is waiting for a process that evaluates more slowly; waiting for the input is.
+        # A round includes waiting for its input, but not for a process that evaluates slowly.
         waited = packing.of_all(np.array([self._input.waited])).max()
         began = time.monotonic() - waited
         if self._injector is not None:
@@ -251,9 +251,9 @@ class Mesh:
             self._program.timeline, self._program.exchanges = self.timeline, self.exchanges
         model = self._program(*arguments)
         self._input.stage(after=model)
-        # Queued collective programs can wait for each other for ever on CPU: one at a time.
+        # Programs run one at a time: on CPU, queued collectives can wait for each other for ever.
         model = jax.block_until_ready(model)
-        # XLA hands empty arrays back as copies on all devices, which the program does not take.
+        # XLA returns empty arrays as copies on all devices, which the program does not accept.
         model = jax.tree.map(
             lambda new, old: new if new.size else jax.device_put(new, old.sharding),
             model,
@@ -281,7 +281,7 @@ class Mesh:
         )
 
     def _unpacked(self, like: Model, packed: Mapping[str, np.ndarray]) -> Model:
-        """Return the model of a run that was packed whole, on its devices."""
+        """Return the model of a run that was packed whole, placed on its devices."""
         shapes = jax.eval_shape(self._once, like)
         rows = packing.unpack(jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), packed)
         return self._on_devices(
@@ -289,17 +289,17 @@ class Mesh:
         )
 
     def _placed(self, model: Model) -> Model:
-        """Return a copy of every leaf for every worker, on its devices."""
+        """Return a copy of every leaf for each worker, on the devices of the worker."""
         stacked = jax.tree.map(lambda a: np.broadcast_to(a, (self._workers, *np.shape(a))), model)
         return self._on_devices(stacked)
 
     def _on_devices(self, model: Model) -> Model:
-        """Arrays with a leading axis of workers, where their workers are."""
+        """Return arrays with a leading axis of workers, each row on its worker's devices."""
 
         return jax.tree.map(lambda a: packing.place(a, self._where(np.shape(a))), model)
 
     def _where(self, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding of an array of this shape, its leading axis that of the workers."""
+        """Return the sharding of an array of this shape, whose leading axis is that of workers."""
         return NamedSharding(self._devices, P(AXIS, *self._team.split(shape[1:])))
 
     def _current(self, model: Model):
@@ -312,7 +312,7 @@ class Mesh:
         return model.params
 
     def _once(self, model: Model) -> Model:
-        """Return the model with a single row of what all workers have alike."""
+        """Return the model with a single row of each array that is equal on all workers."""
         if self._algorithm.server is None:
             return model
         server = jax.tree.map(lambda a: a[:1], model.server)
@@ -324,10 +324,10 @@ class Mesh:
 def _dispatch(
     devices: jax.sharding.Mesh, team: slices.Alone, one_round: Callable, spec: P
 ) -> Callable:
-    """Return rounds as one program: (model, table, examples, active, count) -> model, all stacked.
+    """Return rounds as one program: (model, table, examples, active, count) -> model.
 
-    active: [rounds, matchings] bool of links, or None. spec: of the examples, the same on all
-    devices, or stacked.
+    Model and table are stacked by worker. active: [rounds, matchings] bool, matchings in use, or
+    None. spec: placement of the examples, P() if all devices have the same, else stacked.
     """
     batches = Table(team.seen_batches, P(AXIS), team.seen_batches)
 
@@ -350,7 +350,7 @@ def _dispatch(
             model, *_ = jax.lax.fori_loop(0, count, step, carry)
             return team.kept(model)
 
-        own = 0 if spec != P() else None  # examples of a worker are stacked, too
+        own = 0 if spec != P() else None  # streamed examples are stacked by worker, too
         if team.divides and devices.shape[AXIS] == 1:  # XLA divides no sum over an axis of one
             return jax.vmap(of_worker, in_axes=(0, 0, own), axis_name=AXIS)(model, table, examples)
         model, table = jax.tree.map(lambda a: a[0], (model, table))
@@ -366,9 +366,9 @@ def _exchange_state(model: Model):
 
 
 def _plain_schedule(run: MeshRun, mini_batches, count, seconds, waited) -> Schedule:
-    """Return the schedule of unwatched rounds: evenly spread over the dispatch.
+    """Return the schedule of rounds without an injector, spread evenly over the dispatch.
 
-    seconds: of the dispatch, for `waited` of which the devices had no input.
+    seconds: duration of the dispatch. waited: seconds of it in which the devices had no input.
     """
     edges = run.seconds + seconds * np.arange(count + 1) / count
     workers = len(run.consumed)
@@ -392,7 +392,7 @@ def _plain_schedule(run: MeshRun, mini_batches, count, seconds, waited) -> Sched
 
 
 class MeshInput(Input):
-    """The common part of both inputs."""
+    """Common part of `WholeInput` and `StreamedInput`."""
 
     def __init__(
         self,
@@ -404,18 +404,18 @@ class MeshInput(Input):
         most: int,
         draws: bool = False,
     ):
-        """examples: of the training set; sampler: `indices(workers, counters)` and `draws`.
+        """Take a sampler with `indices(workers, counters)`, and `draws` for augmentation.
 
-        devices, team: of all workers, and of one; rounds, most: of a dispatch, and the
-        mini-batches of one; draws: whether examples are augmented.
+        devices: of all workers. team: slice of a worker. rounds: of a dispatch. most: mini-batches
+        of a round. draws: whether examples are augmented.
         """
         self._examples, self._sampler, self._draws = examples, sampler, draws
         self._workers, self.rounds, self._most = devices.shape[AXIS], rounds, most
         self._devices, self._team = devices, team
-        self.waited = 0.0  # s for the input of the last `take`
+        self.waited = 0.0  # s that the last `take` waited for its input
 
     def _table(self, consumed: np.ndarray, places: Callable[..., Any]) -> Table:
-        """Return the table of a dispatch on the devices; places: of (workers, counters)."""
+        """Return a dispatch's table on the devices; places: (workers, counters) -> indices."""
         counters = consumed[:, None] + np.arange(self.rounds * self._most)
         ids = np.broadcast_to(np.arange(self._workers)[:, None], counters.shape)
         draws = self._sampler.draws(ids, counters) if self._draws else None
@@ -434,29 +434,29 @@ class WholeInput(MeshInput):
     _placed = None
 
     def start(self) -> None:
-        """Bring the training set to the devices, unless it is there."""
+        """Bring the training set to the devices, unless it is there already."""
         if self._placed is None:
             examples = jax.tree.map(np.asarray, self._examples)
             self._placed = self._place(examples, P())
 
     def take(self, consumed: np.ndarray, used: int | None) -> tuple[Any, Table]:
-        """Return (the examples, the next mini-batches of all workers) of a whole dispatch.
+        """Return (the examples, a table of all workers' next mini-batches) for a dispatch.
 
-        consumed: [workers], the counter of each worker's next mini-batch. used: how many of them
-        each worker takes, None where nobody knows before.
+        consumed: [workers], the counter of each worker's next mini-batch. used: the number of
+        mini-batches that each worker will take, None if it is not known in advance.
         """
         del used
         return self._placed, self._table(consumed, self._sampler.indices)
 
     def stage(self, after: Any) -> None:
-        """Nothing is left to do while the devices work."""
+        """Do nothing, as all examples are on the devices."""
         del after
 
 
 class StreamedInput(MeshInput):
-    """On every device what it takes in a dispatch, read while the last one is under way.
+    """Each device's examples of a dispatch, read while the dispatch before is under way.
 
-    sampler: also `on_host(workers, counters)`, see `runtimes.data_feed.Feed`.
+    The sampler also has `on_host(workers, counters)`, see `runtimes.data_feed.Feed`.
     """
 
     def __init__(self, *arguments: Any):
@@ -472,15 +472,15 @@ class StreamedInput(MeshInput):
         owners = np.vectorize(lambda device: device.process_index)(of_worker)
         self._here = np.flatnonzero((owners == me).any(1))
         self._feed = Feed(self._examples, self._sampler)
-        self._next: np.ndarray | None = None  # what the next dispatch begins with, if known
+        self._next: np.ndarray | None = None  # `consumed` at the next dispatch, if known
         self._staged: tuple[np.ndarray, Any] | None = None
 
     def start(self) -> None:
-        """Forget what an earlier run has left on the devices."""
+        """Forget examples that an earlier run has staged."""
         self._next = self._staged = None
 
     def take(self, consumed: np.ndarray, used: int | None) -> tuple[Any, Table]:
-        """As `WholeInput.take`; what `stage` has brought to the devices is not read again."""
+        """Return as `WholeInput.take` does, but only this dispatch's examples, staged or new."""
         before = self._feed.waited
         self._next = None if used is None else consumed + used
         self._feed.ask(self._addresses(consumed))
@@ -493,9 +493,9 @@ class StreamedInput(MeshInput):
         return examples, self._table(consumed, self._places)
 
     def stage(self, after: Any) -> None:
-        """Bring the examples of the next dispatch to the devices, where that one is known.
+        """Bring the examples of the next dispatch to the devices, if its mini-batches are known.
 
-        after: arrays that are there when the devices have ended the dispatch under way.
+        after: arrays that become ready when the dispatch under way ends.
         """
         if self._next is not None:
             self._staged = (
@@ -506,7 +506,7 @@ class StreamedInput(MeshInput):
             )
 
     def _places(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
-        """Return the places of a device's samples of mini-batches, one after the other."""
+        """Return the indices of samples among a device's streamed examples, in their order."""
         del counters
         part = self._size // self._team.size
         places = np.arange(self._slots * part, dtype=np.int32).reshape(-1, part)
@@ -514,7 +514,7 @@ class StreamedInput(MeshInput):
         return np.broadcast_to(places, (*workers.shape, self._size))
 
     def _addresses(self, consumed: np.ndarray) -> np.ndarray:
-        """Return the mini-batches of a dispatch for the workers of this process, [n, 2]."""
+        """Return the addresses of a dispatch's mini-batches for workers of this process, [n, 2]."""
         counters = consumed[self._here][:, None] + np.arange(self._slots)
         ids = np.broadcast_to(self._here[:, None], counters.shape)
         return np.stack([ids, counters], axis=-1).reshape(-1, 2)

@@ -1,14 +1,14 @@
-"""Rounds in which buckets of gradients travel while the backward pass goes on.
+"""Rounds that exchange buckets of gradients during the backward pass.
 
-A round is cut into stages: after each of them the gradients of a bucket are known. With
-`threads` every stage is a program of its own, and a second thread of each process has the buckets
-all-reduced, in their order, while the first one goes on. It is for CPU hosts, whose collectives
-wait in the thread that starts them. With `program` all stages are one program with asynchronous
-collectives in a fixed order, for accelerators and JAX 0.12 or later.
+A round is cut into stages, and after each stage the gradients of a bucket are known. With `threads`
+every stage is a program of its own. Meanwhile a second thread of each process all-reduces the
+buckets in order. `threads` suits CPU hosts, whose collectives block the thread that starts them.
+With `program` all stages are one program with asynchronous collectives in a fixed order, for
+accelerators and JAX 0.12 or later.
 
-Where an all-reduce is decoupled (DeAR, arXiv 2302.12445), or parts of layers travel by priority
-(ByteScheduler, SOSP 2019), `threads` begins the forward pass of the next round before all has
-arrived: it waits for a layer's values when it comes to them.
+With `threads` the next forward pass may begin before all buckets have arrived. This holds for a
+decoupled all-reduce (DeAR, arXiv 2302.12445) and for parts of layers sent by priority
+(ByteScheduler, SOSP 2019). The pass waits for the values of a layer when it reaches the layer.
 """
 
 import itertools
@@ -38,7 +38,7 @@ OVERLAPS = (NO_OVERLAP, THREADS, PROGRAM)
 
 
 def check(overlap: str, algorithm: Algorithm, plain: bool) -> None:
-    """Raise ValueError where rounds cannot overlap so; plain: see `rounds.plain`, on one device."""
+    """Raise ValueError if rounds cannot overlap so; plain: rounds of `rounds.plain`, no slices."""
     if overlap not in OVERLAPS:
         raise ValueError(
             f"mesh: overlap={overlap!r} is unknown; choose one of {', '.join(OVERLAPS)}"
@@ -66,9 +66,9 @@ def check(overlap: str, algorithm: Algorithm, plain: bool) -> None:
 
 
 class Span(NamedTuple):
-    """Seconds of a stage or of a collective, by `time.monotonic`, for a timeline."""
+    """Interval of a stage or of a collective, in s of `time.monotonic`, for a timeline."""
 
-    lane: str  # computing or communicating
+    lane: str  # "compute" or "exchange"
     name: str
     start: float
     end: float
@@ -78,25 +78,25 @@ class Span(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Equations that are computed in a row, from known values to values that others read."""
+    """Equations that are computed in a row, from known values to values that are read later."""
 
-    awaits: int | None  # group of inputs that has to be there
-    leaves: int | None  # group of outputs that is known after it; the last one is the rest
-    program: Jaxpr  # its inputs and outputs are variables of the whole
-    frees: list  # variables whose values nobody reads any more
+    awaits: int | None  # group of inputs that must have arrived before the stage
+    leaves: int | None  # group of outputs that is known after the stage; the last one is the rest
+    program: Jaxpr  # its inputs and outputs are variables of the whole function
+    frees: list  # variables whose values no later stage reads
 
 
 class Stages:
-    """A function of (groups that arrive, *given) that returns (groups that leave, rest), in stages.
+    """Stages of a function (arriving groups, *given) -> (leaving groups, rest).
 
-    Each stage computes what the next group that leaves needs, as far as the groups that have
-    arrived allow. Groups arrive and leave in their order. The function is cut between equations:
-    a loop, such as a scan over layers, is one piece. However its stages are computed, the values
-    are what the function gives but for roundings that compilers choose.
+    Each stage computes values that the next leaving group needs, as far as the groups that have
+    arrived allow. Groups arrive and leave in their order. Cuts lie between equations, so that a
+    loop, such as a scan over layers, is one piece. The stages compute the values of the whole
+    function, up to roundings that compilers choose.
     """
 
     def __init__(self, function: Callable, workers: int, arriving: Sequence, *given: Any):
-        """Trace and cut a function under the axis of workers, of which it may ask for the index.
+        """Trace and cut a function, which may use its index on the axis of workers.
 
         arriving, given: arrays or their shapes, as one worker has them.
         """
@@ -112,7 +112,7 @@ class Stages:
 
     def _cut(self, program: Jaxpr, kept: list) -> list[Stage]:
         level = {var: k for k, group in enumerate(self._arriving) for var in group}
-        for e in program.eqns:  # the group after which it can be computed
+        for e in program.eqns:  # level: the group after which an equation can be computed
             latest = max((level[var] for var in inputs(e) if var in level), default=-1)
             level |= dict.fromkeys(e.outvars, latest)
         left, known = list(program.eqns), {*self.given, *program.constvars}
@@ -137,7 +137,7 @@ class Stages:
             take(None, b, needed(variables(group), known, left))
 
         stages: list[Stage] = []
-        later: set = set()  # what the stages behind read, or the result has
+        later: set = set()  # variables that later stages read or that the result has
         for awaits, leaves, equations in reversed(pieces):
             rest = leaves == len(self._leaving)
             outside = [] if leaves is None else kept if rest else self._leaving[leaves]
@@ -162,11 +162,11 @@ class Stages:
         arrived: Callable[[int], Any] = lambda group: (),
         leave: Callable[[int, list], None] = lambda group, values: None,
     ) -> Any:
-        """Return the rest of the result.
+        """Compute all stages and return the rest.
 
-        compute: of each stage, inputs -> outputs. given: a tuple of the other arguments. arrived:
-        a group -> its values, called once they are needed. leave: called with each group of
-        outputs as soon as a stage has it.
+        compute: inputs -> outputs of each stage. given: a tuple of the other arguments. arrived:
+        group -> its values, called when a stage needs them. leave: called with every leaving group
+        and its values, as soon as a stage has computed them.
         """
         values = dict(zip(self.given, jax.tree.leaves(given), strict=True))
         rest: Sequence[Any] = ()
@@ -186,12 +186,12 @@ class Stages:
         return jax.tree.unflatten(self._rest, rest)
 
     def traced(self, stage: Stage) -> Callable:
-        """Return a stage as a function for the program that is being traced."""
+        """Return a stage as a function that can be traced into another program."""
         return lambda *values: jax.core.eval_jaxpr(stage.program, self.consts, *values)
 
 
 def _groups(flat: Sequence, groups: Sequence) -> list[list]:
-    """Return variables by the groups that they are the leaves of, the others last."""
+    """Return flat variables by group, in the order of `groups`; all others come last."""
     ends = np.cumsum([len(jax.tree.leaves(group)) for group in groups], dtype=int).tolist()
     return [list(flat[i:j]) for i, j in zip([0, *ends], [*ends, len(flat)], strict=True)]
 
@@ -200,9 +200,9 @@ def _groups(flat: Sequence, groups: Sequence) -> list[list]:
 
 
 class Round:
-    """A plain round as functions: up to the buffers of all buckets, and from their sums on.
+    """A plain round in two parts: `begin` fills the buffers of all buckets, `end` uses their sums.
 
-    Buffers that hold the same leaves are a group, see `comms.buckets.groups`.
+    Buffers that hold the same leaves form a group, see `comms.buckets.groups`.
     """
 
     def __init__(self, algorithm: Algorithm, losses: Callable, mini_batches: int, augment, team):
@@ -212,7 +212,7 @@ class Round:
         self._augment, self._team = augment, team
 
     def begin(self, arriving, model, offset, table, examples) -> tuple[list[list], tuple]:
-        """Return (the buffers of all groups, nothing)."""
+        """Return (the filled buffers of each group, an empty rest)."""
         del arriving
         contribution, _ = rounds.contributed(
             self.algorithm, self._losses, self._mini_batches, self._augment, self._team,
@@ -223,7 +223,7 @@ class Round:
         return [[flat[i] for i in group] for group in buckets.groups(made)], ()
 
     def end(self, sums, model, offset, table) -> tuple[rounds.Model, jax.Array]:
-        """Return (model, offset) after the round; sums: of all buffers, as they are sent."""
+        """Return (model, offset) after the round; sums: of all buffers, in sending order."""
         made = self.buffers_of(model.params)
         mean = buckets.means(sums, model.params, made, scaled_weights(None))
         return rounds.landed(
@@ -231,9 +231,9 @@ class Round:
         )
 
     def following(self, sums, model, offset, table, examples) -> tuple[list[list], tuple]:
-        """End a round and begin the next one: (its groups, (model, offset)).
+        """End a round and begin the next; return (the next one's groups, (model, offset)).
 
-        sums: of the buffers of all groups, the last group first.
+        sums: of the buffers by group, the last group first.
         """
         groups = buckets.groups(self.buffers_of(model.params))[::-1]
         by_place = dict(zip(itertools.chain(*groups), itertools.chain(*sums), strict=True))
@@ -242,10 +242,10 @@ class Round:
 
 
 def in_order(groups: Sequence[Sequence[int]], send: Callable[[int, Any], None]) -> Callable:
-    """Return a function of a group and its buffers that sends all buffers in their order.
+    """Return a function (group, its buffers) that sends all buffers in their order.
 
-    A buffer is sent as soon as it is known, and all before it are: the order is the same on all
-    processes, whose collectives would else wait for each other for ever.
+    A buffer is sent as soon as this buffer and all buffers before it are known. The order is equal
+    on all processes, because their collectives would otherwise wait for each other for ever.
     """
     known: dict[int, Any] = {}
     awaited = 0
@@ -261,11 +261,11 @@ def in_order(groups: Sequence[Sequence[int]], send: Callable[[int, Any], None]) 
 
 
 def in_program(parts: Round, carry, table, examples, active) -> tuple:
-    """Return the carry after a round with asynchronous collectives, as `rounds.plain` does.
+    """Return the carry of `rounds.plain` after a round with asynchronous collectives.
 
-    A buffer's reduce-scatter starts with its gradients and ends as the next buffer's starts. The
-    compiler schedules: `jax.experimental.overlap.program_order` of JAX 0.12.0.1, which would keep
-    this order, ends the process on CPU devices.
+    A buffer's reduce-scatter starts once its gradients are known, and ends before the next one
+    starts. The compiler may change this. `jax.experimental.overlap.program_order` of JAX 0.12.0.1
+    would keep this order, but ends the process on CPU devices.
     """
     del active
     model, offset, token = carry
@@ -290,15 +290,15 @@ def in_program(parts: Round, carry, table, examples, active) -> tuple:
 
 
 class Threads:
-    """The rounds of a dispatch, called as (model, table, examples, active, count) -> model.
+    """Rounds in two threads, called as (model, table, examples, active, count) -> model.
 
-    timeline: a list that gets a `Span` of every stage and collective, which has the stages wait for
-    each other; or None. exchanges: False keeps every worker's own buckets, for a timeline of
-    computing alone.
+    timeline: None, or a list that gets a `Span` of every stage and collective; stages then block
+    until their values are ready. exchanges: if False, every worker keeps its own buckets, for a
+    timeline of computing alone.
     """
 
     def __init__(self, parts: Round, devices: jax.sharding.Mesh, spec: P, model, table, examples):
-        """Compile everything; spec: of the examples; model, table, examples: as they are given."""
+        """Compile all programs, for arguments as in a call; spec: placement of the examples."""
         self.timeline: list[Span] | None = None
         self.exchanges = True
         self._devices, self._workers = devices, devices.shape[AXIS]
@@ -312,7 +312,7 @@ class Threads:
         own += jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape[0 if shared else 1 :], a.dtype), (examples,)
         )
-        whole = len(jax.tree.leaves(examples)) if shared else 0  # inputs that are not stacked
+        whole = len(jax.tree.leaves(examples)) if shared else 0  # number of unstacked inputs
         self._first = _Programs(self, Stages(parts.begin, self._workers, (), *own), whole)
         made = parts.buffers_of(own[0].params)
         self._groups = buckets.groups(made)
@@ -365,7 +365,7 @@ class Threads:
         return self._ended(sums, model, offset, table)[0]
 
     def close(self) -> None:
-        """End the second thread, once it has nothing to do."""
+        """End the second thread, once its queue is empty."""
         self._jobs.put(None)
 
     def _ended(self, sums, model, offset, table):
@@ -385,7 +385,7 @@ class Threads:
         return timed
 
     def _submit(self, name: str, program: Callable, value: Any) -> Future:
-        """Have the second thread run a collective on an array, or on what another job finds."""
+        """Queue a collective for the second thread, on an array or on another job's result."""
         job: Future = Future()
         self._jobs.put((job, name, program, value))
         return job
@@ -403,11 +403,11 @@ class Threads:
                 if self.timeline is not None:
                     self.timeline.append(Span("exchange", name, began, time.monotonic()))
                 job.set_result(found)
-            except BaseException as error:  # the first thread raises it
+            except BaseException as error:  # the first thread raises it from the future
                 job.set_exception(error)
 
     def _collectives(self, function: Callable, shapes: Sequence) -> tuple[list, list]:
-        """Return programs of a collective, and the shapes of what comes out of them."""
+        """Return the programs of a collective, one per shape, and the shapes of their results."""
 
         def of_axis(x):
             return function(x, AXIS)
@@ -420,9 +420,9 @@ class Threads:
         return jax.make_jaxpr(function, axis_env=axes, return_shape=True)(*given)[1]
 
     def _compiled(self, function: Callable, shapes: Sequence, whole: Sequence = ()) -> Callable:
-        """Compile a function of flat values of a worker, which are stacked outside of it.
+        """Compile a function of one worker's flat values, for values that are stacked by worker.
 
-        whole: places of the values that all workers have alike.
+        whole: positions of values that are equal on all workers, and not stacked.
         """
         specs = tuple(P() if i in whole else P(AXIS) for i in range(len(shapes)))
 
@@ -444,10 +444,10 @@ class Threads:
 
 
 class _Programs:
-    """Stages as programs of their own."""
+    """Compiled programs of the stages of a function."""
 
     def __init__(self, threads: Threads, stages: Stages, whole: int):
-        """whole: inputs of the stages, the last ones, that all workers have alike."""
+        """Compile all stages; whole: number of last inputs that are equal on all workers."""
         self._threads, self._stages = threads, stages
         shared = {*stages.given[len(stages.given) - whole :]}
         self._programs = [

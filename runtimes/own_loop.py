@@ -1,12 +1,12 @@
-"""Methods as optax transforms for a training loop of one's own.
+"""Methods as optax transforms, for a training loop that the user writes.
 
     tx = as_optax(dpsgd(optax.sgd(0.1), topology.ring(8)))
     updates, state = tx.update(gradients, state, params)  # over the axis "workers"
 
 The loop runs under `jax.vmap(axis_name="workers")`, `jax.pmap` or `jax.shard_map`, and every worker
-keeps a state of its own. The transform supplies the extra arguments that a launched run takes from
-its schedule: it counts updates and samples, looks up active links and applies the server's
-optimizer. Whatever is given to `update` takes precedence.
+has its own state. The transform supplies the extra arguments that a launched run takes from its
+schedule: it counts updates and samples, and looks up the active links. It also applies the server's
+optimizer. Extra arguments that are given to `update` take precedence.
 """
 
 import sys
@@ -27,31 +27,31 @@ Extra = dict[str, Any]
 
 
 class MethodState(NamedTuple):
-    """The state of one worker."""
+    """State of one worker."""
 
     updates: jax.Array  # [] int32, exchanges so far
     samples: jax.Array  # [2] uint32, words of the samples that all workers have used in them
-    exchange: Any  # of the method's exchange
-    optimizer: Any  # of the server, the same on all workers; () without one
-    served: Any  # the server's parameters beside a worker's own; () if there is one model
-    raw: Any  # what the exchange mixes, if gradients are taken elsewhere; else ()
+    exchange: Any  # state of the method's exchange
+    optimizer: Any  # state of the server's optimizer, equal on all workers; () without a server
+    served: Any  # the server's parameters, if workers have their own beside them; else ()
+    raw: Any  # parameters that the exchange mixes, if gradients are taken at others; else ()
 
 
 class LocalState(NamedTuple):
-    """The state of one worker of a method with local steps."""
+    """State of one worker of a method with local steps."""
 
     method: MethodState
-    work: Any  # of the local optimizer
+    work: Any  # state of the local optimizer
     base: Any  # parameters at which the local steps began
     steps: jax.Array  # [] int32, local steps since then
 
 
 class LocalSteps(NamedTuple):
-    """A method with local steps in two calls, each of which returns (updates, state).
+    """Functions of a method with local steps; `step` and `exchange` return (updates, state).
 
     init: params -> state.
-    step: (gradients, state, params, **extra): one local step, without communication.
-    exchange: (state, params, **extra): the exchange after any number of local steps.
+    step: (gradients, state, params, **extra), one local step without communication.
+    exchange: (state, params, **extra), the exchange after any number of local steps.
     """
 
     init: Callable[[Any], LocalState]
@@ -64,18 +64,18 @@ def as_optax(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the method as a transform whose `update(gradients, state, params)` is one update.
 
-    batch_size: samples behind the gradient of a worker, or of one of its local steps: what random
-        draws and rates that follow samples count by.
-    local_steps: H, after which a method with local steps exchanges; `as_local_steps` leaves that
-        to the caller.
+    batch_size: samples of a worker's gradient, or of the gradient of a local step. Random draws and
+        learning-rate schedules count these samples.
+    local_steps: H, the local steps between two exchanges of a method with local steps; with
+        `as_local_steps` the caller chooses the exchanges.
 
-    `Algorithm` lists the extra arguments. For a non-blocking round give `batches`, the mini-batches
-    that this worker has finished, with the mean of their gradients, and `nominal`, the mini-batches
-    of a full round. Random activations repeat after 65,536 updates.
+    `algorithms.base` lists the extra arguments. In a non-blocking round, pass the mean gradient of
+    the mini-batches that this worker has finished. Pass their number as `batches`, and the number
+    in a full round as `nominal`. Random activations repeat after 65,536 updates.
 
-    Parameters are those at which gradients are to be taken; for push-sum they are x / w. Raises
-    ValueError, when it is traced, for a method that needs what only a launcher knows, for an axis
-    of another size than the method's graph and inside `optax.apply_if_finite`.
+    `params` is the point at which gradients are taken, x / w for push-sum. Tracing of `update`
+    raises ValueError for a method that needs arguments that only a launcher knows. It also does so
+    on an axis whose size is not that of the method's graph, and inside `optax.apply_if_finite`.
     """
     if _checked(method).work is None:
         if local_steps != 1:
@@ -102,7 +102,7 @@ def as_optax(
         if local_steps == 1:
             return exchanged()
         due = (state.steps >= local_steps).astype(jnp.int32)
-        # Under vmap the count has an axis of workers, but they all agree.
+        # Under vmap the count has an axis of workers, but is equal on all of them.
         due = jax.lax.pmax(due, AXIS)
         return jax.lax.cond(due > 0, exchanged, lambda: (moved, state))
 
@@ -110,7 +110,7 @@ def as_optax(
 
 
 def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
-    """Return a method with local steps, as DiLoCo, local SGD or Swarm, in two calls.
+    """Return a method with local steps, such as DiLoCo, local SGD or Swarm, as `LocalSteps`.
 
     batch_size: as in `as_optax`. Raises ValueError for a method without local steps.
     """
@@ -133,7 +133,7 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
         return moved, state._replace(work=inner, steps=state.steps + 1)
 
     def exchange_fn(state, params, **extra):
-        """Exchange base - params, and lead from params to where the next local steps begin."""
+        """Exchange base - params; return the change from params to the next steps' beginning."""
         extra = {"batches": state.steps, "nominal": jnp.maximum(state.steps, 1)} | extra
         progress = jax.tree.map(jnp.subtract, state.base, _needed(params))
         moved, inner = core.update(progress, state.method, state.base, **extra)
@@ -145,7 +145,7 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
 
 
 class _Core:
-    """The exchange and the server's step of a method, with what they take from a schedule."""
+    """Exchange and server step of a method, with arguments that a schedule would supply."""
 
     def __init__(self, method: Algorithm, batch_size: int):
         if not batch_size >= 1 or batch_size % 1:
@@ -209,7 +209,7 @@ class _Core:
         return change, after._replace(optimizer=optimizer, served=served)
 
     def given(self, state: MethodState, extra: Extra, nominal: Any = None) -> Extra:
-        """Return the extra arguments of an update: of a full round but for what is given."""
+        """Return the extra arguments of an update: `extra`, and defaults of a full round."""
         if nominal is None:
             if ("batches" in extra) != ("nominal" in extra):
                 raise ValueError(
@@ -229,7 +229,7 @@ class _Core:
         }
         if self._active is not None and "active" not in extra:
             rows = jnp.asarray(np.packbits(self._active, axis=1, bitorder="little"))
-            again = self._method.links.fixed  # what is chosen does not come again
+            again = self._method.links.fixed  # chosen links do not repeat
             later = again + (state.updates - again) % (len(rows) - again)
             row = jnp.unpackbits(
                 rows[jnp.where(state.updates < again, state.updates, later)],
@@ -237,12 +237,12 @@ class _Core:
                 bitorder="little",
             )
             known["active"] = row.astype(bool)
-        if "samples" in extra:  # a number of the caller's is what is drawn by as well
+        if "samples" in extra:  # then random draws follow the caller's number, too
             del known["count"]
         return known | extra
 
     def _check(self, params) -> None:
-        """Raise ValueError for what cannot run here."""
+        """Raise ValueError in a wrapper that skips updates, and on an axis of the wrong size."""
         _refuse_conditions()
         workers, graph = jax.lax.axis_size(AXIS), self._method.graph
         built = self._method.needs.workers if graph is None else len(graph)
@@ -263,7 +263,7 @@ def _checked(method):
 
 
 def _needed(params):
-    """Return the parameters of an update; ValueError where they or the axis are missing."""
+    """Return `params`; raise ValueError if they or the axis of workers are missing."""
     if params is None:
         raise ValueError("as_optax: `params` is missing; call update(gradients, state, params)")
     try:
@@ -277,10 +277,10 @@ def _needed(params):
 
 
 def _refuse_conditions() -> None:
-    """Raise ValueError inside wrappers of optax that let a worker skip an update alone.
+    """Raise ValueError inside optax wrappers that let a single worker skip an update.
 
-    The others would wait for its collectives for ever. Both wrappers trace the method inside of
-    their own functions, of which nothing but the names tells.
+    The other workers would wait for its collectives for ever. Both wrappers trace the method in
+    their own functions. Only the names of these functions on the stack reveal a wrapper.
     """
     frame = sys._getframe()
     while frame is not None:

@@ -1,6 +1,6 @@
-"""The state of a run as flat dicts of arrays, and arrays between a host and its devices.
+"""State of a run as flat dicts of arrays, and transfers of arrays between host and devices.
 
-Over several processes, all of them call each function for devices, in the same order.
+If there are several processes, all call the functions that involve devices, in the same order.
 """
 
 import functools
@@ -18,9 +18,9 @@ from runtimes import phases
 
 
 def pack(tree) -> dict[str, np.ndarray]:
-    """Every leaf on the host by its path ("params/dense/kernel"), scalars as arrays [1].
+    """Return each leaf on the host by its path ("params/dense/kernel"), scalars as arrays [1].
 
-    Empty arrays are left out: they hold nothing, and stores do not take them.
+    Empty arrays are left out, because stores do not accept them.
     """
     leaves = jax.device_get(jax.tree_util.tree_leaves_with_path(tree))
     return {path_text(path): np.atleast_1d(leaf) for path, leaf in leaves if np.size(leaf)}
@@ -29,9 +29,9 @@ def pack(tree) -> dict[str, np.ndarray]:
 def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
     """Return the tree that `pack` has packed, with structure, types and devices of `like`.
 
-    NumPy arrays stay on the host.
+    Leaves that are NumPy arrays in `like` stay on the host.
 
-    ValueError if it was packed from a tree of other names or shapes.
+    Raises ValueError if `packed` is from a tree with other names or shapes.
     """
 
     def leaf(path, old):
@@ -41,7 +41,7 @@ def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
         _check(name, packed, np.shape(old) or (1,))
         if isinstance(old, np.ndarray | np.generic):
             return packed[name].reshape(np.shape(old)).astype(old.dtype)
-        # Copied, because the arrays of a run are given away when it goes on.
+        # Copied, because `advance` donates the arrays of a run.
         value = jnp.array(packed[name].reshape(np.shape(old)), old.dtype)
         return jax.device_put(value, old.sharding)
 
@@ -49,19 +49,19 @@ def unpack(like: Tree, packed: Mapping[str, np.ndarray]) -> Tree:
 
 
 def place(tree: Tree, sharding: NamedSharding) -> Tree:
-    """Return the arrays of a tree, the same on every process, where `sharding` wants them."""
+    """Return a tree with its arrays, equal on every process, placed by `sharding`."""
 
     def leaf(array):
         if sharding.is_fully_addressable:
             return jax.device_put(array, sharding)
-        # device_put would first compare the values of all processes.
+        # `device_put` would first compare the values of all processes.
         return jax.make_array_from_callback(np.shape(array), sharding, lambda part: array[part])
 
     return jax.tree.map(leaf, tree)
 
 
 def whole(function: Callable, replicated: NamedSharding) -> Callable:
-    """Return `function` of arrays, all of whose results every process can read."""
+    """Return `function` with results that every process can read in full."""
     if replicated.is_fully_addressable:
         return function
     gather = jax.jit(function, out_shardings=replicated)
@@ -74,7 +74,7 @@ def whole(function: Callable, replicated: NamedSharding) -> Callable:
 
 
 def of_all(values: np.ndarray) -> np.ndarray:
-    """Return the values of every process, [processes, *shape] float64, bit for bit; also wait."""
+    """Return all processes' values bit for bit, [processes, *shape] float64; act as a barrier."""
     if jax.process_count() == 1:
         return values[None]
     bits = np.ascontiguousarray(values, np.float64).view(np.uint32)  # JAX would round to float32
@@ -86,11 +86,11 @@ Where = Callable[[tuple[int, ...]], NamedSharding]
 
 
 def pack_divided(once: Callable[[Tree], Tree], model: Tree, where: Where) -> dict[str, jax.Array]:
-    """`once(model)` by path, every array divided as in `model`; empty ones are left out.
+    """Return `once(model)` by path, each array divided as in `model`; empty ones are left out.
 
-    model: arrays with a leading axis of workers, of this shape where `where` says.
-    once: takes all rows of an array, or the first.
-    The arrays stay on the devices, as they are until the run goes on.
+    model: arrays with a leading axis of workers. where: shape -> sharding of an array of `model`.
+    once: keeps all rows of an array, or only the first one.
+    The results are copies on the devices, which stay valid when the run goes on.
     """
     named = jax.tree_util.tree_leaves_with_path(model)
     shapes = jax.tree.leaves(jax.eval_shape(once, model))
@@ -98,7 +98,7 @@ def pack_divided(once: Callable[[Tree], Tree], model: Tree, where: Where) -> dic
     for (path, array), wanted in zip(named, shapes, strict=True):
         if array.size:
             sharding = where(array.shape)
-            if wanted.shape != array.shape:  # a row that all workers have alike
+            if wanted.shape != array.shape:  # a row that is equal on all workers
                 sharding = NamedSharding(sharding.mesh, P(None, *sharding.spec[1:]))
             packed[path_text(path)] = _rows(array, wanted.shape[0], sharding)
     return packed
@@ -107,9 +107,9 @@ def pack_divided(once: Callable[[Tree], Tree], model: Tree, where: Where) -> dic
 def unpack_divided(
     once: Callable[[Tree], Tree], model: Tree, packed: Mapping[str, jax.Array], where: Where
 ) -> Tree:
-    """Return the model that `pack_divided` has packed, of the shapes of `model`.
+    """Return the model that `pack_divided` has packed, with the shapes of `model`.
 
-    ValueError if it was packed from a tree of other names or shapes.
+    Raises ValueError if `packed` is from a tree with other names or shapes.
     """
 
     def leaf(path, old, wanted):
@@ -131,7 +131,7 @@ def _check(name: str, packed: Mapping, wanted: tuple[int, ...]) -> None:
         )
 
 
-# Copies, as a dispatch gives the arrays of a run away while a host may still read the old ones.
+# Copies, because a dispatch donates a run's arrays while a host may still read the old ones.
 @functools.partial(jax.jit, static_argnames=("count", "sharding"))
 def _rows(array, count: int, sharding: NamedSharding):
     return jax.lax.with_sharding_constraint(jnp.copy(array[:count]), sharding)

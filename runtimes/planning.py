@@ -1,9 +1,9 @@
 """The host's part of a simulated run: planned updates in the form that a device takes.
 
-A waiting rule plans some updates ahead; a run takes those that land in time, a turn after the
-other. Where gradients are stale, every version of the parameters gets a slot from its birth until
-its last reader. Versions kept by worker would be ambiguous when one worker delivers twice in an
-update, and the whole history would be unbounded.
+A waiting rule plans some updates ahead, and a run takes the updates that land in time, turn by
+turn. If gradients are stale, every version of the parameters has a slot from its creation to its
+last read. Versions stored by worker would be ambiguous if a worker delivers twice in an update. A
+store of all versions would be unbounded.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,25 +19,25 @@ from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
 PLANNED_UPDATES = 64  # how far the clock runs ahead of the training
-INDICES_PER_DISPATCH = 1 << 22  # bounds the sample indices of one dispatch to 16 MiB
+INDICES_PER_DISPATCH = 1 << 22  # bound on the sample indices of a dispatch: 16 MiB
 
 
 def init_slots(slots: int) -> np.ndarray:
-    """Return the versions in slots, -1 if free: 0, the initial parameters, in the first one."""
+    """Return the version in each slot: version 0, the initial one, in slot 0, and -1 if free."""
     version = np.full(slots, -1, np.int64)
     version[0] = 0
     return version
 
 
 def allocate(slots: np.ndarray, schedule) -> tuple[np.ndarray, ...]:
-    """Plan the slots of a segment: (slots, read [T, k], write [T], current [T]); see `init_slots`.
+    """Return (slots after a segment, read [T, k], write [T], current [T]); see `init_slots`.
 
-    schedule: the next segment; `schedule.held` lists the versions that are read after it (None:
-        none but the newest).
-    Update t reads its contributors' versions and its own, t, and writes t + 1. All reads come
-    before the write, so the slot of a version may be overwritten in the update that reads it last.
-    The first updates of a segment get the same slots when the segment ends after them: a run may be
-    planned anew from where it stands.
+    schedule: the next segment; `schedule.held` lists the versions that later segments read (None:
+        only the newest one). Raises ValueError if a version is missing or no slot is free.
+    Update t reads its contributors' versions and version t, and writes version t + 1. All reads
+    precede the write, so that the last update to read a version may overwrite the version's slot.
+    The first updates of a segment get the same slots if the segment ends after them. A run can
+    therefore be planned anew at any update.
     """
     first_update, updates = schedule.offset, schedule.updates
     end = first_update + updates
@@ -50,7 +50,7 @@ def allocate(slots: np.ndarray, schedule) -> tuple[np.ndarray, ...]:
 
     slot_of = {v: s for s, v in enumerate(slots.tolist()) if v >= 0}
     expiring = [[] for _ in range(updates + 1)]
-    # In order, as that in which slots become free says which one is written next.
+    # Sorted, because the order in which slots become free decides which one is written next.
     for version in sorted({*slot_of, *range(first_update, end + 1)}):
         expiring[max(last_read.get(version, first_update) - first_update, 0)].append(version)
     free = np.flatnonzero(slots < 0).tolist()
@@ -79,24 +79,24 @@ def allocate(slots: np.ndarray, schedule) -> tuple[np.ndarray, ...]:
 
 
 class Plan(NamedTuple):
-    """The position of a run on its clock."""
+    """Position of a run on its clock."""
 
     clock: Any  # state of the waiting rule, after `planned`
-    planned: Schedule | None  # made by the clock, not yet run
+    planned: Schedule | None  # rows that the rule has planned and that have not run
     begun: tuple[Any, np.ndarray] | None  # clock and slots from which `planned` was made
     rows: tuple[np.ndarray, ...] | None  # read, write, current, keep of `planned`
     slots: np.ndarray  # [slots] int64, versions in them after the last planned update
     newest: int  # slot of the newest parameters
     update: int
     samples: int
-    seconds: float  # the last landing, or until when nothing more has landed
-    exhausted: bool  # the last time that something was asked for, the rule had no more rows
-    remembers: bool  # the method keeps something for every worker
+    seconds: float  # time of the last landing, or a later time until which no update has landed
+    exhausted: bool  # the rule had no more rows at the last request
+    remembers: bool  # the method keeps memory per worker
     known: Known  # of all rows that have been planned
 
 
 class Turn(NamedTuple):
-    """Updates to run now."""
+    """Updates that run in one dispatch."""
 
     schedule: Schedule
     samples: np.ndarray  # [T] int64, seen before each update
@@ -108,16 +108,16 @@ class Turn(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The mini-batches that the rows of a turn take."""
+    """Addresses of the mini-batches in the rows of a turn."""
 
-    worker: np.ndarray  # [updates, k] int32, of the positions that work
+    worker: np.ndarray  # [updates, k] int32, of working positions alone
     counter: np.ndarray  # [updates, k, mini_batches] int64
-    schedule: Schedule  # the rows before those that only fill up
-    workers: int  # of the run
+    schedule: Schedule  # the rows without padding
+    workers: int  # number of workers in the run
 
 
 class Planner:
-    """Plans of one waiting rule."""
+    """Planner of the updates of one waiting rule."""
 
     def __init__(
         self,
@@ -128,25 +128,25 @@ class Planner:
         most: Callable[[int], int],
         recalls: bool = False,
     ):
-        """batch_size, mini_batches: as in `runtimes.simulate.Simulator`.
+        """Take a rule; batch_size, mini_batches: as in `runtimes.simulate.Simulator`.
 
-        stale: contributions may be taken at older versions, which live in slots. most: how many
-        updates a turn may have at most, from the samples of one. recalls: a worker with a model of
-        its own may begin anew from what this was at an older version.
+        stale: contributions may be taken at older versions, which are kept in slots. most: samples
+        of an update -> the most updates of a turn. recalls: a worker with a model of its own may
+        restart from an older version of this model.
         """
         self._rule, self._batch_size = rule, batch_size
         self._mini_batches, self._stale, self._most = mini_batches, stale, most
         self._recalls = recalls
 
     def start(self, remembers: bool) -> Plan:
-        """Return the plan of a run of no updates; remembers: the method keeps memory per worker."""
+        """Return the plan of a run without updates; remembers: see `runtimes.base.remembers`."""
         free = init_slots(self._rule.workers + 1)
         known = Known(everyone=True, busy=True, served=True)
         clock = self._rule.init()
         return Plan(clock, None, None, None, free, 0, 0, 0, 0.0, False, remembers, known)
 
     def take(self, plan: Plan, seconds: float, most: float) -> tuple[Plan, Turn | None]:
-        """Return the next updates that land by `seconds`, at most `most`, not too many at once."""
+        """Return (plan, turn of at most `most` updates that land by `seconds`, or None)."""
         plan = self._ahead(plan, seconds, most)
         planned, count = plan.planned, 0
         if planned is not None:
@@ -170,11 +170,11 @@ class Planner:
         ), turn
 
     def addresses(self, turn: Turn, updates: int, width: int) -> Addresses:
-        """Return the mini-batches that `rows` of the same sizes takes."""
+        """Return the addresses of the mini-batches for `rows` of the same sizes."""
         done, workers = turn.schedule, self._rule.workers
         working = width
         if done.partner is not None and not done.batches[:, width // 2 :].any():
-            working //= 2  # partners never stop: they bring nothing along
+            working //= 2  # partners never stop, so that they have no mini-batches
         ids = _padded(done.workers, np.int32, updates, width, workers)[:, :working]
         counters = _padded(done.first, np.int64, updates, width)[:, :working]
         counters = counters[..., None] + np.arange(self._mini_batches)
@@ -188,10 +188,10 @@ class Planner:
         indices: jax.Array,
         draws: jax.Array | None = None,
     ) -> Row:
-        """Return the turn padded by nobody's rows and positions to [updates, width].
+        """Return the turn as rows, padded with empty rows and positions to [updates, width].
 
-        indices: of the samples in the mini-batches of `addresses`, [..., batch_size]; draws: what
-        their augmentation draws.
+        indices: of the samples in the mini-batches of `addresses`, [..., batch_size]. draws: of
+        the augmentation of these samples.
         """
         done, rest = turn.schedule, (0, updates - turn.schedule.updates)
 
@@ -218,7 +218,7 @@ class Planner:
         )
 
     def observe(self, plan: Plan, seconds: float, loss: float) -> Plan:
-        """Pass a loss to a rule that follows the training, as if its clock had not run ahead."""
+        """Pass a loss to a rule that follows it, and drop planned rows that the loss may change."""
         if self._rule.observe is None:
             return plan
         if plan.planned is not None:
@@ -232,7 +232,7 @@ class Planner:
     def skip(
         self, plan: Plan, seconds: float, most: float = np.inf
     ) -> tuple[Plan, Schedule | None]:
-        """Take all turns that land by `seconds`, at most `most` updates, and run none of them."""
+        """Return (plan, schedule) past all updates that land by `seconds`, at most `most`."""
         done = []
         while most > 0:
             plan, turn = self.take(plan, seconds, most)
@@ -243,15 +243,15 @@ class Planner:
         return plan, concatenate(done) if done else None
 
     def ahead(self, plan: Plan) -> Plan:
-        """Return the plan with rows to come, for a host that is idle while devices work."""
-        follows = self._rule.observe is not None  # its rows depend on losses that are not known
+        """Plan the next rows while devices work and the host is idle; return the new plan."""
+        follows = self._rule.observe is not None  # the rows depend on losses that are not known
         return plan if follows or plan.planned is not None else self._extended(plan)
 
     def _ahead(self, plan: Plan, seconds: float, most: float) -> Plan:
         """Return the plan with rows for a whole turn, as far as the rule has them.
 
-        What is left of the last rows would make a turn of its own, in a shape that has to be
-        compiled. A rule that follows the training is asked again only when they have been taken.
+        A turn of only the rows that are left would have a new shape, which must be compiled. A rule
+        that follows the training plans again only when no rows are left.
         """
         planned = plan.planned
         if planned is None:
@@ -270,7 +270,7 @@ class Planner:
         return longer._replace(planned=joined, rows=rows)
 
     def _extended(self, plan: Plan) -> Plan:
-        """Return the plan with the rule's next rows alone, or as it was at the rule's end."""
+        """Return the plan with only the rule's next rows, or with its old rows if the rule ends."""
         clock, planned = self._rule.extend(plan.clock, PLANNED_UPDATES)
         if planned.updates == 0:
             return plan._replace(clock=clock)
@@ -301,12 +301,12 @@ class Planner:
 
 
 def whole_powers(updates: int) -> int:
-    """Return the next power of two: few shapes to compile."""
+    """Return the least power of two >= updates, so that few shapes are compiled."""
     return 1 << (updates - 1).bit_length()
 
 
 def _recalled(planned: Schedule) -> np.ndarray:
-    """Before which rows, [T] bool, models stand from which a worker begins anew in a later row."""
+    """Return [T] bool: a worker may restart later from its model as it is before this row."""
     older = np.unique([] if planned.held is None else planned.held)
     if planned.restored is not None:
         own = planned.restored == planned.workers
@@ -315,7 +315,7 @@ def _recalled(planned: Schedule) -> np.ndarray:
 
 
 def stacked(rows: list[Row]) -> Row:
-    """Rows of several runs with a leading axis; in one call for what lies on a device."""
+    """Return rows of several runs on a new leading axis; device arrays are stacked in one call."""
     leaves = zip(*map(jax.tree.leaves, rows), strict=True)
     joined = [np.stack(a) if isinstance(a[0], np.ndarray) else _stack(a) for a in leaves]
     return jax.tree.unflatten(jax.tree.structure(rows[0]), joined)
@@ -327,7 +327,7 @@ def _stack(arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np.ndarray:
-    """Pad values [T] or [T, k] to [updates] or [updates, width]."""
+    """Return values [T] or [T, k] padded with `filler` to [updates] or [updates, width]."""
     shape = (updates, *(width for _ in values.shape[1:]))
     if values.shape == shape:
         return values.astype(dtype)
@@ -337,5 +337,5 @@ def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np
 
 
 def _widened(values: np.ndarray, width: int) -> np.ndarray:
-    """Values [T] as they are, or [T, k] with zeros up to [T, width]."""
+    """Return values [T] unchanged, or values [T, k] padded with zeros to [T, width]."""
     return values if values.ndim == 1 else np.pad(values, [(0, 0), (0, width - values.shape[1])])

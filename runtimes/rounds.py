@@ -1,7 +1,7 @@
-"""One round on a device of a mesh: the plain step, or one that the host watches.
+"""One round on a device of a mesh: a plain step, or a step that the host watches.
 
-Both take the carry (model, offset of the next mini-batch in the table, a token that ties host
-callbacks to what came before) and return the next one.
+Both take and return a carry: (model, offset of the next mini-batch in the table, token). The token
+makes host callbacks wait for the operations before them.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _ANSWER = jax.ShapeDtypeStruct((), jnp.int32)  # GO, STOP or CUT, see `straggler
 
 
 class Model(NamedTuple):
-    """Everything that training changes; between rounds every leaf has a leading axis of workers."""
+    """All training state; between dispatches every leaf has a leading axis of workers."""
 
     params: Any
     server: Any
@@ -33,12 +33,12 @@ class Table(NamedTuple):
     """The mini-batches of a dispatch; between dispatches with a leading axis of workers."""
 
     indices: Any  # [mini-batches, batch_size] int32, samples in the training set
-    first: Any  # [] int32, counter of the worker's first one
-    draws: Any = None  # as `indices`, uint32: what their augmentation draws
+    first: Any  # [] int32, counter of the worker's first mini-batch
+    draws: Any = None  # uint32, shape of `indices`: draws of the augmentation
 
 
 def _finish_round(algorithm, model: Model, contribution, state, batches, total, given, weight):
-    """Exchange and step, the same for every kind of round."""
+    """Return the model after the exchange and the step, which both kinds of rounds share."""
     if algorithm.adopt is not None:
         given = given | {"current": model.server.params}
     updates, state = worker.exchange(
@@ -48,7 +48,7 @@ def _finish_round(algorithm, model: Model, contribution, state, batches, total, 
 
 
 def _applied(algorithm, model: Model, updates, state, total, given) -> Model:
-    """Step by the result of the exchange."""
+    """Return the model after the step with the result of the exchange."""
     if algorithm.server is None:
         params = optax.apply_updates(model.params, updates)
         return model._replace(params=params, worker=state)
@@ -82,7 +82,7 @@ def _given(model: Model, mini_batches: int, first, active) -> dict:
 def plain(
     algorithm, losses, mini_batches, augment, team, carry, table: Table, examples, active
 ) -> tuple[Model, jax.Array, jax.Array]:
-    """Everybody takes `mini_batches`; nothing is counted at run time. team: see `slices`."""
+    """Return the carry after a round of `mini_batches` on every worker; team: see `slices`."""
     model, offset, token = carry
     contribution, state = contributed(
         algorithm, losses, mini_batches, augment, team, model, offset, table, examples, active
@@ -98,7 +98,7 @@ def plain(
 def contributed(
     algorithm, losses, mini_batches, augment, team, model, offset, table: Table, examples, active
 ) -> tuple[Any, worker.WorkerState]:
-    """Return what a worker brings to the exchange of a plain round, and its state."""
+    """Return a worker's contribution to the exchange of a plain round, and its new state."""
     given = _given(model, mini_batches, table.first + offset, active)
     indices, draws = jax.tree.map(
         lambda a: jax.lax.dynamic_slice_in_dim(a, offset, mini_batches),
@@ -113,7 +113,7 @@ def contributed(
 def landed(
     algorithm, mini_batches, team, model: Model, offset, table: Table, mean
 ) -> tuple[Model, jax.Array]:
-    """Return (model, offset) after a plain round whose exchange was a mean, and keeps no state."""
+    """Return (model, offset) after a plain round whose stateless exchange returned `mean`."""
     given = _given(model, mini_batches, table.first + offset, None)
     total = jax.lax.axis_size(AXIS) * mini_batches
     model = _applied(algorithm, model, mean, model.worker, total, given)
@@ -126,22 +126,22 @@ def _moved(model: Model, offset, mini_batches, team, table) -> tuple[Model, jax.
 
 
 def _touch(tree):
-    """Return a scalar that cannot be known before every leaf is."""
+    """Return a scalar that depends on every leaf, so that it is known after all of them."""
     return sum(
         jnp.ravel(leaf)[0].astype(jnp.float32) for leaf in jax.tree.leaves(tree) if leaf.size
     )
 
 
 def _where(condition, chosen, other):
-    """`chosen` where the scalar condition holds, else `other`; both are trees."""
+    """Return the tree `chosen` if the scalar condition holds, else the tree `other`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
 
 
 class Watched:
-    """A round of as many mini-batches as the host allows, called with (carry, table, ...).
+    """Round whose mini-batches the host limits, called with (carry, table, examples, active).
 
-    Each worker takes mini-batches until an injector's callback says stop, exchanges, and reports
-    the landing.
+    Each worker takes mini-batches until a callback of the injector answers stop. The worker then
+    exchanges, steps and reports the landing in another callback.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Watched:
 
         stopped = self._until_stopped(model, begun, most, batch, given)
         batches, started, contribution, state = stopped
-        # Counting what the others have done would be waiting for all of them.
+        # A sum over the workers waits for all of them, so that it is taken only if it has to be.
         if trigger.stops or trigger.everywhere:
             total = jax.lax.psum(batches, AXIS)
         else:
@@ -192,7 +192,7 @@ class Watched:
         return _advanced(landed, total * batch_size), offset + used, token
 
     def _until_stopped(self, model: Model, begun, most, batch, given):
-        """(mini-batches that count, and that were begun, their contribution, the new state)."""
+        """Return (counted mini-batches, begun mini-batches, contribution, new state)."""
         algorithm, injector = self._algorithm, self._injector
         trigger, me = injector.trigger, given["worker"]
         whole = None if trigger.whole is None else jnp.asarray(trigger.whole, jnp.int32)[me]
@@ -220,7 +220,7 @@ class Watched:
             going, take, (jnp.int32(0), begun, begin, () if whole is None else begin)
         )
         started = batches + (verdict == inject.CUT)
-        if whole is not None:  # what is left of a contribution that was cut counts for nothing
+        if whole is not None:  # mini-batches of an incomplete contribution do not count
             batches, done = batches // whole * whole, kept
         gathered, work_state = done
         contribution = worker.contribution_of(algorithm, point, gathered, batches)

@@ -1,8 +1,8 @@
 """Simulated workers: a leading array axis on one device, or sharded over several.
 
-The clock is virtual: a waiting rule plans who takes part in which update and when, and the
-updates of a segment run as one compiled loop of one of the six bodies in `runtimes.bodies`.
-`Batched` makes runs that differ only in data one program: seeds, rates and rules of a sweep.
+The clock is virtual: a waiting rule plans the participants and the time of every update. The
+updates of a segment run as a compiled loop over one of the six bodies in `runtimes.bodies`.
+`Batched` runs the arms of a sweep as one program if they differ only in seeds, rates or rules.
 """
 
 import functools
@@ -25,7 +25,7 @@ from runtimes.planning import INDICES_PER_DISPATCH, Addresses, Plan, Planner, st
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule, concatenate
 
-UPDATE = "clock/update"  # beside the packed model
+UPDATE = "clock/update"  # key of the number of updates beside the packed model
 ANOTHER_CLOCK = (
     "resume: the clock makes other updates than it made before, as a file that the config reads, "
     "such as a trace or a profile, is another one now; bring the old one back, or start over"
@@ -33,7 +33,7 @@ ANOTHER_CLOCK = (
 
 
 class Simulation(NamedTuple):
-    """A run between two dispatches. Advancing it gives its arrays away."""
+    """A run between two dispatches, whose arrays `advance` donates."""
 
     model: Model
     plan: Plan
@@ -76,13 +76,13 @@ class Simulator:
         devices: int = 1,
         augment: worker.Augment | None = None,
     ):
-        """Check the parts; nothing is compiled before the first update.
+        """Check the parts; the first update compiles.
 
-        losses: (params, examples) -> [b] per-example losses; examples: the training set, a pytree
-        with leading axis [samples], or `runtimes.data_feed.Streamed`; sampler: `indices(workers,
-        counters)`, with `on_host` for a streamed set and `draws` for an augmented one;
-        mini_batches: of a full round; devices: how many the worker axis is sharded over (must
-        divide the workers); augment: what training does to its examples.
+        losses: (params, examples) -> [b] per-example losses. examples: the training set, a pytree
+        with leading axis [samples], or `runtimes.data_feed.Streamed`. sampler: `indices(workers,
+        counters)`, and `on_host` for a streamed set, `draws` for an augmented one. mini_batches: of
+        a full round. devices: number of devices under the worker axis, a divisor of the workers.
+        augment: augmentation of the training examples.
         """
         self.algorithm, self.losses, self.augment = algorithm, losses, augment
         self._workers, self._devices = rule.workers, devices
@@ -101,7 +101,7 @@ class Simulator:
         self._by_worker = NamedSharding(mesh, P(AXIS))
         self._by_participant = NamedSharding(mesh, P(None, AXIS))
         self._local = algorithm.own_models
-        # The server's parameters of older versions are needed, or a worker's own.
+        # `stale` needs older versions of the server's model, `_recalls` of the workers' own models.
         self.stale = rule.asynchronous and algorithm.server is not None
         brings = StreamedInput if isinstance(examples, Streamed) else WholeInput
         self._sampler, self.input = sampler, brings(examples, sampler)
@@ -112,7 +112,7 @@ class Simulator:
         self._run = _program(algorithm, losses, augment, self.stale)
 
     def start(self, params) -> Simulation:
-        """Return a run of no updates from `params`, which are copied."""
+        """Return a run without updates that starts from a copy of `params`."""
         refuse(self.algorithm, self._workers, self._turnout, params)
         self.input.start(self._place)
         params = jax.tree.map(jnp.asarray, params)
@@ -133,10 +133,10 @@ class Simulator:
     def advance(
         self, simulation: Simulation, seconds: float, updates: float = np.inf
     ) -> tuple[Simulation, Schedule | None]:
-        """Run all updates that land by `seconds`, at most `updates` of them.
+        """Run all updates that land by `seconds`, but at most `updates` of them.
 
-        Returns the new simulation (the old one's arrays are given away) and the schedule that
-        was run, None if nothing landed.
+        Returns the new simulation, which takes over the old one's arrays, and the schedule of
+        these updates, None if there were none.
         """
         done = []
         model, plan = simulation
@@ -158,11 +158,11 @@ class Simulator:
         return Simulation(model, plan), concatenate(done) if done else None
 
     def observe(self, simulation: Simulation, seconds: float, loss: float) -> Simulation:
-        """Pass a training loss to a rule that follows it, which may change what comes next."""
+        """Pass a training loss to a rule that follows it, which may change the next updates."""
         return simulation._replace(plan=self.planner.observe(simulation.plan, seconds, loss))
 
     def models(self, simulation: Simulation) -> optax.Params:
-        """Return the current model(s), with a leading axis: one per worker, or one."""
+        """Return the current model(s), with a leading axis: of workers, or of length 1."""
         params = simulation.model.params
         if self.algorithm.adopt is not None:
             params = simulation.model.server.params
@@ -179,16 +179,16 @@ class Simulator:
         return simulation.model.workers.exchange
 
     def measured(self, simulation: Simulation) -> dict[str, float]:
-        """Return the seconds of waiting for a streamed input; all else is worked out."""
+        """Return the seconds of waiting for a streamed input; no other column is measured here."""
         del simulation
         return self.input.measured()
 
     def close(self) -> None:
-        """End what reads examples."""
+        """End the readers of examples."""
         self.input.close()
 
     def pack(self, simulation: Simulation) -> dict[str, np.ndarray]:
-        """Return the model as a flat dict; `resume` takes a fresh clock to the same place."""
+        """Return the model and the number of updates as a flat dict; `resume` replays the clock."""
         return packing.pack(simulation.model) | {UPDATE: np.array([simulation.update])}
 
     def resume(
@@ -197,7 +197,7 @@ class Simulator:
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[Simulation, Schedule | None]:
-        """Return the packed model, and a clock that has been through all that was observed."""
+        """Return the packed run, its clock replayed with all observed losses, and its schedule."""
         model = packing.unpack(simulation.model, packed)
         plan = self.planner.observe(simulation.plan, *observed[0])
         done = []
@@ -205,7 +205,7 @@ class Simulator:
             plan, schedule = self.planner.skip(plan, seconds)
             done += [] if schedule is None else [schedule]
             plan = self.planner.observe(plan, seconds, loss)
-        # Updates since the last loss, where a run had come to its end.
+        # Updates since the last loss of a run that had come to its end.
         further = int(packed.get(UPDATE, [plan.update])[0]) - plan.update
         if further < 0:
             raise ValueError(ANOTHER_CLOCK)
@@ -214,7 +214,7 @@ class Simulator:
         return Simulation(model, plan), concatenate(done) if done else None
 
     def _place(self, examples):
-        """Put host arrays on all devices."""
+        """Return host arrays on all devices."""
         return jax.device_put(examples, self._everywhere)
 
     def draws(self, addresses: Addresses) -> jax.Array | None:
@@ -229,15 +229,15 @@ class Simulator:
         return jax.device_put(stacked, self._by_worker)
 
     def _slots(self, params):
-        """Version 0 in every slot for a version of the parameters, [slots, ...]."""
+        """Return the initial parameters in every slot for a version, [slots, ...]."""
         return jax.tree.map(lambda a: jnp.broadcast_to(a, (self._workers + 1, *a.shape)), params)
 
     def _on_devices(self, rows: Row) -> Row:
-        """Rows [T, k, ...], their positions spread over the devices where these divide k."""
+        """Return rows [T, k, ...], with positions sharded over the devices if these divide k."""
         if self._devices == 1:
             return rows
         spread = self._everywhere
-        if rows.indices.shape[1] % self._devices == 0:  # of a pair one may bring nothing along
+        if rows.indices.shape[1] % self._devices == 0:  # maybe less than k, see `addresses`
             spread = self._by_participant
         common = Row(*[self._everywhere] * len(Row._fields))
         by_participant = (
@@ -253,7 +253,7 @@ def _program(
     stale: bool,
     batched: bool = False,
 ) -> Callable:
-    """Return (model, rows, count, examples, known) -> model; one per shape.
+    """Return the compiled function (model, rows, count, examples, known) -> model.
 
     batched: model, rows and count have a leading axis of runs.
     """
@@ -271,37 +271,37 @@ def _program(
 
 @jax.jit
 def _version(slots, slot):
-    """Return the parameters in a slot, with a leading axis."""
+    """Return the parameters in a slot, with a leading axis of length 1."""
     return jax.tree.map(lambda a: a[slot][None], slots)
 
 
 @jax.jit
 def _replica(params):
-    """Replicated parameters, with a leading axis."""
+    """Return replicated parameters, with a leading axis of length 1."""
     return jax.tree.map(lambda a: a[None], params)
 
 
 def _copied(tree):
-    """Arrays of our own, each leaf another one: they are given away with the run."""
+    """Return a copy of every leaf in an array of its own, because `advance` donates it."""
     return jax.tree.map(lambda a: jnp.array(a, copy=True), tree)
 
 
 class Batch(NamedTuple):
-    """Runs between two dispatches. Advancing them gives their arrays away."""
+    """Several runs between two dispatches, whose arrays `advance` donates."""
 
     model: Model  # with a leading axis of runs
     plans: list[Plan]
 
 
 class Batched:
-    """The runtime of runs that are alike but for data, each of which has a `Simulator`.
+    """The runtime of several runs that differ only in data, each of which has a `Simulator`.
 
-    As in `runtimes.base.Runtime`, with a sequence for what every run has of its own: its start,
-    seconds and updates, its schedule. A single run is looked at with `one`, by its own simulator.
+    `advance` is that of `runtimes.base.Runtime`, but with a sequence over the runs for seconds,
+    updates and schedules. `one` takes a run out of the batch, for its own simulator.
     """
 
     def __init__(self, simulators: Sequence[Simulator]):
-        """Take the simulators of the runs, in their order; one program serves all of them."""
+        """Take the simulators of the runs; a ValueError if one program cannot serve them all."""
         algorithm, losses, augment, stale = (
             getattr(simulators[0], name) for name in ("algorithm", "losses", "augment", "stale")
         )
@@ -316,16 +316,16 @@ class Batched:
         self._run = _program(algorithm, losses, augment, stale, batched=True)
 
     def stack(self, runs: Sequence[Simulation]) -> Batch:
-        """Return the batch of runs that have just been started or resumed."""
+        """Return the batch of runs that have just been started or resumed, in order."""
         model = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(run.model for run in runs))
         return Batch(model, [run.plan for run in runs])
 
     def advance(
         self, batch: Batch, seconds: Sequence[float], updates: Sequence[float]
     ) -> tuple[Batch, list[Schedule | None]]:
-        """Every run r goes on to `seconds[r]`, by at most `updates[r]` updates.
+        """Train every run r until `seconds[r]`, by at most `updates[r]` updates.
 
-        Returns the new batch and the schedule that each run went through, None for no update.
+        Returns the new batch and, for each run, the schedule of its updates, or None without any.
         """
         model, plans = batch.model, list(batch.plans)
         remaining = list(updates)
@@ -343,7 +343,7 @@ class Batched:
             counts = np.zeros(len(plans), np.int32)
             rows = []
             for r, turn in enumerate(turns):
-                # A run with nothing to do takes no step of somebody else's rows.
+                # A run without updates gets another run's rows, and makes none of them.
                 own = ready[0] if turn is None else turn
                 planner = self._planners[r]
                 addresses = planner.addresses(own, length, width)
@@ -356,17 +356,17 @@ class Batched:
                     remaining[r] -= turn.schedule.updates
             known = functools.reduce(Known.__and__, (turn.known for turn in ready))
             if any(turn.schedule.workers.shape[1] < width for turn in ready):
-                known = known._replace(busy=False)  # the positions that fill up finish nothing
+                known = known._replace(busy=False)  # padded positions finish no mini-batch
             model = self._run(model, stacked(rows), counts, examples, known)
             plans = [r.ahead(plan) for r, plan in zip(self._planners, plans, strict=True)]
         return Batch(model, plans), [concatenate(rows) if rows else None for rows in done]
 
     def observed(self, batch: Batch, runs: Sequence[Simulation]) -> Batch:
-        """Pass each run, taken out by `one`, to its `observe`, and return the batch."""
+        """Return the batch with the plans of `runs`, after each one's `Simulator.observe`."""
         return batch._replace(plans=[run.plan for run in runs])
 
     def one(self, batch: Batch, r: int) -> Simulation:
-        """Run r as its own simulator knows it."""
+        """Return run r in the form of its own simulator."""
         return Simulation(_taken_out(batch.model, r), batch.plans[r])
 
 
@@ -381,44 +381,44 @@ class WholeInput(Input):
     alike = True  # the same examples in every dispatch, and for runs that differ in their seeds
 
     def __init__(self, examples: Any, sampler):
-        """examples: a pytree of arrays [samples, ...]; sampler: `indices(workers, counters)`."""
+        """Take a pytree of arrays [samples, ...]; sampler: `indices(workers, counters)`."""
         self._examples, self._sampler, self._placed = examples, sampler, None
 
     def most(self, samples: int) -> int:
-        """Return the most updates of a dispatch, from the samples of one."""
+        """Return the most updates of a dispatch, given the samples of an update."""
         return max(1, INDICES_PER_DISPATCH // samples)
 
     def start(self, place: Callable[[Any], Any]) -> None:
-        """Bring the training set to where `place` brings arrays, unless it is there."""
+        """Place the training set on the devices by `place`, unless it is there already."""
         if self._placed is None:
             self._placed = place(self._examples)
 
     def take(self, addresses: Addresses, after: Any) -> tuple[Any, jax.Array]:
-        """(examples, the places among them of the samples that `addresses` name)."""
+        """Return (examples, the indices among them of the samples at `addresses`)."""
         del after
         return self._placed, self._sampler.indices(addresses.worker[..., None], addresses.counter)
 
 
 class StreamedInput(Input):
-    """The examples of a dispatch, read while the devices work on the dispatch before."""
+    """Examples of a dispatch, read while the devices work on the dispatch before."""
 
     alike = False
 
     def __init__(self, examples: Streamed, sampler):
-        """sampler: `on_host(workers, counters)`, see `runtimes.data_feed.Feed`."""
+        """Take a sampler with `on_host(workers, counters)`, see `runtimes.data_feed.Feed`."""
         self._streamed, self._batch_size = examples, sampler.batch_size
         self._feed = Feed(examples, sampler)
 
     def most(self, samples: int) -> int:
-        """Return the most updates of a dispatch, from the samples of one."""
+        """Return the most updates of a dispatch, given the samples of an update."""
         return data_feed.most_updates(self._streamed.sample_bytes, samples)
 
     def start(self, place: Callable[[Any], Any]) -> None:
-        """Remember where `place` brings arrays."""
+        """Store `place`, which puts arrays on the devices."""
         self._place = place
 
     def take(self, addresses: Addresses, after: Any) -> tuple[Any, np.ndarray]:
-        """As `WholeInput.take`; returns when the arrays of `after` or one table are there."""
+        """Return as `WholeInput.take` does, once the table and the arrays of `after` are ready."""
 
         def computing() -> bool:
             return not all(leaf.is_ready() for leaf in jax.tree.leaves(after))
@@ -428,7 +428,7 @@ class StreamedInput(Input):
         workers = addresses.worker[: done.updates, :, None]
         taken, places = data_feed.unique_addresses(workers, real)
         self._feed.ask(taken)
-        needed = np.zeros(addresses.workers + 1, np.int64)  # the last stands for nobody
+        needed = np.zeros(addresses.workers + 1, np.int64)  # the last entry is for padding
         np.maximum.at(needed, done.workers, done.first + done.batches)
         self._feed.ask(data_feed.following(taken, needed))
         table = self._feed.table(taken, addresses.counter.size, computing)

@@ -1,8 +1,8 @@
-"""A worker of several devices, its slice: how they share its mini-batches, and its model.
+"""Slices: workers of several devices, which share a worker's mini-batches and its model.
 
-The mesh then has a second axis, the devices of a worker. Methods name the axis of workers alone and
-know nothing of the other: what a slice brings to an exchange is what a single device would bring.
-Every device takes an equal part of each mini-batch.
+The mesh then has a second axis, the devices of a worker. Methods name only the axis of workers: a
+slice brings the same contribution to an exchange as a single device would. Every device takes an
+equal part of each mini-batch.
 
 | | `Alone` | `Replicated` | `Sharded` |
 |---|---|---|---|
@@ -39,15 +39,15 @@ SLICE = "slice"  # the axis of the devices of a worker
 
 
 class Alone:
-    """A worker is a single device."""
+    """Worker on a single device."""
 
     size = 1  # devices of a worker
-    parts = 1  # of a mini-batch, of which a program sees one
-    watched = True  # a program may call the host
+    parts = 1  # number of parts of a mini-batch, of which a program sees one
+    watched = True  # whether a program may call the host
     divides = False  # whether a device has a part of the model
     axes: tuple[str, ...] = (AXIS,)
-    batches = examples = P(AXIS)  # how [workers, mini-batches, samples] lie, and streamed examples
-    # What of these the program's own axes divide, and which axes these are.
+    batches = examples = P(AXIS)  # for [workers, mini-batches, samples], streamed examples
+    # The same placements, restricted to the axes that a program divides by hand; and these axes.
     seen_batches = seen_examples = P(AXIS)
     manual = frozenset({AXIS})
 
@@ -59,12 +59,12 @@ class Alone:
         return jax.make_mesh(shape, self.axes, axis_types=types, devices=devices)
 
     def split(self, shape: tuple[int, ...]) -> P:
-        """Return the placement of an array of a worker's model, of this shape, on the slice."""
+        """Return the placement on the slice of an array of this shape in a worker's model."""
         del shape
         return P()
 
     def shared(self, losses: Callable) -> Callable:
-        """Per-example losses whose gradient is that of all devices of the slice."""
+        """Return losses whose gradient is that of the whole slice's examples."""
         return losses
 
     def gathered(self, part: jax.Array, split: P) -> jax.Array:
@@ -78,20 +78,20 @@ class Alone:
         return 0.0
 
     def kept(self, model: Tree) -> Tree:
-        """Return the same model, in a program, on the devices that keep it."""
+        """Return the model, in a program, placed on the devices that keep its parts."""
         return model
 
     def taken(self, examples: Tree, indices, draws, augment: worker.Augment | None) -> Tree:
-        """As `worker.taken`, for indices [mini-batches, samples]."""
+        """Return `worker.taken` of indices [mini-batches, samples]."""
         return worker.taken(examples, indices, draws, augment)
 
     def ask(self, callback: Callable, answer: jax.ShapeDtypeStruct, *given: Any) -> jax.Array:
-        """Return the answer of the host to the worker."""
+        """Return the host's answer to a callback of the worker."""
         return io_callback(callback, answer, *given)
 
 
 class Replicated(Alone):
-    """Every device of a worker has its whole model, and all of them stay equal bit for bit."""
+    """Worker whose devices each have the whole model; all copies stay equal bit for bit."""
 
     axes = (AXIS, SLICE)
     batches, examples = P(AXIS, None, SLICE), P(AXIS, SLICE)
@@ -99,11 +99,11 @@ class Replicated(Alone):
     manual = frozenset(axes)
 
     def __init__(self, size: int):
-        """size: devices of a worker."""
+        """Take the number of devices of a worker."""
         self.size = self.parts = size
 
     def shared(self, losses: Callable) -> Callable:
-        """As `Alone.shared`: every device has a part of the examples, and the mean is averaged."""
+        """Return losses whose gradient, from a device's examples, is averaged over the slice."""
 
         @jax.custom_vjp
         def everywhere(params):
@@ -128,7 +128,7 @@ class Replicated(Alone):
         )
 
     def ask(self, callback: Callable, answer: jax.ShapeDtypeStruct, *given: Any) -> jax.Array:
-        """As `Alone.ask`: the first device asks, and the others wait for what it got."""
+        """Return the host's answer as `Alone.ask` does; only the first device calls the host."""
         said = jax.lax.cond(
             jax.lax.axis_index(SLICE) == 0,
             lambda: io_callback(callback, answer, *given),
@@ -138,11 +138,11 @@ class Replicated(Alone):
 
 
 class Sharded(Replicated):
-    """Every device of a worker keeps a part of each array of its model and of all states.
+    """Worker whose devices each keep a part of every array of its model and of its states.
 
-    Losses gather parameters; a gradient is summed in parts, each where it is kept. The compiler
-    divides all other programs, which are written for whole arrays: elementwise operations work on
-    parts, and arrays of others are gathered.
+    Losses gather the parameters; each part of a gradient is summed on the device that keeps it. The
+    compiler divides all other programs, which are written for whole arrays. Elementwise operations
+    then work on parts, and other operations on gathered arrays.
     """
 
     parts = 1
@@ -162,14 +162,14 @@ class Sharded(Replicated):
         self._codecs = parameters, gradients
 
     def split(self, shape: tuple[int, ...]) -> P:
-        """As `Alone.split`: along the longest axis that the devices divide, else whole."""
+        """Return parts along the longest axis that the devices divide, or P() for a whole array."""
         axes = [axis for axis, length in enumerate(shape) if length and length % self.size == 0]
         if not axes:
             return P()
         return P(*[None] * max(axes, key=lambda axis: shape[axis]), SLICE)
 
     def shared(self, losses: Callable) -> Callable:
-        """As `Alone.shared`."""
+        """Return losses of the whole mini-batch, computed from gathered parameters."""
 
         @functools.wraps(losses)
         def of_slice(params, examples, *seen, **own):
@@ -186,13 +186,13 @@ class Sharded(Replicated):
         return of_slice
 
     def kept(self, model: Tree) -> Tree:
-        """As `Alone.kept`."""
+        """Return the model with every array constrained to its placement by `split`."""
         return jax.tree.map(
             lambda a: jax.lax.with_sharding_constraint(a, self.split(jnp.shape(a))), model
         )
 
     def taken(self, examples: Tree, indices, draws, augment: worker.Augment | None) -> Tree:
-        """As `Alone.taken`."""
+        """Return examples as `Alone.taken` does; each device takes its own samples."""
         own = functools.partial(worker.taken, augment=augment)
         samples, rows = P(None, SLICE), P(SLICE) if self._streamed else P()
         return self._on_each(own, (rows, samples, samples), samples)(examples, indices, draws)
@@ -227,7 +227,7 @@ class Sharded(Replicated):
         return sent
 
     def _on_each(self, function: Callable, in_specs, out_specs) -> Callable:
-        """Return a function of what each device has."""
+        """Return the function mapped over the devices of the slice."""
         return jax.shard_map(
             function,
             in_specs=in_specs,
@@ -319,7 +319,7 @@ def check_batch(devices_per_worker: int, batch_size: int) -> None:
 
 
 def check_devices(workers: int, devices_per_worker: int = 1) -> None:
-    """Refuse more devices than there are, a process without any, and slices that lie unevenly."""
+    """Raise ValueError for missing devices, unused processes, and slices that split unevenly."""
     devices, processes = jax.devices(), jax.process_count()
     wanted, several = workers * devices_per_worker, devices_per_worker > 1
     asked = f"config.workers={workers}"

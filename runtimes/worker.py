@@ -1,11 +1,11 @@
-"""One worker in one update, whatever axis it lives on.
+"""Computations of one worker in one update, on any kind of axis.
 
 The same functions run under `jax.vmap(axis_name=AXIS)`, `jax.pmap` and `jax.shard_map`.
-`losses(params, examples) -> [b]` gives per-example losses; examples are pytrees with leading
-axes [mini_batches, batch_size]. Losses that draw at random take a third argument, uint32: the
-samples that all workers had seen before the update, and one more after every local step since, so
-that all of them draw alike, and anew in every step. One named `worker` besides gets the worker's
-number, for what each is to draw by itself.
+`losses(params, examples) -> [b]` returns per-example losses; the functions take examples as pytrees
+with leading axes [mini_batches, batch_size]. Losses that draw at random take a third argument,
+uint32: the samples that all workers had seen before the update, plus the local steps since. All
+workers then have the same draws, and new draws in every step. An argument named `worker` gets the
+worker's number, for draws of its own.
 """
 
 import inspect
@@ -21,18 +21,18 @@ from comms.collectives import HEADROOM, on_one_device
 from comms.trees import Tree
 from runtimes.equations import channels_last
 
-NARROW = 16  # columns of a matrix whose gradient is found faster as that of its transpose
+NARROW = 16  # most columns of a matrix whose gradient is faster as that of its transpose
 
 
 class WorkerState(NamedTuple):
-    """The memory of a worker between updates, besides parameters."""
+    """State of a worker between updates, besides its parameters."""
 
     work: Any  # state of `Algorithm.work`; () if there is none
     exchange: Any  # state of `Algorithm.exchange`
 
 
 class Shared(NamedTuple):
-    """The state of a server where workers have models of their own."""
+    """State of a server beside workers with models of their own."""
 
     params: Any
     optimizer: Any  # state of `Algorithm.server`
@@ -52,7 +52,7 @@ def init(algorithm: Algorithm, params) -> WorkerState:
 
 
 def sample_weights(batches, mini_batches: int, batch_size: int) -> jax.Array:
-    """[mini_batches * batch_size] weights of samples in the mean over the finished ones."""
+    """Return weights [mini_batches * batch_size] of samples in the mean over the finished ones."""
     weight = jnp.where(
         jnp.arange(mini_batches) < batches, 1.0 / (jnp.maximum(batches, 1) * batch_size), 0.0
     )
@@ -60,9 +60,9 @@ def sample_weights(batches, mini_batches: int, batch_size: int) -> jax.Array:
 
 
 def of_finished(examples: Tree, batches) -> Tree:
-    """Examples [mini_batches, ...] in which the first mini-batch stands for every unfinished one.
+    """Return examples [mini_batches, ...] with the first mini-batch in place of unfinished ones.
 
-    A weight of 0 does not keep out a NaN, of which 0 times the gradient is NaN as well.
+    A weight of 0 would not exclude a gradient that is NaN, as 0 times NaN is NaN.
     """
 
     def leaf(a):
@@ -73,7 +73,7 @@ def of_finished(examples: Tree, batches) -> Tree:
 
 
 def flatten(examples: Tree) -> Tree:
-    """[mini_batches, batch_size, ...] -> [mini_batches * batch_size, ...]."""
+    """Reshape [mini_batches, batch_size, ...] to [mini_batches * batch_size, ...]."""
     return jax.tree.map(lambda a: a.reshape((-1, *a.shape[2:])), examples)
 
 
@@ -81,7 +81,7 @@ Augment = Callable[[Tree, jax.Array], Tree]  # (examples [b], draws [b] uint32) 
 
 
 def taken(examples: Tree, indices, draws=None, augment: Augment | None = None) -> Tree:
-    """Return the examples at `indices`, of any shape, augmented by a uint32 draw for each."""
+    """Return the examples at `indices`, of any shape, each augmented with its uint32 draw."""
     batch = jax.tree.map(lambda a: a[indices], examples)
     if augment is None:
         return batch
@@ -92,20 +92,20 @@ def taken(examples: Tree, indices, draws=None, augment: Augment | None = None) -
 
 
 def draws(losses) -> bool:
-    """Return whether losses draw at random, by the samples that have been seen."""
+    """Return whether losses draw at random: they take more than two arguments."""
     return len(inspect.signature(losses).parameters) > 2
 
 
 def draws_alone(losses) -> bool:
-    """Return whether losses draw at random, every worker by itself."""
+    """Return whether every worker draws by itself: losses take an argument `worker`."""
     return "worker" in inspect.signature(losses).parameters
 
 
 def drawn(losses, given, step=0) -> Callable[[Any, Any], jax.Array]:
-    """Return the losses as functions of (params, examples) alone, in a local step of an update.
+    """Return the losses in a local step of an update as a function of (params, examples) alone.
 
-    given: the update's extra arguments, of which `count` and `worker` are looked at, if losses ask
-    for them. step: of the local steps from one exchange to the next, from 0.
+    given: the update's extra arguments; losses may take `count` and `worker` from them. step: index
+    of the local step since the last exchange, from 0.
     """
     asked = list(inspect.signature(losses).parameters)[2:]
     if not asked:
@@ -118,13 +118,13 @@ def drawn(losses, given, step=0) -> Callable[[Any, Any], jax.Array]:
 
 
 def gradient(losses, params, examples, weights) -> optax.Updates:
-    """Gradient of the weighted sum of per-example losses; examples and weights are flat.
+    """Return the gradient of the weighted sum of per-example losses; examples, weights are flat.
 
-    losses: of (params, examples) alone, see `drawn`.
+    losses: function of (params, examples) alone, see `drawn`.
 
-    On a CPU the gradient of a narrow matrix is taken as that of its transpose: XLA's product of
-    samples [784, 20] with slopes [20, 10] is slower than the transposed one. Convolutions: see
-    `equations.channels_last`.
+    On a CPU the gradient of a narrow matrix is computed as that of its transpose. XLA is slower in
+    the product of samples [784, 20] with slopes [20, 10] than in the transposed product. For
+    convolutions see `equations.channels_last`.
     """
 
     def loss(transposed):
@@ -134,14 +134,14 @@ def gradient(losses, params, examples, weights) -> optax.Updates:
     found = channels_last(jax.grad(loss))(
         jax.tree.map(lambda a: a.T if _is_narrow(a) else a, params)
     )
-    # Without the barrier XLA would merge the transpose and the product into the slow one again.
+    # Without the barrier XLA would merge transpose and product into the slow product again.
     return jax.tree.map(
         lambda g, like: jax.lax.optimization_barrier(g).T if _is_narrow(like) else g, found, params
     )
 
 
 def _is_narrow(param) -> bool:
-    """Return whether it is a matrix of few columns, on a CPU."""
+    """Return whether a parameter is a matrix of few columns, on a CPU."""
     few = param.ndim == 2 and param.shape[1] <= NARROW < param.shape[0]
     return few and jax.default_backend() == "cpu"
 
@@ -156,11 +156,11 @@ def contribute(
     given,
     take: Callable[[Tree], Tree] = lambda examples: examples,
 ) -> tuple[optax.Updates, WorkerState]:
-    """Return the contribution of the worker to the exchange, and its new state.
+    """Return the contribution of the worker to the exchange, and the worker's new state.
 
-    Only the first `batches` mini-batches count; with none the contribution is 0. take: from what
-    stands in `examples` for them, with the same leading axes, to the examples. Every local step
-    takes its own mini-batch, which is then still in the cache when it is used.
+    Only the first `batches` mini-batches count; without any the contribution is 0. take: turns the
+    leaves of `examples`, such as indices, into examples with the same leading axes. Every local
+    step takes only its own mini-batch, which is then still in the cache when it is used.
     """
     point = params
     if algorithm.grad_params is not None:
@@ -171,7 +171,7 @@ def contribute(
         all_finished = isinstance(batches, int) and batches == mini_batches
         known = examples if all_finished else of_finished(examples, batches)
         found = gradient(drawn(losses, given), point, flatten(take(known)), weights)
-        if not (all_finished or given.get("busy")):  # then the first one may be unfinished, too
+        if not (all_finished or given.get("busy")):  # even the first mini-batch may be unfinished
             found = jax.tree.map(lambda g: jnp.where(batches > 0, g, 0), found)
         return found, state
 
@@ -186,10 +186,10 @@ def contribute(
 
 
 def begin(algorithm: Algorithm, params, state: WorkerState) -> tuple[optax.Params, Any]:
-    """Return the beginning of mini-batches one by one: (the point, what the worker gathers).
+    """Return (point, accumulator) before a loop over single mini-batches, see `one_more`.
 
-    What it gathers is the sum of its gradients at the point, times `HEADROOM`, or where its local
-    steps have led.
+    The accumulator is the sum of the gradients at the point, times `HEADROOM`. With local steps it
+    is instead the parameters after these steps.
     """
     point = params
     if algorithm.grad_params is not None:
@@ -207,9 +207,9 @@ def _sum_type(x) -> jnp.dtype:
 def one_more(
     algorithm: Algorithm, losses, point, gathered, work_state, mini_batch, given, index
 ) -> tuple[Any, optax.OptState]:
-    """Return what is gathered after one more gradient at `point`, or one more local step.
+    """Return (accumulator, work state) after one more gradient at `point` or local step.
 
-    index: of the mini-batch in the contribution.
+    gathered: the accumulator before. index: of the mini-batch in the contribution.
     """
     if algorithm.work is not None:
         return local_step(algorithm, losses, gathered, work_state, mini_batch, given, index)
@@ -222,7 +222,7 @@ def one_more(
 
 
 def contribution_of(algorithm: Algorithm, point, gathered, batches) -> optax.Updates:
-    """Return the contribution to the exchange after `batches` mini-batches one by one."""
+    """Return the contribution to the exchange from the accumulator of `batches` mini-batches."""
     if algorithm.work is not None:
         return optax.tree.sub(point, gathered)
     count = HEADROOM * jnp.maximum(batches, 1)
@@ -232,7 +232,7 @@ def contribution_of(algorithm: Algorithm, point, gathered, batches) -> optax.Upd
 def local_step(
     algorithm: Algorithm, losses, live, work_state, mini_batch, given, index
 ) -> tuple[optax.Params, optax.OptState]:
-    """One step of `algorithm.work` on one mini-batch, number `index` of the contribution."""
+    """Return (parameters, work state) after a step on mini-batch `index` of the contribution."""
     batch_size = jax.tree.leaves(mini_batch)[0].shape[0]
     weights = jnp.full(batch_size, 1.0 / batch_size)
     work = optax.with_extra_args_support(algorithm.work)
@@ -244,7 +244,7 @@ def local_step(
 def exchange(
     algorithm: Algorithm, contribution, params, state: WorkerState, batches, given, weight
 ) -> tuple[optax.Updates, WorkerState]:
-    """Run the exchange; returns (what comes out of it, new state)."""
+    """Run the exchange; return (its result, the worker's new state)."""
     updates, exchange_state = algorithm.exchange.update(
         contribution, state.exchange, params, weight=weight, batches=batches, **given
     )
@@ -254,7 +254,7 @@ def exchange(
 def serve(
     algorithm: Algorithm, reduced, params, server_state, batches, given
 ) -> tuple[optax.Params, optax.OptState]:
-    """Apply what an all-reduce returned to the replicated model: (params, server state).
+    """Return (params, server state) after the server's step with the result of an exchange.
 
     batches: finished mini-batches of all workers together.
     """
@@ -266,10 +266,10 @@ def serve(
 def exchanged(
     algorithm: Algorithm, contribution, points, axis, state, batches, common: dict, own: dict
 ) -> tuple[Any, WorkerState]:
-    """Run the exchange of all participants, [k, ...]: (its result for each, their states).
+    """Run the exchange of all participants, [k, ...]; return (result of each, their states).
 
-    points: where contributions were taken, `axis` of which is 0 or None (shared). common, own: the
-    schedule's extra arguments that are equal on all workers, and those with a leading axis.
+    points: parameters at which contributions were taken; axis: 0, or None if shared. common: extra
+    arguments from the schedule that are equal on all workers; own: those with a leading axis.
     """
 
     def of_one(contribution, params, state, batches, own):
@@ -284,7 +284,7 @@ def exchanged(
 
 
 def served(algorithm: Algorithm, updates, current, server, batches, common) -> tuple[Any, Any]:
-    """Apply the result of an exchange to the one model: (parameters, server state).
+    """Return `serve` for the result [k, ...] of an exchange, of which all k rows are equal.
 
     batches: [k] finished mini-batches of the participants.
     """

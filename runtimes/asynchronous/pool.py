@@ -1,10 +1,10 @@
-"""Ray as this process uses it, and pools of actors on it: started, watched, replaced, ended.
+"""Sessions of Ray, and pools of actors on it: their start, supervision, replacement and end.
 
-Ray brings processes and carries arrays between them. It is loaded by the first session and never
-before. A cluster is one of our own on this machine, or one that is there already.
+Ray starts processes and carries arrays between them. It is imported when a session first needs it,
+and not before. The cluster is a private one on this machine, or an existing one.
 
-Calls of one actor are answered in order, calls of its group `ASIDE` beside them, at any time.
-Whatever happens comes out of one queue: answers, deaths, and processes that are ready to work.
+An actor answers its calls in order, and calls of its group `ASIDE` beside them, at any time. One
+queue delivers all news: answers, deaths, and processes that are ready to work.
 """
 
 import atexit
@@ -36,9 +36,9 @@ import numpy as np
 
 from runtimes.base import WorkersLost
 
-_LARGEST_BLOCK = 2**25  # bytes of a block, the most that glibc lets be
-_KEPT_BYTES = 2**31 - 1  # bytes in all
-# Of a process that is started; one arena, as what one thread frees another one can take then.
+_LARGEST_BLOCK = 2**25  # bytes of a block, the largest threshold that glibc accepts
+_KEPT_BYTES = 2**31 - 1  # bytes of all freed blocks together
+# Of a started process. With one arena a thread can reuse memory that another thread has freed.
 MALLOC_VARIABLES = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(_LARGEST_BLOCK),
@@ -49,10 +49,10 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 
 
 def keep_freed_memory() -> None:
-    """Keep what this process frees, up to 2 GiB; does nothing without glibc.
+    """Keep up to 2 GiB of memory that this process frees; do nothing without glibc.
 
-    Parameters and gradients of tens of megabytes are allocated anew with every update. The C
-    library gives freed blocks of this size back to the system, which clears their pages again.
+    Parameters and gradients of tens of megabytes are allocated anew with every update. By default
+    the C library returns freed blocks of this size to the system, which clears their pages again.
     """
     if sys.platform != "linux":
         return
@@ -66,53 +66,53 @@ def keep_freed_memory() -> None:
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its store
-_SHARED = (  # settings of JAX
+_SHARED = (  # settings of JAX that a started process inherits
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
-_LEAST_STORE = 80 * 2**20  # bytes, less than which Ray refuses
-_FOLDER = "gossax_"  # of a session of our own; what follows is random
-# Ray's longest socket in it, and what that leaves of the 107 bytes that the name of one may have.
+_LEAST_STORE = 80 * 2**20  # bytes, the smallest store that Ray accepts
+_FOLDER = "gossax_"  # prefix of a private cluster's folder; the rest of its name is random
+# The longest path of a socket of Ray, and the bytes that it leaves of 107 for the folder above.
 _SOCKET = "/gossax_12345678/r/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store"
 _LONGEST = 107 - len(_SOCKET)
 _STARTING = 5.0  # s after which a session has a lock on its folder
 SERVICE_LOOK = 1.0  # s between two looks at Ray's control service
-# Seconds of refused connections after which it has gone; on a cluster it may be restarted, and Ray
-# itself waits for a minute.
+# Seconds of refused connections after which the service counts as gone. A cluster may restart it,
+# and Ray itself waits for a minute.
 REFUSED, REFUSED_BY_CLUSTER = 5.0, 45.0
 
 
 class Resources(NamedTuple):
-    """The share of its machine that a process takes."""
+    """Share of a machine that a process takes."""
 
     cpus: float = 1.0
-    gpus: float = 0.0  # a share below 1 is a part of one, its memory as well
+    gpus: float = 0.0  # below 1: this share of a GPU and of its memory
 
 
 class Session:
-    """Ray, as this process uses it: a cluster of its own on this machine, or one that is there."""
+    """Session of this process on Ray: a private cluster on this machine, or another."""
 
     def __init__(self):
-        """Use a cluster of its own, until `join` names another one."""
+        """Use a private cluster, unless `join` names another one."""
         self.address: str | None = None
-        self.leave: Callable[[], None] = lambda: None  # of a program, without waiting for anything
-        self._folder: _Folder | None = None  # of the files of a cluster of its own
+        self.leave: Callable[[], None] = lambda: None  # ends the program without waiting
+        self._folder: _Folder | None = None  # of a private cluster's files
         self._store, self._cpus = 0, 0  # bytes of its store, processors that Ray counts there
-        self._ended = threading.Event()  # of the thread that watches the services
+        self._ended = threading.Event()  # ends the thread that watches the services
         self.pools: weakref.WeakSet[ActorPool] = weakref.WeakSet()  # of all runs of this process
 
     def join(self, address: str) -> None:
-        """Use the cluster at this address, which is joined at once; ValueError if none answers."""
+        """Join the cluster at this address and use it; raise ValueError if none answers."""
         self.address = address
         ray = self._loaded()
         try:
-            if ":" in address:  # Ray itself asks for half a minute
+            if ":" in address:  # Ray itself would try for half a minute
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=5).close()
             with _own_signals():
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except Exception as error:  # Ray has no common ancestor of what goes wrong here
+        except Exception as error:  # the errors of Ray here have no common base class
             raise ValueError(
                 f"actors: no Ray cluster answers at {address!r} "
                 f"({' '.join(str(error).split())[:160]}); start one with `ray start --head`, "
@@ -121,7 +121,7 @@ class Session:
         self._watch()
 
     def check_room(self, members: int, store_bytes: int) -> None:
-        """Raise ValueError where a cluster of our own, yet to be started, has too little memory."""
+        """Raise ValueError if a private cluster still to be started would lack shared memory."""
         elsewhere = not os.path.isdir(_SHARED_MEMORY)  # as on macOS, in a file
         if self.address is not None or self._folder is not None or elsewhere:
             return
@@ -140,12 +140,12 @@ class Session:
         )
 
     def provide(self, members: int, resources: Resources, store_bytes: int) -> None:
-        """Start Ray, again if ours is too small and unused; ValueError if there is no room."""
+        """Start Ray, or restart a small unused cluster; raise ValueError if resources are short."""
         ray = self._loaded()
         cpus = int(np.ceil(members * resources.cpus))
         small = store_bytes > self._store or cpus > self._cpus
         if self._folder is not None and small and all(pool.closed for pool in self.pools):
-            self.close()  # what does not fit into its store would go through the disk
+            self.close()  # arrays that do not fit into its store would go through the disk
         if not ray.is_initialized():
             self.check_room(members, store_bytes)
             self._folder, self._store = _Folder(), max(_LEAST_STORE, store_bytes)
@@ -180,27 +180,27 @@ class Session:
                 )
 
     def _loaded(self) -> Any:
-        """Ray, with the settings that it reads when it is loaded."""
+        """Return the module of Ray, imported with the settings that it reads at its import."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if self.address is None and "ray" not in sys.modules:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            os.environ.setdefault("RAY_worker_niceness", "0")  # else the server alone is quick
+            os.environ.setdefault("RAY_worker_niceness", "0")  # the same priority as the server
         import ray
         from ray._private import node
         from ray._private import worker as private
 
-        # A process that dies is news, about which Ray prints a page that nothing switches off.
+        # Ray prints a page about every process that dies, and has no setting against it.
         private.print_to_stdstream = lambda *arguments, **options: None
-        # The monitor adds machines to a cluster, and answers everybody on all interfaces without a
-        # token. The two others take seconds to start, and serve pages and logs that nobody reads.
+        # The monitor adds machines to a cluster, and answers requests on all interfaces without a
+        # token. The other two take seconds to start, and serve pages and logs that are not used.
         for service in ("start_monitor", "start_api_server", "start_log_monitor"):
             setattr(node.Node, service, lambda self, **options: None)
         atexit.register(self.close)
         return ray
 
     def _watch(self) -> None:
-        """Watch Ray's services from now on, in a thread of its own."""
+        """Start a thread that watches Ray's services."""
         from ray._private import worker as private
 
         node, self._ended = private._global_node, threading.Event()
@@ -209,10 +209,10 @@ class Session:
         threading.Thread(target=self._end_with, args=(node, self._ended), daemon=True).start()
 
     def _end_with(self, node: Any, ended: threading.Event) -> None:
-        """Say when a service of Ray's has gone, and let a program leave.
+        """Report that one of Ray's services has gone, and end the program by `leave`.
 
-        Ray itself ends this process without a word, at the next array that it is handed, or after
-        a minute of waiting. No other thread may get so far, so nothing is waited for here.
+        Ray itself would end this process without a message, at the next array that it gets, or
+        after a minute. To come first, this function waits for nothing.
         """
         patience = REFUSED if self.address is None else REFUSED_BY_CLUSTER
         gone = _gone(node.raylet_socket_name, node.gcs_address, patience, ended)
@@ -223,7 +223,7 @@ class Session:
         self.leave()
 
     def close(self) -> None:
-        """End Ray's processes of this session, or leave a cluster that goes on."""
+        """End the processes of a private cluster, or disconnect from another cluster."""
         self._ended.set()
         if "ray" in sys.modules:
             import ray
@@ -235,7 +235,7 @@ class Session:
 
 
 class _Folder:
-    """A folder that is this user's alone, with Ray's, which Ray opens to everybody, inside."""
+    """Folder that only this user can enter; Ray's folder inside it is open to everybody."""
 
     def __init__(self):
         place = Path(tempfile.gettempdir())
@@ -248,9 +248,9 @@ class _Folder:
         self._heir: subprocess.Popen | None = None
 
     def outlive(self, agents: list[int]) -> None:
-        """Let a process remove it, and kill Ray's agents, when this one has ended in whatever way.
+        """Start a process that removes the folder and kills Ray's agents after any end of this one.
 
-        Ray's services end with this process, and the workers with them; the agents wait for them.
+        Ray's services and workers end together with this process, but the agents wait for them.
         """
         kill = f'kill -9 {" ".join(map(str, agents))} 2>/dev/null; sleep 1; rm -rf "$0"'
         self._heir = subprocess.Popen(
@@ -262,7 +262,7 @@ class _Folder:
         )
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the folder and its contents."""
         if self._heir is not None:
             self._heir.kill()
             self._heir.communicate()
@@ -271,7 +271,7 @@ class _Folder:
 
 
 def _remove_left(place: Path) -> None:
-    """Remove the folders of this user's sessions that have ended without a chance to do so."""
+    """Remove the folders of this user's sessions that have ended without removing them."""
     for path in place.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):  # it is in use, or another start is quicker
             seen = path.lstat()
@@ -301,9 +301,9 @@ def _listens(path: Path) -> bool:
 
 
 def _gone(raylet: str, control: str, patience: float, ended: threading.Event) -> str | None:
-    """Wait until one of Ray's services has gone, and name it; None once `ended` is set.
+    """Wait until one of Ray's services has gone, and return its name; None once `ended` is set.
 
-    raylet: its socket, which closes with it. control: host:port, which then refuses connections.
+    raylet: its socket, which closes at its end. control: host:port, closed to new connections then.
     """
     host, _, port = control.rpartition(":")
     refused_since = None
@@ -346,7 +346,7 @@ def _children(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handlers of signals, which Ray would replace by its own."""
+    """Restore the handlers of signals after a block in which Ray replaces them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -371,7 +371,7 @@ def store_bytes(params: Any, workers: int, copies: int) -> int:
 
 
 def environment(resources: Resources) -> dict[str, str]:
-    """Return the variables of a process: where our code is, and which devices JAX shall use."""
+    """Return the environment of a process: its import path, JAX's devices, its allocator."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     kept = [flag for flag in flags if "host_platform_device_count" not in flag]
     found = {
@@ -379,7 +379,7 @@ def environment(resources: Resources) -> dict[str, str]:
         "XLA_FLAGS": " ".join(kept),
         **MALLOC_VARIABLES,
     }
-    for name in _SHARED:  # so that a program is compiled by one of them
+    for name in _SHARED:  # so that only one process compiles a program
         value = getattr(jax.config, name)
         found |= {} if value is None else {name.upper(): str(value)}
     if resources.gpus:
@@ -392,30 +392,30 @@ def environment(resources: Resources) -> dict[str, str]:
 # --- actors
 
 ASIDE = "aside"  # the group of calls that an actor answers while it works
-NEWS = "news"  # of the call by which it says again and again that it lives
+NEWS = "news"  # the group and the tag of the calls that return a sign of life
 _WATCH = "watch"  # the group of the one call that never returns while the process lives
 
 
 class News(NamedTuple):
-    """Something that has happened to a process."""
+    """Event of a process."""
 
     member: int
     kind: str  # "ready" | "answer" | "failed" | "lost"
-    value: Any = None  # what was answered, or the exception
+    value: Any = None  # the answer, or the exception
     tag: Any = None  # of the call
 
 
 class Place(NamedTuple):
-    """The place of a process."""
+    """Process id and node of a process."""
 
     pid: int
     node: str
 
 
 class ActorPool:
-    """The processes of one run, a member each.
+    """Processes of one run, one per member.
 
-    member_of: (member) -> the picklable arguments of `target`, whose object lives in the process.
+    member_of: member -> picklable arguments of `target`; each process holds an object of it.
     """
 
     def __init__(
@@ -436,9 +436,9 @@ class ActorPool:
         self.members = members
 
     def start(self, member: int, *ready: Any) -> Any:
-        """Start the process of a member, or a new one; news "ready" when `ready(*ready)` is done.
+        """Start a process of a member; news "ready" follows when its `ready(*ready)` has returned.
 
-        References among the arguments are resolved before; that of its end is returned.
+        References among the arguments are resolved before. Returns a reference that is ready then.
         """
         import ray
 
@@ -447,7 +447,7 @@ class ActorPool:
             .options(
                 num_cpus=self._resources.cpus,
                 num_gpus=self._resources.gpus,
-                max_restarts=0,  # a new process begins as its run says, not as Ray does
+                max_restarts=0,  # the run itself starts new processes
                 max_task_retries=0,
                 runtime_env={"env_vars": environment(self._resources)},
             )
@@ -471,9 +471,9 @@ class ActorPool:
     def call(
         self, member: int, method: str, *arguments: Any, tag: Any = None, aside: bool | str = False
     ) -> Any:
-        """Ask a member for something; the answer comes as news, and as the reference returned.
+        """Call a method of a member; the answer comes as news, and by the returned reference.
 
-        aside: the group of calls that answers; True: `ASIDE`.
+        tag: of the news. aside: the group of the call; True: `ASIDE`.
         """
         with self._lock:
             actor = self._actors[member]
@@ -490,14 +490,14 @@ class ActorPool:
             return self._actors[member]
 
     def place(self, member: int) -> Place | None:
-        """Return the place of the member's process, once it was ready."""
+        """Return the place of the member's process, or None before the process is ready."""
         with self._lock:
             return self._places.get(member)
 
     def wait_until_ready(self, seconds: float, again: Callable[[int], Any]) -> None:
-        """Wait for news "ready" of all; ValueError if one fails, or is not ready by then.
+        """Wait for news "ready" of all members; ValueError if one fails, or after `seconds`.
 
-        again: starts the process of a member once more, whose last one has been killed.
+        again: starts a new process of a member whose process has been killed.
         """
         until, alive = time.monotonic() + seconds, set()
         while len(alive) < self.members:
@@ -520,7 +520,7 @@ class ActorPool:
                 )
 
     def kill(self, member: int) -> None:
-        """End the process of a member, also one that is stopped; news "lost" follows."""
+        """End the process of a member, even a stopped process; news "lost" follows."""
         import ray
 
         with self._lock:
@@ -528,10 +528,10 @@ class ActorPool:
         ray.kill(actor)
         if place is not None and place.node == ray.get_runtime_context().get_node_id():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(place.pid, signal.SIGKILL)  # a stopped one never answers when Ray asks
+                os.kill(place.pid, signal.SIGKILL)  # a stopped process does not react to Ray
 
     def close(self) -> None:
-        """End all processes; nothing is news any more."""
+        """End all processes; no news follows."""
         with self._lock:
             self.closed, members = True, list(self._actors)
         for member in members:
@@ -553,8 +553,8 @@ class ActorPool:
                         self._places[member] = value
                 self.news.put(News(member, kind, value, tag))
             elif isinstance(error, ray.exceptions.RayActorError):
-                if kind == "lost":  # the call that watches the process says so once
-                    with self._lock:  # its number may become that of another process
+                if kind == "lost":  # only the call that watches the process reports it
+                    with self._lock:  # another process may get the same process id
                         self._places.pop(member, None)
                     self.news.put(News(member, "lost", error))
             else:
@@ -564,7 +564,7 @@ class ActorPool:
 
 
 def _alive(target: type) -> type:
-    """`target` with what a pool asks of every member."""
+    """Return a subclass of `target` with the methods that a pool calls on every member."""
 
     class Member(target):
         def begin_member(self, *arguments):
@@ -581,7 +581,7 @@ def _alive(target: type) -> type:
 
 
 def reason(error: BaseException) -> str:
-    """Return the cause of a failed call on one line; what Ray passes on ends with it."""
+    """Return the cause of a failed call on one line, or else the last line of Ray's message."""
     cause = getattr(error, "cause", None)
     if cause is not None:
         return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:200]
@@ -593,32 +593,32 @@ def reason(error: BaseException) -> str:
 
 STARTING = 300.0  # s that the processes may take to start
 MISSED = 60.0  # s with too few workers after which a run ends
-DEATHS = 5  # of one worker in a row, without anything delivered, that end a run
+DEATHS = 5  # deaths of one worker in a row, without a delivery between them, that end a run
 LOOK = 0.5  # s between two looks at silent processes
-SILENCE = 10.0  # s that a process may be silent, or compute, at least
-TIMES_MEDIAN = 5  # of the time that local steps take, which they may take
+SILENCE = 10.0  # s that a process may always be silent or compute
+TIMES_MEDIAN = 5  # multiple of the median duration that local steps may take
 
 
 class Options(NamedTuple):
     """Options of a run for its processes."""
 
     resources: Resources = Resources()
-    least_workers: int = 1  # with fewer for long, the run ends
-    drops: bool = False  # a contribution that fails or is not finite is left out; else the run ends
-    own_model: bool = False  # from which a node that has gone begins anew; else a neighbour's
+    least_workers: int = 1  # with fewer workers for MISSED s the run ends
+    drops: bool = False  # leave out contributions that fail or are not finite; False: end the run
+    own_model: bool = False  # a lost node restarts from its own model; False: from a neighbour's
 
 
 DEFAULTS = Options()
 
 
 class Supervisor:
-    """The processes of a run from when they start until they are ended.
+    """Supervisor of the processes of a run, from their start to their end.
 
-    `changed` guards their results; it is notified whenever something has happened. What goes
-    wrong in a thread stands in `error`. A subclass starts the processes and says how to react.
+    `changed` guards their results, and is notified of every event. `error` is the first exception
+    in a thread. A subclass starts the processes and reacts to their news.
     """
 
-    fewest = 1  # workers that can go on, whatever the options say
+    fewest = 1  # least number of workers that can go on, whatever the options are
 
     def __init__(self, workers: int, options: Options, pool: ActorPool | None = None):
         keep_freed_memory()
@@ -628,7 +628,7 @@ class Supervisor:
         self._workers, self._options = workers, options
         self._closing = False
         self._durations: deque[float] = deque(maxlen=100)  # s, of local steps
-        self._heard: dict[int, float] = {}  # when a process has said that it lives
+        self._heard: dict[int, float] = {}  # monotonic time of a process's last sign of life
         self._alive: set[int] = set()
         self._died = dict.fromkeys(range(workers), 0)
         self._least = max(self.fewest, options.least_workers)
@@ -638,12 +638,12 @@ class Supervisor:
         self._pool = pool
 
     def spares(self, gone: set[int]) -> bool:
-        """Return whether a run can go on without workers whose processes die again and again."""
+        """Return whether the run can go on without these workers, whose processes keep dying."""
         del gone
         return False
 
     def now(self) -> float:
-        """Seconds of the run."""
+        """Return the seconds of the run."""
         running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
         return self._elapsed + running
 
@@ -653,7 +653,7 @@ class Supervisor:
         return {who: place.pid for who, place in places.items() if place is not None}
 
     def wait(self, seconds: float, enough: Callable[[], bool]) -> None:
-        """Wait under `changed` for the clock or for enough; raises what has gone wrong."""
+        """Wait under `changed` until `seconds` or `enough()`; raise `error` if there is one."""
         while not (self.error or self._closing or self.now() >= seconds or enough()):
             self.changed.wait(min(0.2, max(0.0, seconds - self.now())))
         if self.error is not None:
@@ -670,35 +670,35 @@ class Supervisor:
             self._thread.join(10)
 
     def _react(self, news: News) -> None:
-        """Take in news of a process."""
+        """React to news of a process."""
         raise NotImplementedError
 
     def _rest(self) -> float:
-        """Seconds for which nothing is to be done unless there is news."""
+        """Return the longest time to wait for news [s]."""
         return LOOK / 2
 
     def _wake(self) -> None:
-        """Do what is due by now."""
+        """Do everything that is due by now."""
 
     @property
     def long_steps(self) -> float:
-        """Seconds that are long for local steps, as far as these are known."""
+        """Seconds beyond which local steps count as long, given the known durations."""
         return max(SILENCE, TIMES_MEDIAN * statistics.median(self._durations or [0.0]))
 
     @property
     def patience(self) -> float:
-        """Seconds that a process may compute before it is asked no more."""
-        return self.long_steps if self._durations else STARTING  # nobody knows yet how long
+        """Seconds of computing after which a process is ended."""
+        return self.long_steps if self._durations else STARTING  # no durations are known yet
 
     def _listen(self, who: int) -> None:
-        """Let a process say within a moment that it lives, whatever it does."""
+        """Ask a process for a sign of life, which comes within a moment, whatever it does."""
         self._heard[who] = time.monotonic()
         self._pool.call(who, "news", tag=NEWS, aside=NEWS)
 
     def _lives(self, who: int, computing: float) -> bool:
-        """Listen again to a process that has been computing for so long, or end it.
+        """Listen to a process again, or end it if `computing` [s] exceeds `patience`.
 
-        A delay that is slept for may be long, so that being late is no reason to end a process.
+        A delay, in which a process sleeps, may be long, and is no reason to end a process.
         """
         if computing > self.patience:
             self._pool.kill(who)
@@ -707,11 +707,11 @@ class Supervisor:
         return True
 
     def _look(self, away: float) -> None:
-        """End the processes that do not answer any more; away: s for which nobody listened."""
+        """End the processes that no longer answer; away: s in which this thread did not listen."""
         now = time.monotonic()
         for who in list(self._alive):
             self._heard[who] = min(now, self._heard.get(who, now) + away)
-            # One that computes gives signs, too.
+            # A process that computes gives signs of life, too.
             if now - self._heard[who] > SILENCE + self.long_steps:
                 self._heard[who] = now
                 self._pool.kill(who)
@@ -733,15 +733,15 @@ class Supervisor:
     def _try(self, what: Callable, *arguments: Any) -> None:
         try:
             what(*arguments)
-        except BaseException as error:  # it belongs to whoever waits for the run
+        except BaseException as error:  # `wait` raises it in the thread that waits
             self.error = self.error or error
         with self.changed:
             self.changed.notify_all()
 
     def _died_again(self, who: int, without: str) -> bool:
-        """Count a process that has gone; whether its worker is to have another one.
+        """Count the loss of a process; return whether its worker gets a new one.
 
-        Raises WorkersLost where new ones go as well and the run cannot spare the worker.
+        Raises WorkersLost if a worker's processes keep dying and the run cannot spare the worker.
         """
         self._alive.discard(who)
         self.deaths += 1
@@ -755,7 +755,7 @@ class Supervisor:
         return self._died[who] < DEATHS
 
     def _check_enough(self, now: float) -> None:
-        """Raise WorkersLost where there have been too few workers for long."""
+        """Raise WorkersLost if there have been too few workers for more than MISSED s."""
         if len(self._alive) >= self._least:
             self._missed_since = None
         elif self._missed_since is None:
@@ -769,29 +769,29 @@ class Supervisor:
 
 
 class ProcessRuntime:
-    """The common part of the runtimes whose workers are processes, see `runtimes.base.Runtime`."""
+    """Common part of the runtimes whose workers are processes, see `runtimes.base.Runtime`."""
 
     clock, replays = "wall", False
-    copies: int  # of the parameters per worker, as arrays on their way
-    process: type  # of the object that lives in a process
-    groups: tuple[str, ...] = ()  # of its calls, beside the groups that every process has
+    copies: int  # of the parameters per worker, in shared memory
+    process: type  # class of the object in each process
+    groups: tuple[str, ...] = ()  # groups of its calls, beside the groups of every process
 
     def __init__(self, workers: int, recipe: Callable[[], Any], options: Options, session: Session):
-        """Take the options; no process is started before the first update.
+        """Take the options; the first `advance` starts the processes.
 
-        recipe: builds the parts of a worker in its process; it has to be picklable.
+        recipe: picklable function that builds the parts of a worker in its process.
         """
         self._workers, self._recipe = workers, recipe
         self._options, self._session = options, session
         self._running: Supervisor | None = None
-        self._params: Any = None  # with which the run has begun
+        self._params: Any = None  # the parameters at the start of the run
 
     def check_room(self, params: Any) -> None:
-        """Raise ValueError where this machine lacks the memory; params: arrays, or shapes."""
+        """Raise ValueError if this machine lacks shared memory; params: arrays, or shapes."""
         self._session.check_room(self._workers, store_bytes(params, self._workers, self.copies))
 
     def pids(self) -> dict[int, int]:
-        """Return the processes of the workers that are ready, by their numbers there."""
+        """Return the process ids of the workers that are ready, by worker."""
         return {} if self._running is None else self._running.pids()
 
     def close(self) -> None:
@@ -801,7 +801,7 @@ class ProcessRuntime:
             self._running = None
 
     def _started(self) -> Any:
-        """Return the supervisor of the processes, which are started if they are not there."""
+        """Return the supervisor of the processes, which are started if there are none."""
         if self._running is None:
             workers, resources = self._workers, self._options.resources
             needed = store_bytes(self._params, workers, self.copies)
@@ -822,5 +822,5 @@ class ProcessRuntime:
         raise NotImplementedError
 
     def _open(self) -> None:
-        """Start the processes of `_running`, and its clock when they have compiled."""
+        """Start the processes of `_running`, and its clock once they have compiled."""
         raise NotImplementedError

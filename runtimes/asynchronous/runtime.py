@@ -1,11 +1,11 @@
-"""Workers as processes that nobody marches in step, under a server: real asynchrony, wall-clock.
+"""Asynchronous workers under a server: processes without common steps, wall-clock time.
 
-The launching process is the server, every worker an actor with a JAX of its own. The server goes on
-in a thread while the training loop evaluates a snapshot of it. Whatever makes an update becomes a
-row of the Schedule as it happens, which the simulator replays.
+The launching process is the server, and every worker is an actor with its own JAX. The server goes
+on in a thread while the training loop evaluates a snapshot. Every update becomes a row of the
+Schedule when it is made, and the simulator can replay these rows.
 
-A process that dies, or does not answer any more, is replaced. Its worker then begins its order anew
-at the newest version, on the same samples and with a fresh state; the others do not notice.
+A dead or silent process is replaced, and its worker loses the state in the process. The worker then
+repeats its order at the newest version. Samples are replaced by new ones only if they have costs.
 """
 
 import concurrent.futures
@@ -32,22 +32,22 @@ from runtimes.asynchronous.worker import (
 from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
-LOOKED_AT = 64  # updates of a plan whose sizes are compiled before a run
-ORDER, MEMORY = "order", "memory"  # tags of calls: contributions, and what a worker remembers
+LOOKED_AT = 64  # planned updates whose sizes are compiled before a run
+ORDER, MEMORY = "order", "memory"  # tags of calls for contributions and for workers' states
 
 
 class AsynchronousRun(NamedTuple):
-    """A snapshot of the server."""
+    """Snapshot of the server."""
 
     state: State
     counters: dict[str, np.ndarray]
-    kept: np.ndarray  # [workers] the order whose state of local steps belongs to it
+    kept: np.ndarray  # [workers] the order after which a worker's state belongs to the snapshot
     seconds: float
     update: int
     samples: int
-    sent: int  # bytes of all contributions until then
+    sent: int  # bytes of all contributions so far
     deaths: int  # of processes
-    exhausted = False  # asynchronous workers never come to an end
+    exhausted = False  # asynchronous workers never end
 
 
 class AsynchronousRuntime(pool.ProcessRuntime):
@@ -70,7 +70,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         _, self._planned = rule.extend(rule.init(), LOOKED_AT)
 
     def start(self, params: Any) -> AsynchronousRun:
-        """Return a run of no updates from `params`; processes come with the first `advance`."""
+        """Return a run without updates from `params`; the first `advance` starts the processes."""
         self.close()
         self._server = ParameterServer(
             self.parts.algorithm,
@@ -83,14 +83,14 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         )
         refuse(self.parts.algorithm, self._rule, params, self.parts.mini_batches)
         self._params, self._elapsed = params, 0.0
-        self._sent_before, self._deaths_before = 0, 0  # in the run that this one resumes
+        self._sent_before, self._deaths_before = 0, 0  # of the run that this one resumes
         self._states: dict[int, tuple[int, worker.WorkerState]] = {}
         return self._snapshot(0.0)
 
     def advance(
         self, run: AsynchronousRun, seconds: float, updates: float = np.inf
     ) -> tuple[AsynchronousRun, Schedule | None]:
-        """Wait until the clock stands at `seconds`, or for `updates` more updates."""
+        """Let the workers go on until the clock shows `seconds`, or for `updates` updates."""
         serving, server = self._started(), self._server
         with serving.changed:
             serving.limit = run.update + updates
@@ -113,7 +113,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
     def memory(self, run: AsynchronousRun) -> Any:
         """Return the exchange's state, with a leading axis of workers.
 
-        Where workers encode what they send it is asked of them; who has died since has a fresh one.
+        Workers that encode their messages hold their own state, which is fresh after a death.
         """
         first = self._first_state()
         if not jax.tree.leaves(first.exchange):
@@ -123,7 +123,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
     def measured(self, run: AsynchronousRun) -> dict[str, float]:
-        """Return the bytes that have travelled to the server, and counts of what has gone wrong."""
+        """Return the bytes sent per worker, and the numbers of deaths and drops."""
         return {
             "bytes_per_worker": run.sent / self._rule.workers,
             "deaths": float(run.deaths),
@@ -131,7 +131,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         }
 
     def pack(self, run: AsynchronousRun) -> dict[str, np.ndarray]:
-        """Return the snapshot, with what its workers keep for their next local steps."""
+        """Return the snapshot, its history, and the states that workers keep for later orders."""
         history = self._server.log.pack(run.update)
         return (
             packing.pack(run.state)
@@ -146,7 +146,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[AsynchronousRun, None]:
-        """Return the packed run; contributions that were under way then are made anew."""
+        """Return the packed run; contributions that were under way are computed anew."""
         state = packing.unpack(run.state, packed)
         counters, history = (_inside(f"{what}/", packed) for what in ("counters", "history"))
         self._elapsed = float(packed["clock/seconds"][0])
@@ -183,13 +183,13 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         )  # fmt: skip
 
     def _first_state(self) -> worker.WorkerState:
-        """Return the memory of a worker at first."""
+        """Return the initial state of a worker."""
         parts = self.parts
         state = first_state(parts.algorithm, self._params, parts.mini_batches)
         return jax.tree.map(jnp.asarray, state)
 
     def _kept(self, run: AsynchronousRun) -> dict[int, worker.WorkerState]:
-        """Return the memories of the workers at the snapshot, without those that died since."""
+        """Return the workers' states at the snapshot, without workers that have died since."""
         if not jax.tree.leaves(self._first_state()):
             return {}
         if self._running is None:
@@ -209,9 +209,9 @@ class AsynchronousRuntime(pool.ProcessRuntime):
 def misfit(
     algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1
 ) -> str | None:
-    """Return why asynchronous workers cannot keep a rule with a method, or None if they can.
+    """Return the reason why asynchronous workers cannot follow a rule with a method, or None.
 
-    params, mini_batches: of a contribution, as in `runtimes.base.misfit`.
+    params: as in `runtimes.base.misfit`. mini_batches: of a full contribution.
     """
     if rule.arrivals is None:
         return "its workers move freely, and the waiting rule has no form for that"
@@ -231,19 +231,19 @@ def misfit(
 
 
 def refuse(algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1) -> None:
-    """Raise ValueError where `misfit` finds a reason."""
+    """Raise ValueError if `misfit` finds a reason."""
     reason = misfit(algorithm, rule, params, mini_batches)
     if reason is not None:
         raise ValueError(f"actors: {reason}; take another waiting rule or method")
 
 
 def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the values packed under a prefix, by the rest of their names."""
+    """Return the values packed under a prefix, by the remainders of their names."""
     return {n.removeprefix(prefix): v for n, v in packed.items() if n.startswith(prefix)}
 
 
 class Serving(pool.Supervisor):
-    """The server of a run and its workers. `limit` is the update at which it stops to react."""
+    """Supervisor of a server's workers; it reacts only until the server is at update `limit`."""
 
     def __init__(
         self,
@@ -261,10 +261,10 @@ class Serving(pool.Supervisor):
     def open(
         self, planned: Iterable[int], elapsed: float, states: Mapping[int, tuple[int, Any]]
     ) -> None:
-        """Start all processes and, when they have compiled, the clock at `elapsed` seconds.
+        """Start all processes and, once they have compiled, the clock at `elapsed` seconds.
 
-        planned: how many contributions an update may have. states: worker -> (order, state of local
-        steps after it), where a run is resumed.
+        planned: possible numbers of contributions in an update. states: worker -> (order, state
+        after this order), of a resumed run.
         """
         first = _put(self._server.points[self._server.update])
         for who in range(self._workers):
@@ -287,11 +287,11 @@ class Serving(pool.Supervisor):
         self._sender.shutdown(cancel_futures=True)
 
     def state_of(self, who: int, number: int) -> Any:
-        """Return a reference to the worker's state of local steps after an order."""
+        """Return a reference to the worker's state after an order."""
         return self._pool.call(who, "state", number, tag=MEMORY, aside=True)
 
     def _react(self, news: pool.News) -> None:
-        self._wake()  # what was due before the news
+        self._wake()  # first everything that was due before the news
         with self._before_the_limit():
             for command in self._heed(news):
                 self._send(command)
@@ -301,14 +301,14 @@ class Serving(pool.Supervisor):
             return min(super()._rest(), max(0.0, self._server.due - self.now()))
 
     def _wake(self) -> None:
-        while self._server.due <= self.now():  # nobody changes it but this thread
+        while self._server.due <= self.now():  # only this thread changes it
             with self._before_the_limit():
                 for command in self._server.passed(self.now()):
                     self._send(command)
 
     @contextlib.contextmanager
     def _before_the_limit(self) -> Iterator[None]:
-        """Hold the right to change something, once there are updates to be made."""
+        """Hold `changed` in a block, which begins once further updates are allowed."""
         with self.changed:
             self.changed.wait_for(lambda: self._server.update < self.limit or self._closing)
             yield
@@ -322,7 +322,7 @@ class Serving(pool.Supervisor):
             self._listen(who)
             return self._server.returned(who, now)
         elif news.tag == ORDER and who not in self._alive:
-            return []  # of a process that has gone, and its memory, from which others would go on
+            return []  # of a dead process, whose state the next orders would need
         elif news.tag == ORDER and news.kind == "failed":
             return self._bad(who, f"fails with {pool.reason(news.value)}", now)
         elif news.tag == ORDER:
@@ -330,7 +330,7 @@ class Serving(pool.Supervisor):
         elif news.tag == pool.NEWS and news.kind == "answer":
             self._lives(who, news.value)
         elif news.kind == "failed" and news.tag in (None, pool.NEWS):
-            self._pool.kill(who)  # it cannot do what every worker has to
+            self._pool.kill(who)  # its process fails in a call that every worker needs
         return []
 
     def _delivered(self, who: int, delivery: Delivery, now: float) -> list[Command]:
@@ -348,7 +348,7 @@ class Serving(pool.Supervisor):
         return self._server.arrived(who, delivery, now)
 
     def _bad(self, who: int, what: str, now: float) -> list[Command]:
-        """End the run for a contribution that cannot be used, or leave it out."""
+        """Leave out a contribution that cannot be used, or raise RuntimeError for it."""
         if self._server.waits_for(who) is None:
             return []
         if self._options.drops:
@@ -359,7 +359,7 @@ class Serving(pool.Supervisor):
         )
 
     def _lost(self, who: int, now: float) -> None:
-        """Replace a process that has gone."""
+        """Replace a lost process."""
         self._died_again(who, "delivering anything")
         self._server.lost(who, now)
         self._pool.start(who, _put(self._server.points[self._server.update]))
@@ -367,7 +367,7 @@ class Serving(pool.Supervisor):
     def _send(self, command: Command) -> None:
         """Hand a command to the thread that talks to the workers."""
         if isinstance(command, Begin):
-            # Held until they are published, whatever the server forgets in the meantime.
+            # The variable holds them until they are published, even if the server forgets them.
             params = self._server.point(command.worker, command.order)
             self._sender.submit(self._try, self._begin, command, params)
         else:
@@ -375,15 +375,15 @@ class Serving(pool.Supervisor):
             self._sender.submit(self._pool.call, *stop, aside=True)
 
     def _begin(self, command: Begin, params: Any) -> None:
-        """Publish the parameters of a version once, for whoever is sent to work at them.
+        """Publish the parameters of a version once for all workers, and call the worker.
 
-        A model of a worker's own is for that worker alone.
+        If workers have models of their own, the parameters of every order are published.
         """
         version = command.order.version
         if self._server.own_models or version not in self._published:
             self._published[version] = _put(params)
         reference = self._published[version]
-        with contextlib.suppress(Exception):  # of a process that has gone, of which there is news
+        with contextlib.suppress(Exception):  # of a lost process, about which news follows
             self._pool.call(command.worker, "step", command.order, reference, tag=ORDER)
         used = {version, *self._server.points}
         for old in self._published.keys() - used:

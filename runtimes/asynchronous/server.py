@@ -1,7 +1,7 @@
-"""The server of workers that nobody marches in step: what it knows, and what an arrival changes.
+"""The parameter server of asynchronous workers: its state, and its reactions to arrivals.
 
-Here is no process, no thread and no clock: arrivals come with their times, and what is to be done
-is answered as orders. The waiting rule decides through its face `stragglers.rule.AsyncProtocol`.
+The server has no process, thread or clock. Arrivals come with their times, and the reactions are
+returned as commands. The waiting rule decides through its `stragglers.rule.AsyncProtocol`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,19 +23,19 @@ from stragglers.schedule import Event, Schedule, concatenate
 
 
 class Pending(NamedTuple):
-    """A contribution that has arrived and waits for its update."""
+    """Contribution that has arrived and waits for its update."""
 
     worker: int
     order: Order
     contribution: Any
     busy: float  # s
     arrived: float  # s
-    free: float  # s, when its worker may go on, if it does not wait for the update
-    restored: bool  # its worker had begun with a fresh state, as it had lost its process
+    free: float  # s, time at which its worker goes on, if it does not wait for the update
+    restored: bool  # its worker had begun with a fresh state, after the loss of its process
 
 
 class Made(NamedTuple):
-    """An update, as far as a waiting rule wants to know of it."""
+    """Facts about an update that a waiting rule needs."""
 
     time: float  # s
     workers: list[int]
@@ -43,9 +43,9 @@ class Made(NamedTuple):
 
 
 class UpdateLog:
-    """Rows since they were last taken, and all updates since the run began.
+    """Log of the rows since the last `take`, and of all updates since the run began.
 
-    events: of the rows that have not been taken.
+    events: events since the last `take`.
     """
 
     def __init__(self, workers: int):
@@ -68,14 +68,14 @@ class UpdateLog:
         busy_on: Collection[int],
         elsewhere: Collection[int],
     ) -> Schedule:
-        """Note an update of these contributions, in order; returns its row.
+        """Record an update of these contributions, in order; return its row.
 
         busy_on: workers that have gone on to another contribution at the same parameters, which
-        the update cancels. elsewhere: those that have gone on from newer ones.
+        the update cancels. elsewhere: workers with another contribution that it does not cancel.
         """
         orders = [held.order for held in taken]
         last = {held.worker: n for n, held in enumerate(taken)}
-        # A worker's last push lands with the update, for which it has waited or has gone on.
+        # A worker's last push lands with the update, unless the worker has gone on elsewhere.
         lands = [last[h.worker] == n and h.worker not in elsewhere for n, h in enumerate(taken)]
         arrived = np.array([held.arrived for held in taken])
         start = np.array([order.seconds for order in orders])
@@ -112,11 +112,11 @@ class UpdateLog:
         return self._rows[-1]
 
     def observed(self, held: int) -> None:
-        """Note that the rule has seen a loss, with contributions held for the next update."""
+        """Record that the rule has seen a loss, when `held` contributions waited for an update."""
         self._observed.append((self.updates, held))
 
     def take(self) -> Schedule | None:
-        """Return the rows since the last call, with what has happened beside; None for none."""
+        """Return the rows and events since the last call; None without any row."""
         if not self._rows:
             return None
         schedule = concatenate(self._rows)
@@ -125,9 +125,9 @@ class UpdateLog:
         return replace(schedule, events=events)
 
     def pack(self, updates: int) -> dict[str, np.ndarray]:
-        """Return the contributors of the first updates and the places of losses, for `resume`.
+        """Return the contributors of the first `updates` updates and the positions of losses.
 
-        A loss that was seen later is the first thing that a run which resumes there sees.
+        A loss that was seen later gets the last position: a resumed run sees this loss first.
         """
         made, observed = self._made[:updates], [min(at, (updates, 0)) for at in self._observed]
         return {
@@ -140,7 +140,7 @@ class UpdateLog:
         }
 
     def resume(self, packed: Mapping[str, np.ndarray]) -> None:
-        """Take over what another log has packed."""
+        """Take over the updates and losses that another log has packed."""
         ends = np.cumsum(packed["width"], dtype=np.int64).tolist()
         spans = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
         columns = [
@@ -155,7 +155,7 @@ class UpdateLog:
     def repeated(
         self, arrivals: AsyncProtocol, state: Any, losses: Sequence[tuple[float, float]]
     ) -> Any:
-        """Return the state of a rule after all updates, and after the losses that it has seen."""
+        """Return the state of a rule, from `state`, after all updates and the losses between."""
         waiting = list(zip(self._observed, losses[: len(self._observed)], strict=True))
 
         def observed(state, *until):
@@ -176,18 +176,18 @@ class UpdateLog:
 
 
 class State(NamedTuple):
-    """The state of training, on the device of the server."""
+    """State of training, on the device of the server."""
 
     params: Any
     server: Any  # optimizer state
-    memory: Any  # exchange state, [P, ...]; () where workers encode what they send
-    own: Any = ()  # the models of the workers' own beside the server's, [P, ...]; () without
+    memory: Any  # exchange state, [P, ...]; () if workers encode their messages
+    own: Any = ()  # the workers' own models beside the server's, [P, ...]; () without such models
 
 
 def update_program(
     algorithm: Algorithm, mini_batches: int, encoded: Uplink | None
 ) -> Callable[..., State]:
-    """Compiled for every number of contributions: (state, contributions, points, ...) -> state."""
+    """Return (state, contributions, points, ...) -> state, compiled per number of contributions."""
 
     @jax.jit
     def apply(state, contributions, points, batches, fresh, own, samples):
@@ -231,9 +231,9 @@ def update_program(
 
 
 class OwnModels:
-    """The points of the workers of an algorithm with `adopt`, by their orders.
+    """Parameters at which workers with models of their own carry out their orders.
 
-    params: of the server; mini_batches: of a full contribution.
+    params: of the server. mini_batches: of a full contribution.
     """
 
     def __init__(self, algorithm: Algorithm, params: Any, mini_batches: int):
@@ -277,10 +277,10 @@ class OwnModels:
         waiting: Sequence[Pending],
         anew: bool,
     ) -> None:
-        """Let the worker begin an order.
+        """Compute and store the parameters at which the worker carries out the order.
 
         served: the server's parameters at the order's version. waiting: the worker's contributions
-        that no update has yet, in order. anew: it has lost its process since.
+        that no update has taken yet, in order. anew: the worker begins with a fresh state.
         """
         own, memory = self._of(state, who)
         for held in waiting:
@@ -290,7 +290,7 @@ class OwnModels:
         )
 
     def compile(self, state: State, held: Pending) -> None:
-        """Reckon once where a worker goes on after a contribution; nothing is changed."""
+        """Run the programs of a worker's step once, to compile them; no state changes."""
         own, memory = self._of(state, held.worker)
         if self.foreseen:
             own, memory = self._went_on(state, memory, own, held)
@@ -298,11 +298,11 @@ class OwnModels:
         jax.block_until_ready(self._adopted(own, memory, state.params, *anew))
 
     def forget(self, used: Collection[tuple[int, int]]) -> None:
-        """Keep the points of these orders alone."""
+        """Keep only the parameters of these orders."""
         self._at = {order: self._at[order] for order in used}
 
     def _went_on(self, state: State, memory: Any, point: Any, held: Pending) -> tuple[Any, Any]:
-        """(own model, memory) of a worker after a contribution that it has made at `point`."""
+        """Return (own model, memory) of a worker after the contribution `held`, made at `point`."""
         order = held.order
         known = {
             "worker": np.int32(held.worker),
@@ -314,14 +314,14 @@ class OwnModels:
 
 
 class Begin(NamedTuple):
-    """A worker shall make a contribution at the parameters of the order's version."""
+    """Command to a worker to make a contribution at the parameters of the order's version."""
 
     worker: int
     order: Order
 
 
 class Stop(NamedTuple):
-    """A worker shall give up its order of this number."""
+    """Command to a worker to give up its order of this number."""
 
     worker: int
     number: int
@@ -331,13 +331,13 @@ Command = Begin | Stop
 
 
 class ParameterServer:
-    """The server of a replicated method, or of one whose workers have models beside the server's.
+    """Server of a replicated method, or of a method whose workers have models beside the server's.
 
-    Such models live here: a worker is sent its own, with what it adopts of the version that its
-    order reads, and the contribution that comes back says where its steps have led.
+    The server stores the workers' models. With an order, it sends a worker's model after `adopt` at
+    the version that the order reads. The returned contribution determines the worker's next model.
 
-    arrivals: the waiting rule. mini_batches: of a full contribution. batch_size: samples in one.
-    renews: a worker that begins anew takes new samples, as those have costs.
+    arrivals: the waiting rule. mini_batches: of a full contribution. batch_size: samples of a
+    mini-batch. renews: a worker that begins anew takes new samples, because samples have costs.
     """
 
     def __init__(
@@ -366,25 +366,25 @@ class ParameterServer:
         self.state = State(params, algorithm.server.init(params), memory, own)
         self.own_models = algorithm.adopt is not None
         self.remembers = remembers(algorithm, params)
-        # A process takes with it what it remembers itself; what the server remembers of it stays.
+        # A lost process loses the state that it holds itself, not the state at the server.
         in_process = jax.tree.leaves(first_state(algorithm, params, mini_batches))
         self._forgets = self.own_models or bool(in_process) or not jax.tree.leaves(memory)
         self.rule: Any = arrivals.init()
         self.update = self.samples = self.dropped = 0
-        self.points = {0: params}  # version -> parameters that somebody has in use
+        self.points = {0: params}  # version -> parameters that are in use
         self.consumed, self.attempts, self.numbers, self.counted, self.kept = np.zeros(
             (5, workers), np.int64
         )
         self.log = UpdateLog(workers)
-        self._more = np.zeros(workers, np.int64)  # the order beside a contribution that waits
-        self._renewed: set[int] = set()  # whose state is fresh, as they have lost their process
+        self._more = np.zeros(workers, np.int64)  # the order under way beside a held contribution
+        self._renewed: set[int] = set()  # workers with a fresh state after the loss of a process
         self._in_flight: dict[int, Order] = {}
         self._held: list[Pending] = []
         self._models = OwnModels(algorithm, params, mini_batches) if self.own_models else None
         self._apply = update_program(algorithm, mini_batches, encoded)
 
     def compile(self, counts: Iterable[int]) -> None:
-        """Run updates of these numbers of contributions that change nothing, to compile them."""
+        """Compile updates of these numbers of contributions, by runs that change no state."""
         order = Order(0, 0, (), self.update, 0, 1, 0, 0, 0.0)
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.expected)
         held = [Pending(w, order, zeros, 0.0, 0.0, 0.0, False) for w in range(self.workers)]
@@ -395,16 +395,16 @@ class ParameterServer:
             jax.block_until_ready(self._applied(taken, [self.state.params] * count))
 
     def begin(self, now: float) -> Iterator[Command]:
-        """Everybody begins a contribution at the newest version."""
+        """Yield a command to every worker to begin a contribution at the newest version."""
         for one in range(self.workers):
             self.rule = self._arrivals.begun(self.rule, one, self.update, now)
             yield self._begun(one, self.update, now)
 
     def arrived(self, who: int, delivery: Delivery, now: float) -> list[Command]:
-        """React to a delivery."""
+        """Return the commands that follow from a delivery."""
         order = self._in_flight.get(who)
         if order is None or delivery.number != order.number:
-            return []  # it was sent for something newer in the meantime
+            return []  # the worker has been given a newer order in the meantime
         del self._in_flight[who]
         decision = self._arrivals.on_arrival(self.rule, who, order.version, now)
         if decision.counts:
@@ -428,53 +428,53 @@ class ParameterServer:
         return np.inf if self._arrivals.due is None else self._arrivals.due(self.rule)
 
     def passed(self, now: float) -> list[Command]:
-        """React to a time that is `due`."""
+        """Return the commands that follow at a time that is `due`."""
         commands = self._followed(self._arrivals.on_due(self.rule, now), now)
         self._forget()
         return commands
 
     def _followed(self, decision: Decision, now: float) -> list[Command]:
-        """Make the update of a decision, and send to work whom it restarts."""
+        """Make the update of a decision; return commands for the workers that it restarts."""
         self.rule = decision.state
         if decision.update:
             self._update(decision, now)
         return list(self._sent(decision.restart, self.update, now))
 
     def drop(self, who: int, now: float) -> list[Command]:
-        """Leave out the samples of the worker's order, and let it begin another one."""
+        """Leave out the samples of the worker's order; return the command for its next order."""
         order = self._in_flight[who]
         self.consumed[who] += order.batches
         self.dropped += 1
         return self.again(who, now)
 
     def again(self, who: int, now: float) -> list[Command]:
-        """Let a worker whose order is lost begin it anew, at the newest version; [] without one."""
+        """Return the command to repeat a lost order at the newest version; [] without an order."""
         if self._in_flight.pop(who, None) is None:
-            return []  # it waits for an update that will have what it has sent
+            return []  # its contribution is held for an update
         self.rule = self._arrivals.begun(self.rule, who, self.update, now)
         return [self._begun(who, self.update, now)]
 
     def point(self, who: int, order: Order) -> Any:
-        """Return the parameters that an order under way is carried out at."""
+        """Return the parameters at which an order under way is carried out."""
         if self._models is None:
             return self.points[order.version]
         return self._models.point(who, order)
 
     def waits_for(self, who: int) -> Order | None:
-        """Return the worker's order under way."""
+        """Return the worker's order under way, or None."""
         return self._in_flight.get(who)
 
     def lost(self, who: int, now: float) -> None:
-        """Note that the worker's process has gone, and what it remembered with it."""
+        """Record the loss of the worker's process, and of the state that the process held."""
         self.log.events.append(Event(now, who, "lost"))
         if self._forgets:
             self._renewed.add(who)
         self.counted[who] = self.kept[who] = 0
 
     def returned(self, who: int, now: float) -> list[Command]:
-        """Note that the worker has a new process, and send it to work if it was at any.
+        """Record the worker's new process; return commands to repeat its order, if it had one.
 
-        The process may have been sent an order before it was ready.
+        An order that was sent before the process was ready is stopped.
         """
         self.log.events.append(Event(now, who, "restored"))
         before = self._in_flight.get(who)
@@ -486,9 +486,9 @@ class ParameterServer:
         return self.log.take()
 
     def settled(self) -> np.ndarray:
-        """[workers] the order of each after which nothing of it waits for an update.
+        """Return the last order of each worker before its held contributions, [workers].
 
-        A run that resumes makes anew what waits, from the state that its worker had before.
+        A resumed run computes held contributions anew, from the worker's state after this order.
         """
         settled = self.counted.copy()
         for held in self._held:
@@ -496,7 +496,7 @@ class ParameterServer:
         return settled
 
     def counters(self) -> dict[str, np.ndarray]:
-        """Return all counters; a contribution that waits or is under way counts for nothing."""
+        """Return all counters; `consumed`, `counted` exclude contributions held or under way."""
         consumed = self.consumed.copy()
         for held in self._held:
             consumed[held.worker] -= held.order.batches
@@ -516,7 +516,7 @@ class ParameterServer:
         history: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> None:
-        """Go on from where another one stood, whose rule has seen the losses `observed`."""
+        """Take over the state of another server, whose rule has seen the losses `observed`."""
         self.state = state
         for name in ("consumed", "attempts", "numbers", "counted"):
             setattr(self, name, counters[name].copy())
@@ -543,7 +543,7 @@ class ParameterServer:
             yield self._begun(who, version, now)
 
     def _begun(self, who: int, version: int, now: float) -> Begin:
-        """Return the order of a worker's next contribution, which is under way from now on."""
+        """Return the command for a worker's next order, which is under way from now on."""
         batches = self._arrivals.mini_batches(self.rule, who)
         self.numbers[who] += 1
         order = Order(
@@ -577,10 +577,10 @@ class ParameterServer:
         self.update += 1
         self.samples += self._batch_size * sum(held.order.batches for held in taken)
         self.points[self.update] = self.state.params
-        busy_on = {  # who has gone on to another contribution at the same parameters
+        busy_on = {  # workers that have gone on to another contribution at the same parameters
             who for who, order in self._in_flight.items() if order.number == self._more[who]
         }
-        # Who is back with another contribution has waited for its place in the next update.
+        # A worker with a held contribution has come back and waits for the next update.
         elsewhere = (self._in_flight.keys() - busy_on) | {held.worker for held in self._held}
         self._held = [held._replace(free=now) for held in self._held]
         self.log.add(now, taken, busy_on, elsewhere)
@@ -605,7 +605,7 @@ class ParameterServer:
         )
 
     def _forget(self) -> None:
-        """Keep only the parameters that an order or an update to come needs."""
+        """Keep only the parameters that an order or a later update needs."""
         orders = [*self._in_flight.items(), *((held.worker, held.order) for held in self._held)]
         used = {order.version for _, order in orders} | {self.update}
         self.points = {version: self.points[version] for version in used}

@@ -1,7 +1,7 @@
 """An asynchronous worker under a server, in a process of its own.
 
-It takes the mini-batches of an order one by one, each as long as its delay says, and answers with
-their contribution. A call from aside stops it between two mini-batches or inside a delay.
+The worker computes the mini-batches of an order one by one, with their delays, and returns their
+contribution. A concurrent call stops it between two mini-batches or inside a delay.
 """
 
 import contextlib
@@ -27,42 +27,42 @@ MOMENT = 0.5  # s between two signs of life
 
 
 class WorkerParts(NamedTuple):
-    """The task and the method of a worker."""
+    """Task and method of a worker."""
 
     algorithm: Algorithm
     losses: Callable[[Any, Any], jax.Array]
     examples: Any  # the training set, a pytree with leading axis [samples]
     sampler: Any  # `indices(workers, counters)`
     mini_batches: int  # of a full contribution
-    delay: Process | None  # seconds of a mini-batch, seeded; None: as long as it takes
-    communication: float = 0.0  # s that a contribution takes beyond its real way
+    delay: Process | None  # seconds of a mini-batch, seeded; None: the worker's own speed
+    communication: float = 0.0  # s that are added to the real transfer of a contribution
 
 
 class Order(NamedTuple):
-    """A contribution that a worker is asked for."""
+    """Request to a worker for a contribution."""
 
     number: int  # of this worker's orders, from 1
-    after: int  # the order whose state it goes on from, 0 for the initial one
-    keep: tuple[int, ...]  # older orders whose states may be asked for still
-    version: int  # of the parameters that come with it
+    after: int  # the order from whose state this one goes on, 0 for the initial state
+    keep: tuple[int, ...]  # older orders whose states may still be requested
+    version: int  # of the parameters that come with the order
     first: int  # counter of its first mini-batch
-    batches: int  # mini-batches
-    attempt: int  # durations drawn before
-    samples: int  # seen by all workers so far
-    seconds: float  # on the clock of the run, at the dispatch
+    batches: int  # number of mini-batches
+    attempt: int  # number of durations drawn before
+    samples: int  # samples that all workers have seen so far
+    seconds: float  # s on the clock of the run, at the dispatch of the order
 
 
 class Delivery(NamedTuple):
-    """The answer of a worker to an order."""
+    """Answer of a worker to an order."""
 
     number: int
-    contribution: Any  # arrays on the host, encoded where it can be; None if it was stopped
+    contribution: Any  # arrays on the host, encoded if there is an `Uplink`; None if stopped
     busy: float  # s of computing
     finite: bool
 
 
 class Computing:
-    """The sign of life of a worker: for how long a program of it has been running."""
+    """Sign of life of a worker: the time for which its present program has been running."""
 
     _computing_since: float | None = None
 
@@ -75,27 +75,27 @@ class Computing:
             self._computing_since = None
 
     def _computing_for(self) -> float:
-        """Return the seconds since this program began; 0 in a delay."""
+        """Return the seconds since the present program began; 0 without one, as in a delay."""
         since = self._computing_since
         return 0.0 if since is None else time.monotonic() - since
 
 
 def finite(tree: Any) -> bool:
-    """Return whether all numbers of a contribution are."""
+    """Return whether all numbers of a contribution are finite."""
     return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
 class AsynchronousWorker(Computing):
-    """One worker under a server; `recipe` builds its parts in its process."""
+    """Worker under a server; `recipe` builds its parts in its process."""
 
     def __init__(self, recipe: Callable[[], WorkerParts], me: int):
         self._parts, self._me = recipe(), me
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self._current = self._stopped = 0  # orders: under way, and the last that shall not be
+        self._current = self._stopped = 0  # numbers of the order under way, of the last stopped one
         self._states: dict[int, worker.WorkerState] = {}
 
     def ready(self, params: Any) -> None:
-        """Compile all that an order takes."""
+        """Compile the programs of an order, for parameters of these shapes."""
         parts = self._parts
         self._examples = jax.tree.map(jnp.asarray, parts.examples)
         params = jax.tree.map(jnp.asarray, params)
@@ -109,7 +109,7 @@ class AsynchronousWorker(Computing):
         self._computed(order, params, delayed=False)
 
     def step(self, order: Order, params: Any) -> Delivery:
-        """Make the contribution of an order at `params`; its state is kept for the next one."""
+        """Return the contribution of an order at `params`; keep the state after it."""
         with self._lock:
             self._current = order.number
             if order.number <= self._stopped:
@@ -126,27 +126,27 @@ class AsynchronousWorker(Computing):
         return Delivery(order.number, contribution, busy, finite(contribution))
 
     def interrupt(self, number: int) -> None:
-        """Stop the order of this number, now or when it comes."""
+        """Stop the order of this number, now or when it arrives."""
         with self._lock:
             self._stopped = max(self._stopped, number)
             if self._current <= self._stopped:
                 self._stop.set()
 
     def news(self) -> float:
-        """Say after a moment for how long a mini-batch is being computed [s]; 0 in a delay."""
+        """Return, after a moment, for how long [s] the present program has run; 0 in a delay."""
         time.sleep(MOMENT)
         return self._computing_for()
 
     def state(self, number: int) -> worker.WorkerState:
-        """Return the memory of the worker after an order, on the host."""
+        """Return the state of the worker after an order, on the host."""
         return jax.device_get(self._states[number])
 
     def restore(self, number: int, state: worker.WorkerState) -> None:
-        """Take this for what the worker remembers after the order of this number."""
+        """Store the worker's state after the order of this number."""
         self._states[number] = jax.tree.map(jnp.asarray, state)
 
     def _computed(self, order: Order, params: Any, delayed: bool = True):
-        """(contribution, the worker's new state, busy seconds); None, None where it was stopped."""
+        """Return (contribution, the worker's new state, busy seconds); two Nones if stopped."""
         parts, begun = self._parts, time.monotonic()
         params = jax.tree.map(jnp.asarray, params)
         carry = self._begin(params, self._states[order.after].work)
@@ -176,27 +176,27 @@ class AsynchronousWorker(Computing):
         return *self._end(carry, state, params, np.int32(order.batches), own), mark - begun
 
 
-# --- both ends of an exchange with a server, cut where it follows from more than a worker knows
+# --- both ends of an exchange with a server, cut where it needs more than a worker knows
 
 Message = tuple[jax.Array, ...]
 OWN = ("weight", "batches", "worker", "version", "first")  # extra arguments that a worker knows
-TRIED = (1, 2, 3)  # contributions of an update, for which the worker's part must be the same
+TRIED = (1, 2, 3)  # numbers of contributions for which the worker's part must be the same
 
 
 class Uplink:
-    """Both ends of the exchange of a method with a server, for parameters of certain shapes.
+    """Worker's part and server's part of a method's exchange, for parameters of certain shapes.
 
-    A worker that nobody waits for can encode what it sends if that follows from what it knows
-    itself: its contribution, its memory, its parameters and `OWN`. The exchange is traced, and cut
-    where it begins to follow from something else: the other workers, or what only the update knows.
-    The message is all that the server's part reads of the worker's values, such as the operands of
-    collectives. The two parts together compute what the whole exchange does.
+    An asynchronous worker can encode its message if this depends only on values that the worker
+    knows: its contribution, its state, its parameters and `OWN`. The exchange is traced, and cut
+    where values begin to depend on other workers or on the update. The message holds all values of
+    the worker that the server's part reads, such as the operands of collectives. The two parts
+    together compute the whole exchange.
     """
 
     def __init__(self, algorithm: Algorithm, params: Tree, mini_batches: int):
-        """Trace and cut; params: or their shapes; mini_batches: of a full round.
+        """Trace and cut the exchange; params: arrays or shapes; mini_batches: of a full round.
 
-        Raises ValueError where the worker's part follows from more than the worker knows.
+        Raises ValueError if the worker's part depends on more than the worker knows.
         """
         self._traced = functools.cache(
             functools.partial(_Exchange, algorithm, params, mini_batches)
@@ -204,14 +204,14 @@ class Uplink:
         self._encoder = self._traced(TRIED[0]).encoder()
         for contributions in TRIED:
             self._among(contributions)
-        self.message = tuple(  # the shapes of a message
+        self.message = tuple(  # shapes of a message
             jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
             for var in self._traced(TRIED[0]).message
         )
 
     @property
     def message_bytes(self) -> int:
-        """The size of a message."""
+        """Size of a message in bytes."""
         return sum(shape.size * shape.dtype.itemsize for shape in self.message)
 
     def encode(
@@ -224,10 +224,10 @@ class Uplink:
         return tuple(found[:count]), jax.tree.unflatten(structure, found[count:])
 
     def reduce(self, messages: Message, staleness: jax.Array, **update: Any) -> Tree:
-        """Return what the exchange returns for the contributions of an update.
+        """Return the result of the exchange for the messages of an update.
 
-        messages: leaves [k, ...]; staleness: [k] int32, updates; update: `samples`, seen before it
-        by all workers, their `count`, and `current`, the newest parameters.
+        messages: leaves [k, ...]. staleness: [k] int32, in updates. update: `samples`, seen by all
+        workers before the update, their `count`, and `current`, the newest parameters.
         """
         exchange = self._among(len(staleness))
         decoder = exchange.decoder()
@@ -251,10 +251,10 @@ class Uplink:
 
 
 def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | None:
-    """Return the uplink of a method, or None where a contribution is better sent as it is.
+    """Return the uplink of a method, or None if workers shall send plain contributions.
 
-    That is where a worker would have to know more than it does, where the server keeps a model of
-    the worker's own, or where a message would not be smaller. Arguments as of `Uplink`.
+    None: a message needs more than a worker knows, workers have models of their own, or messages
+    are not smaller than contributions. The arguments are those that `Uplink` takes.
     """
     leaves, structure = jax.tree.flatten(params)
     shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
@@ -275,11 +275,11 @@ def _uplink(algorithm: Algorithm, shapes, structure, mini_batches: int) -> Uplin
 def alone(
     algorithm: Algorithm, params: Tree, mini_batches: int
 ) -> Callable[..., tuple[Tree, Any]] | None:
-    """Return what a contribution does to its worker, where methods keep models of workers' own.
+    """Return the effect of a contribution on its own worker, for methods with workers' models.
 
-    (contribution, state of the exchange, the worker's parameters, `OWN` by name) -> (change of its
-    parameters, new state). None where that follows from more than the worker knows. Arguments as
-    of `Uplink`.
+    The function maps (contribution, state of the exchange, the worker's parameters, `OWN` by name)
+    to (change of the parameters, new state). None: the effect needs more than the worker knows. The
+    arguments are those that `Uplink` takes.
     """
     try:
         exchanges = [_Exchange(algorithm, params, mini_batches, count) for count in TRIED]
@@ -299,9 +299,9 @@ def alone(
 
 
 class _Exchange:
-    """An exchange that is traced among a number of contributions, and cut.
+    """Exchange that is traced for a number of contributions, and cut.
 
-    shapes: of what it returns, and of the state. message: variables.
+    shapes: of its result and of its state. message: variables that a worker sends.
     """
 
     def __init__(self, algorithm: Algorithm, params: Tree, mini_batches: int, contributions: int):
@@ -326,7 +326,7 @@ class _Exchange:
         try:
             with collectives.on_one_device():
                 self._traced, self.shapes = trace(own, update)
-        except TypeError as error:  # shapes that follow from a number of workers
+        except TypeError as error:  # shapes that depend on a number of workers
             raise ValueError(
                 f"uplink: there is no exchange of {contributions} contributions; let the server "
                 "run the whole exchange of all workers"
@@ -336,7 +336,7 @@ class _Exchange:
         count = len(jax.tree.leaves(self.shapes[0]))
         self._reduced, self._state = program.outvars[:count], program.outvars[count:]
         equations = needed(variables(program.outvars), [], program.eqns)
-        self._late, workers = set(self._theirs), set(self._ours)  # what follows from more, or not
+        self._late, workers = set(self._theirs), set(self._ours)  # need more than a worker, or not
         for e in equations:
             if speaks(e) or not self._late.isdisjoint(inputs(e)):
                 self._late.update(e.outvars)
@@ -347,15 +347,15 @@ class _Exchange:
         self.message = list(dict.fromkeys(var for var in read if var in workers))
 
     def encoder(self) -> ClosedJaxpr:
-        """Return what the worker knows -> the message, its new state."""
+        """Return the program: values of the worker -> (message, its new state)."""
         return self._of_worker([*self.message, *self._state], self._state)
 
     def decoder(self) -> ClosedJaxpr:
-        """Return the message, what the update knows -> what the exchange returns."""
+        """Return the program: (message, values of the update) -> result of the exchange."""
         return self._program([*self.message, *self._theirs], self._reduced)
 
     def own_change(self) -> ClosedJaxpr:
-        """Return what the worker knows -> the change of its own model, its new state."""
+        """Return the program: values of the worker -> (change of its own model, its new state)."""
         served = len(jax.tree.leaves(self.shapes[0].served))
         wanted = [*self._reduced[served:], *self._state]
         return self._of_worker(wanted, wanted)
@@ -369,7 +369,7 @@ class _Exchange:
         return self._program(self._ours, results)
 
     def _program(self, reads: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
-        """Return the part of the program that computes `results` from `reads`."""
+        """Return the part of the traced program that computes `results` from `reads`."""
         program = self._traced.jaxpr
         equations = needed(variables(results), reads, program.eqns)
         read = {var for e in equations for var in inputs(e)} | set(variables(results))
@@ -394,7 +394,7 @@ def _in_order(own: dict) -> list:
 
 
 def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.WorkerState:
-    """Return the memory of a worker at first, without its exchange where the server runs that."""
+    """Return the initial state of a worker, with `exchange` () if the server runs the exchange."""
     state = worker.init(algorithm, params)
     encodes = uplink(algorithm, params, mini_batches) is not None
     return state if encodes else state._replace(exchange=())
@@ -404,7 +404,7 @@ def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.
 def _programs(
     algorithm: Algorithm, losses: Callable, nominal: int, encodes: Uplink | None
 ) -> tuple[Callable, Callable, Callable]:
-    """Return the programs of a contribution: its beginning, a mini-batch, its end."""
+    """Return the programs of a contribution: its beginning, one mini-batch, its end."""
 
     @jax.jit
     def begin(params, work):

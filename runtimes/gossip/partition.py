@@ -1,4 +1,4 @@
-"""Programs for an axis of two workers, cut at their messages into halves of two processes."""
+"""Programs for an axis of two workers, cut at their messages into halves for two processes."""
 
 import collections
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
@@ -20,52 +20,52 @@ from runtimes.equations import (
     variables,
 )
 
-Half = Generator[list, Sequence[Any], Any]  # its messages, the partner's messages, its result
+Half = Generator[list, Sequence[Any], Any]  # own messages, the partner's messages, own result
 
 
 class PairProgram:
-    """Half of a body for an axis of two, as what is computed between its messages.
+    """Half of a program for an axis of two workers: the segments between its messages.
 
-    Two processes that each play their half, and hand each other what it says, compute what one
-    program computes under `jax.vmap(axis_name=...)`, bit for bit: the program is traced for its
-    position in the axis and cut at its collectives into segments, all compiled before the first
-    message. A half is a generator, which stops where it needs the partner's message:
+    Two processes each play a half and exchange messages. Their results equal the ones of a program
+    under `jax.vmap(axis_name=...)`, bit for bit. The program is traced, and cut at its collectives
+    into segments for a position on the axis. All segments are compiled before the first message. A
+    half is a generator that stops when it needs the partner's message:
 
         half = PairProgram(body, 0, *arguments).begin(*arguments)
         heard = say_and_hear(next(half))
         while True:  # until StopIteration, whose value is the body's result
             heard = say_and_hear(half.send(heard))
 
-    Loops, branches and compiled functions that hold a collective are played on the host, where
-    both ends must take the same way.
+    Loops, branches and compiled functions that contain a collective are played on the host. Both
+    ends must take the same branches there.
     """
 
     def __init__(self, body: Callable, position: int, *examples: Any):
         """Compile a function of arrays that runs under `AXIS`, for its position there, 0 or 1.
 
-        examples: the arguments, or their shapes. Raises ValueError for a collective that cannot be
-        cut out.
+        examples: the arguments, or their shapes. Raises ValueError for a collective that cannot
+        become a message.
         """
         traced, outputs = jax.make_jaxpr(body, axis_env=[(AXIS, 2)], return_shape=True)(*examples)
         self._result = jax.tree.structure(outputs)
         self._plan = _Plan(traced, position)
 
     def begin(self, *arguments: Any) -> Half:
-        """Return the half for these arguments; its result is that of the body."""
+        """Return the half for these arguments; the half returns the result of the body."""
         results = yield from self._plan.play(jax.tree.leaves(arguments))
         return jax.tree.unflatten(self._result, results)
 
 
 class _Plan:
-    """The order in which a program is played: messages and containers, each after its inputs.
+    """Order of the steps of a program: messages and containers, each after its inputs.
 
-    All collectives whose inputs need equally many messages go in one.
+    All collectives whose inputs need the same number of earlier messages share one message.
     """
 
     def __init__(self, program: ClosedJaxpr, position: int):
         self._program, self._position = program.jaxpr, position
         self._constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-        self._left = list(program.jaxpr.eqns)  # what no segment has computed so far
+        self._left = list(program.jaxpr.eqns)  # equations that are in no segment so far
         self._known = {*program.jaxpr.invars, *self._constants}
         depth: dict[Hashable, int] = {}  # steps before a variable is known
         levels = collections.defaultdict(lambda: ([], []))  # collectives and containers
@@ -83,7 +83,7 @@ class _Plan:
         self._last = self._segment(program.jaxpr.outvars)
 
     def play(self, arguments: Sequence[Any]) -> Half:
-        """Return a half whose result are the outputs of the program."""
+        """Return a half that returns the outputs of the program."""
         values = dict(zip(self._program.invars, arguments, strict=True)) | self._constants
         for step in self._steps:
             yield from step(values)
@@ -91,7 +91,7 @@ class _Plan:
         return [value(var, values) for var in self._program.outvars]
 
     def _message(self, said: Sequence[JaxprEqn]) -> Callable[[dict], Half]:
-        """Return a step in which both say the operands of collectives."""
+        """Return a step in which both ends exchange the operands of these collectives."""
         for e in said:
             name = e.primitive.name
             if name not in _COMBINED or e.params.get("axis_index_groups") is not None:
@@ -112,7 +112,7 @@ class _Plan:
         return step
 
     def _played(self, container: JaxprEqn) -> Callable[[dict], Half]:
-        """Return a step in which the programs of a container are played."""
+        """Return a step that plays the programs in a loop, a branch or a compiled function."""
         name = container.primitive.name
         if name not in _PLAYERS:
             raise ValueError(
@@ -133,7 +133,7 @@ class _Plan:
         return step
 
     def _segment(self, wanted: Iterable[Any]) -> Callable[[dict], None]:
-        """Compile the computation of `wanted`, and of what it has by the way for later ones."""
+        """Compile the computation of `wanted`; it also keeps values that later segments read."""
         wanted = set(variables(wanted))
         possible = [e for e in self._left if id(e) not in self._waiting]
         equations = needed(wanted, self._known, possible)
@@ -171,7 +171,7 @@ class _Plan:
         return compute
 
     def _computed(self, equation: JaxprEqn, values: dict) -> Sequence[Any]:
-        """Return the outputs of an equation; of a collective from the operands of both."""
+        """Return the outputs of an equation; a collective combines the operands of both ends."""
         if equation.primitive.name == "axis_index":
             return [jnp.int32(self._position)]
         if not names_axis(equation):
@@ -186,7 +186,7 @@ class _Plan:
 
 
 def _operands(collective: JaxprEqn) -> dict[tuple[int, int], Any]:
-    """Return its operands by the names under which the partner's operands are known."""
+    """Return a collective's operands, by the names that the partner's operands get here."""
     return {(id(collective), i): var for i, var in enumerate(collective.invars)}
 
 
@@ -209,7 +209,7 @@ def _looped(params: dict, plans: Sequence[_Plan], values: list) -> Half:
     return carry
 
 
-# By primitives of containers: (parameters, plans of programs, inputs) -> a half.
+# By primitive of a container: (parameters, plans of its programs, inputs) -> a half.
 _PLAYERS = {"jit": _called, "pjit": _called, "cond": _branched, "while": _looped}
 
 

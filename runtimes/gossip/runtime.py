@@ -1,15 +1,14 @@
-"""Workers as processes that meet in pairs, without a server: real gossip, wall-clock.
+"""Gossip workers as processes that meet in pairs, without a server, in wall-clock time.
 
 Every worker is a `runtimes.gossip.worker.GossipWorker` in an actor of its own. The launching
-process only listens: each meeting becomes a row of the Schedule, which the simulator replays bit
-for bit. To evaluate, all workers stop to meet for a moment, not to compute, and go on while their
-models are looked at.
+process logs each meeting as a row of the Schedule, which the simulator replays bit for bit. It also
+runs the waiting rule, unless the rule is `apart`. For a snapshot, all workers pause their meetings,
+but not their local steps; evaluation then uses the snapshot.
 
-A process that dies, or does not answer any more, is replaced: its worker begins anew from what a
-neighbour would show to others, or from its own model at the last evaluation, on the mini-batches
-that come next, and remembers nothing. It is `missing` until its new beginning stands in the log,
-and then `away` until a process has compiled; the others go on meanwhile, and so do evaluations,
-which know both.
+A dead or silent process is replaced. Its worker restarts from the public model of a neighbour, or
+from its own model at the last evaluation. The worker goes on with its next mini-batches and a fresh
+state. It is `missing` until its restart is logged, then `away` until its process has compiled.
+Other workers go on meanwhile. Snapshots wait for missing workers, but not for workers away.
 """
 
 import concurrent.futures
@@ -45,15 +44,15 @@ from runtimes.gossip.worker import (
 from stragglers.pair_log import Meeting, PairLog
 from stragglers.schedule import Event, Schedule
 
-CATCHING_UP = 30.0  # s that the log may be behind workers that have stopped to meet
+CATCHING_UP = 30.0  # s for which the log may lag behind workers that have paused their meetings
 _FORGOTTEN = "several workers have gone at once, with what they had said to each other"
 _LOST_AGAIN = f"workers have gone again and again for {pool.STARTING:g} s"
 
 
 def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
-    """Return the state of a rule in the launcher; where workers wait, no draw of it comes again.
+    """Return the launcher's state of the waiting rule, past the draws of earlier meetings.
 
-    Otherwise each worker keeps a state of its own, too, which counts.
+    If the rule is `apart`, this is the initial state, as each worker keeps a state of its own.
     """
     first = parts.rule.arrivals.init()
     if parts.rule.arrivals.apart:
@@ -62,27 +61,27 @@ def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
 
 
 class Coordinator(pool.Supervisor):
-    """The workers of a run, and the log of their meetings."""
+    """Supervisor of the workers of a run, with the log of their meetings."""
 
-    fewest = 2  # who is alone meets nobody
+    fewest = 2  # a single worker has no partner
 
     def __init__(self, parts: GossipParts, log: PairLog, options: pool.Options, actors: Any):
         super().__init__(parts.rule.workers, options, actors)
         self.log, self._parts = log, parts
         self._rule: Any = None  # see `shared_state`
-        self._freezing = threading.Lock()  # of all workers together: for a snapshot, or to mend
+        self._freezing = threading.Lock()  # held for a snapshot, or to replace a worker
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
-        self._away: dict[int, WorkerSnapshot] = {}  # and what they begin with
-        self._since: dict[int, float] = {}  # when those who are not there have gone
-        self._last: list[WorkerSnapshot] = []  # of all, after `_last_update` rows
+        self._away: dict[int, WorkerSnapshot] = {}  # workers that are away, with their new starts
+        self._since: dict[int, float] = {}  # monotonic times at which absent workers were lost
+        self._last: list[WorkerSnapshot] = []  # of all workers, after `_last_update` rows
         self._last_update = log.updates
-        self._of_gone = Counted()  # and how far those who came anew have moved the sum
+        self._of_gone = Counted()  # counters of lost processes, and `moved` by restarts
 
     def spares(self, gone: set[int]) -> bool:
-        """Return whether the others can go on without these workers.
+        """Return whether the other workers can go on without these.
 
-        Where pairs block, neighbours of a worker that has gone come to wait for it for ever, until
-        another neighbour meets them: of connected workers somebody has to have none that has gone.
+        If pairs block, a neighbour of a lost worker may wait until another neighbour meets the
+        waiting one. Some worker in each connected part that is left must have no lost neighbour.
         """
         if not self._parts.rule.turnout.stopped:
             return True
@@ -91,7 +90,7 @@ class Coordinator(pool.Supervisor):
         return all(any(gone.isdisjoint(graph[who]) for who in part) for part in parts)
 
     def open(self, states: Sequence[GossipState], elapsed: float) -> None:
-        """Start all processes and, when they have compiled, the clock at `elapsed` seconds."""
+        """Start all processes and, once they have compiled, the clock at `elapsed` seconds."""
         import ray
 
         workers, self._rule = self._workers, shared_state(self._parts, states)
@@ -101,7 +100,7 @@ class Coordinator(pool.Supervisor):
         def start(who: int, *after: Any) -> Any:
             return self._pool.start(who, stored[who], self._batches(who, states[who]), after)
 
-        first = start(0)  # the others find what it has compiled
+        first = start(0)  # the others reuse its compiled programs
         for who in range(1, workers):
             start(who, first)
         self._pool.wait_until_ready(pool.STARTING, start)
@@ -117,11 +116,11 @@ class Coordinator(pool.Supervisor):
         self._mending.shutdown(wait=False, cancel_futures=True)
 
     def snapshot(self) -> tuple[Schedule | None, list[GossipState], Counted, np.ndarray]:
-        """Return the rows since the last snapshot, and all workers after exactly these.
+        """Return (rows since the last snapshot, states after exactly these rows, counters, there).
 
-        Then what has been counted since the processes were started, and [workers] bool, False of
-        those that have been away for long. A worker without a process has the state with which it
-        will begin.
+        Counters start with the processes. there: [workers] bool, False after more than MISSED s
+        without a process, or DEATHS deaths in a row. A worker without a process has the state with
+        which it will restart.
         """
         import ray
 
@@ -132,7 +131,7 @@ class Coordinator(pool.Supervisor):
                 with self.changed:
                     found, working = dict(self._away), sorted(self._alive)
                 if len(found) + len(working) < self._workers:
-                    continue  # somebody has died meanwhile
+                    continue  # a worker has died meanwhile
                 with self._frozen(working) as caught_up:
                     if not caught_up:
                         continue
@@ -180,7 +179,7 @@ class Coordinator(pool.Supervisor):
                     self._died[who] = 0
                     self._durations.append(item.ends[0].busy)
                     self.log.add(item)
-                elif who in self._alive:  # else it begins anew
+                elif who in self._alive:  # else the worker restarts
                     arrivals = self._parts.rule.arrivals
                     self._rule, steps = arrived(arrivals, self._rule, *item)
                     for one, step in steps.items():
@@ -188,7 +187,7 @@ class Coordinator(pool.Supervisor):
             self.changed.notify_all()
 
     def _mend(self, who: int, again: bool) -> None:
-        """Find out the new beginning of a worker; again: in a process, which is started."""
+        """Determine the state with which a lost worker restarts; again: start a process for it."""
         import ray
 
         while not self._closing:
@@ -210,7 +209,7 @@ class Coordinator(pool.Supervisor):
             self._pool.start(who, ray.put(state), self._batches(who, state))
 
     def _beginning(self, who: int, others: Sequence[int]) -> GossipState:
-        """Return the state of a worker that has gone, between the rows so far and those to come."""
+        """Return the state with which a lost worker restarts; log the restart after all rows."""
         if self._options.own_model:
             source, version = who, self._last_update
             model = self._last[who].state.params
@@ -232,26 +231,26 @@ class Coordinator(pool.Supervisor):
         return state
 
     def _moved(self, who: int, params: Any) -> None:
-        """Count a worker that begins anew from this model, as of the last snapshot."""
+        """Count a worker's restart from this model, and its effect on the last snapshot's sum."""
         last, models = self._last[who], [one.state.params for one in self._last]
         # Squares of float16 overflow or vanish.
         new, old = (optax.tree.cast(x, np.float32) for x in (params, last.state.params))
         whole = jax.tree.map(lambda *leaves: sum(x.astype(np.float32) for x in leaves), *models)
-        size = float(optax.tree.norm(whole))  # 0 of models that begin there
+        size = float(optax.tree.norm(whole))  # 0 if all models begin at 0
         distance = float(optax.tree.norm(optax.tree.sub(new, old)))
         moved = Counted(moved=distance / size if size else 0.0)
         self._of_gone = total(self._of_gone, last.counted, moved)
         self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
 
     def _return(self, who: int) -> None:
-        """Let a worker that is ready again work, and the others meet it."""
+        """Let a worker whose new process is ready work, and let other workers meet it."""
         with self._freezing, self.changed:
             if who in self._missing():
                 return  # it has died once more
             others = sorted(self._alive)  # at this moment, as one may die meanwhile
             for other in others:
                 self._pool.call(other, "present", who, self._pool.handle(who))
-            # Who is still to return itself will be presented to this one then.
+            # A worker that returns later will be presented to this one then.
             self._enter(who, {one: self._pool.handle(one) for one in others}, self.now())
             del self._away[who], self._since[who]
 
@@ -274,16 +273,16 @@ class Coordinator(pool.Supervisor):
         return ray.get([self._pool.call(who, method, *arguments) for who in workers])
 
     def _missing(self) -> list[int]:
-        """Return the workers that have gone and whose new beginning is not known yet."""
+        """Return the lost workers whose restarts are not in the log yet."""
         there = self._alive | self._away.keys()
         return [who for who in range(self._workers) if who not in there]
 
     @contextlib.contextmanager
     def _frozen(self, workers: Sequence[int], gone: Sequence[int] = ()) -> Iterator[bool]:
-        """Keep these workers from meeting; yields whether all meetings that they had have rows.
+        """Keep these workers from meeting in a block; yield whether all their meetings have rows.
 
-        They have not where another one than `gone` is lost: what a process that dies has not
-        reported never comes.
+        The result is False if a worker outside of `gone` is lost: meetings that a dead process has
+        not reported never get rows.
         """
         import ray
 
@@ -311,28 +310,28 @@ class Coordinator(pool.Supervisor):
                 self._pool.call(who, "thaw")
 
     def _wait(self, until: Callable[[], bool], seconds: float, otherwise: str) -> None:
-        """Wait under `changed`, or raise what has gone wrong meanwhile."""
+        """Wait under `changed` for `until()`; raise `error`, or WorkersLost after `seconds`."""
         self.wait(self.now() + seconds, until)
         if not until():
             raise WorkersLost(f"{otherwise}; give the same command again to go on")
 
 
 class GossipRun(NamedTuple):
-    """All workers between the same rows, on the host."""
+    """States of all workers after the same rows, on the host."""
 
     states: Sequence[GossipState]
     seconds: float
     update: int
     samples: int
-    counted: Counted  # since the run has begun
-    there: np.ndarray  # [workers] bool, False of those that have been away for long
-    exhausted = False  # gossip workers never come to an end
+    counted: Counted  # since the begin of the run
+    there: np.ndarray  # [workers] bool, False for workers that have been away for long
+    exhausted = False  # gossip workers never end
 
 
 class GossipRuntime(pool.ProcessRuntime):
     """The runtime of one local method and one task, see `runtimes.base.Runtime`.
 
-    The last `advance` by a number of updates may make a few more: meetings under way end.
+    `advance` may make a few updates more than asked for, as meetings that are under way end.
     """
 
     copies, process, groups = 6, GossipWorker, (MEET,)
@@ -350,7 +349,7 @@ class GossipRuntime(pool.ProcessRuntime):
         self.parts = parts
 
     def start(self, params: Any) -> GossipRun:
-        """Return a run of no updates from `params`; processes come with the first `advance`."""
+        """Return a run without updates from `params`; the first `advance` starts the processes."""
         self.close()
         self._params = params
         self._log, self._before = PairLog(self._workers), Counted()
@@ -361,7 +360,7 @@ class GossipRuntime(pool.ProcessRuntime):
     def advance(
         self, run: GossipRun, seconds: float, updates: float = np.inf
     ) -> tuple[GossipRun, Schedule | None]:
-        """Let the workers go on until the clock stands at `seconds`, or for `updates` meetings."""
+        """Let the workers go on until the clock shows `seconds`, or for `updates` meetings."""
         coordinator, enough = self._started(), run.update + updates
         with coordinator.changed:
             coordinator.wait(seconds, lambda: self._log.updates >= enough)
@@ -375,12 +374,12 @@ class GossipRuntime(pool.ProcessRuntime):
         return GossipRun(states, now, update, samples, counted, there), schedule
 
     def observe(self, run: GossipRun, seconds: float, loss: float) -> GossipRun:
-        """Nothing: no worker knows the loss of all."""
+        """Return the run unchanged, as no worker knows the loss of all workers."""
         del seconds, loss
         return run
 
     def models(self, run: GossipRun) -> Any:
-        """Return the public copies of the workers that are there, with a leading axis."""
+        """Return the public models of the workers that are there, with a leading axis."""
         there = itertools.compress(run.states, run.there)
         return _stacked([shown_model(self.parts, state) for state in there])
 
@@ -389,7 +388,7 @@ class GossipRuntime(pool.ProcessRuntime):
         return _stacked([state.exchange for state in run.states])
 
     def measured(self, run: GossipRun) -> dict[str, float]:
-        """Return the bytes that have travelled, and counts of losses."""
+        """Return sent bytes per worker, refusals per meeting, and the other counters."""
         counted = run.counted
         return {
             "sent_bytes_per_worker": counted.sent_bytes / self._workers,
@@ -401,7 +400,7 @@ class GossipRuntime(pool.ProcessRuntime):
         }
 
     def pack(self, run: GossipRun) -> dict[str, np.ndarray]:
-        """All that the workers held, and where the clock stood."""
+        """Return the workers' states, the clock and the counters."""
         return packing.pack(dict(enumerate(run.states))) | {
             "clock": np.array([run.seconds]),
             "counted": np.array([run.update, run.samples]),
@@ -415,7 +414,7 @@ class GossipRuntime(pool.ProcessRuntime):
         packed: Mapping[str, np.ndarray],
         observed: Sequence[tuple[float, float]],
     ) -> tuple[GossipRun, None]:
-        """Return the packed run; local steps that were under way then are made anew."""
+        """Return the packed run; local steps that were under way are computed anew."""
         del observed
         states = list(packing.unpack(dict(enumerate(run.states)), packed).values())
         update, samples = packed["counted"].tolist()

@@ -1,12 +1,12 @@
-"""A gossip worker: it makes its local steps, asks others to meet, and answers while it computes.
+"""A gossip worker: it makes local steps, asks others to meet, and answers while it computes.
 
-One thread makes the local steps and asks the partner that the waiting rule draws; calls of others
-are answered beside it. A meeting is a pair program in turns, see `runtimes.gossip.partition`, which
-commits at both ends at its end.
+One thread makes the local steps and asks the partner that the waiting rule draws. Other threads
+answer the calls of other workers. A meeting plays a pair program in turns, see
+`runtimes.gossip.partition`, and changes both ends when the program ends.
 
-Nobody waits while it holds its own state: a busy worker refuses, and a refused one lets go, sleeps
-for a random while and asks the same partner again, as another one would shift meetings to idle
-workers. So neither two that ask each other nor many in a cycle come to a deadlock.
+A worker that holds the lock of its state never waits for another lock, because a busy worker
+refuses. A refused worker releases its lock, sleeps for a random time and asks the same partner
+again; other partners would shift meetings to idle workers. So no cycle of askers can deadlock.
 """
 
 import collections
@@ -34,52 +34,52 @@ from stragglers.rule import AsyncProtocol, Rule
 MEET = "meet"  # the group of calls of other workers
 ASKS, ANSWERS = 0, 1  # positions in a meeting, as in a row of the schedule
 BACK_OFF = 2e-3  # s, the longest first sleep after a refusal
-DOUBLINGS = 4  # of it
-LOOK = 0.1  # s between two looks at whether something has changed
-PATIENCE = 10.0  # s without a word of its asker until a meeting is given up
-REMEMBERED = 1 << 14  # meetings that others have asked for, in case they do not report them
-NEVER = 1 << 62  # an attempt that nobody comes to
+DOUBLINGS = 4  # doublings of the longest sleep, at most
+LOOK = 0.1  # s between two checks for changes
+PATIENCE = 10.0  # s without a request of its asker after which a meeting is given up
+REMEMBERED = 1 << 14  # stored meetings that others asked for, in case they do not report them
+NEVER = 1 << 62  # number of an attempt that no worker reaches
 
 
 class GossipParts(NamedTuple):
-    """The task, method and waiting rule of a gossip worker."""
+    """Task, method and waiting rule of a gossip worker."""
 
     worker: WorkerParts
     rule: Rule
-    drops: bool  # mini-batches whose contribution is not finite
+    drops: bool  # leave out mini-batches whose contribution is not finite; False: fail
 
 
 class GossipState(NamedTuple):
-    """All that changes of a gossip worker, at one moment between its meetings."""
+    """State of a gossip worker between two of its meetings."""
 
     params: Any
     work: Any  # state of the method's local steps
-    exchange: Any  # state of its exchange
-    rule: Any  # state of the waiting rule that the worker keeps by itself; ()
+    exchange: Any  # state of the method's exchange
+    rule: Any  # the worker's own state of the waiting rule; () if the launcher keeps it
     counter: np.ndarray  # [] int64, of its next mini-batch
-    meetings: np.ndarray  # [] int64
+    meetings: np.ndarray  # [] int64, number of its meetings so far
 
 
 class Counted(NamedTuple):
-    """Counters of a gossip worker, or of all."""
+    """Counters of a gossip worker, or sums over all workers."""
 
-    asked: int = 0  # meetings
-    refused: int = 0  # attempts
+    asked: int = 0  # meetings that the worker asked for
+    refused: int = 0  # attempts that a partner refused
     sent_bytes: int = 0
     dropped: int = 0  # local steps whose contribution was not finite
     deaths: int = 0  # of processes, as the launcher counts them
-    moved: float = 0.0  # how far restored workers moved the sum of the models, over its length
+    moved: float = 0.0  # distance by which restarts moved the sum of the models, over its norm
 
 
 class WorkerSnapshot(NamedTuple):
-    """A gossip worker at one moment between its meetings."""
+    """State and counters of a gossip worker between two of its meetings."""
 
     state: GossipState
     counted: Counted
 
 
 class Progress(NamedTuple):
-    """Local steps that are done."""
+    """Results of local steps that are done."""
 
     contribution: Any
     work: Any
@@ -87,20 +87,20 @@ class Progress(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The order of a waiting rule to a worker whose local steps are done."""
+    """Order of a waiting rule to a worker whose local steps are done."""
 
-    partner: int | None  # None: nobody
-    asks: bool  # or waits to be asked
-    batches: int  # mini-batches to come after it
+    partner: int | None  # None: no partner
+    asks: bool  # the worker asks; False: it waits to be asked
+    batches: int  # mini-batches of the next local steps
     rule: Any = ()  # as in `GossipState`
 
 
 class Request(NamedTuple):
-    """A message of an asker to its partner."""
+    """Message of an asker to its partner."""
 
     asker: int
-    attempt: int  # of all that it has begun
-    step: int  # of this one
+    attempt: int  # number among the asker's attempts
+    step: int  # number of the message in this attempt
     message: Sequence[Any]
     entry: Entry
 
@@ -113,28 +113,28 @@ class Reply(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A worker has done its local steps and waits for a Step."""
+    """Event of a worker that has done its local steps and waits for a Step."""
 
     worker: int
     seconds: float
 
 
 class Report(NamedTuple):
-    """The events of a worker since its last report."""
+    """Events of a worker since its last report."""
 
     items: Sequence[Meeting | Arrival]
-    computing: float  # s, of the local steps under way
+    computing: float  # s, for which the present program has been running
 
 
 class Programs(NamedTuple):
-    """The compiled programs of a gossip worker, which compute what the simulator computes.
+    """Compiled programs of a gossip worker, with the same results as in the simulator.
 
     contribute: (params, work state, indices [mini_batches, batch_size], batches, words of the
         samples seen, worker) -> (contribution, work state).
     ask, answer: (contribution, exchange state, params, batches, worker) -> (params, exchange
-        state). A partner that goes on answers with (exchange state, params, worker) alone, and
-        keeps its params.
-    alone: as `ask`, of a worker that meets nobody.
+        state). A partner that does not stop keeps its params: its `answer` is (exchange state,
+        params, worker) -> exchange state.
+    alone: as `ask`, for a worker without a partner.
     """
 
     contribute: Callable
@@ -146,7 +146,7 @@ class Programs(NamedTuple):
 def compile_programs(parts: GossipParts, params: Any) -> Programs:
     """Compile the programs of a worker for parameters of these shapes.
 
-    Raises ValueError where the exchange cannot be cut into messages.
+    Raises ValueError if the exchange cannot be cut into messages.
     """
     algorithm, losses, examples, sampler, mini_batches, *_ = parts.worker
     state = jax.eval_shape(lambda: worker.init(algorithm, params))
@@ -201,7 +201,7 @@ def compile_programs(parts: GossipParts, params: Any) -> Programs:
 
 
 def _of_one(body: Callable) -> Callable:
-    """Return the body under an axis of one, for arguments and results without it."""
+    """Return the body on an axis of one worker, for arguments and results without this axis."""
 
     def run(*arguments):
         stacked = jax.tree.map(lambda a: jnp.asarray(a)[None], arguments)
@@ -213,9 +213,9 @@ def _of_one(body: Callable) -> Callable:
 def arrived(
     arrivals: AsyncProtocol, rule: Any, who: int, now: float
 ) -> tuple[Any, dict[int, Step]]:
-    """Return the rule's state after a worker has done its local steps, and what then follows.
+    """Return the rule's state after a worker has done its local steps, and Steps by worker.
 
-    A step is for a worker that begins anew: for both of a pair, or for the one that goes on.
+    Steps are for workers that go on: for both workers of a pair, or for a single worker.
     """
     decision = arrivals.on_arrival(rule, who, 0, now)
     met = decision.update
@@ -227,15 +227,14 @@ def arrived(
 
 
 class PairHandler:
-    """Answers to those who ask to meet, one meeting at a time, in turns.
+    """Handler of requests by other workers to meet: one meeting at a time, in turns.
 
-    A request that comes twice, known by the number of its asker's attempt and of the step, gets
-    the same reply twice.
+    A repeated request, with the numbers of an earlier attempt and step, gets the earlier reply.
 
-    lock: its holder may change the state of the worker; held here from a first reply until the
-    meeting is over. begin: () -> (half, entry of the worker), or None to refuse; commit: (Meeting,
-    result of the half), the end of it; both under the lock. send: takes every reply before it
-    leaves, and before its meeting can end. now: the clock [s].
+    lock: its holder may change the state of the worker; the handler holds it from the first reply
+    to the end of a meeting. begin: () -> (half, entry of the worker), or None to refuse. commit:
+    called with (Meeting, result of the half) at the end. Both run under the lock. send: called with
+    every reply before the reply leaves or its meeting ends. now: the clock [s].
     """
 
     def __init__(
@@ -248,14 +247,14 @@ class PairHandler:
     ):
         self._lock, self._begin, self._commit, self._now = lock, begin, commit, now
         self._send, self._answering = send, threading.Lock()
-        # By asker: the number of its latest attempt, and the replies to that.
+        # By asker: the number of its latest attempt, and the replies in this attempt.
         self._replies: dict[int, tuple[int, list[Reply | None]]] = {}
-        self._asker: int | None = None  # for whom the lock is held
-        self._turn: tuple[Half, list, Entry, float] | None = None  # of that meeting
-        self._heard = 0.0  # when its asker has said something
+        self._asker: int | None = None  # the asker for whom the lock is held
+        self._turn: tuple[Half, list, Entry, float] | None = None  # of the meeting with it
+        self._heard = 0.0  # monotonic time of the last request of this asker
 
     def answer(self, request: Request) -> Reply | None:
-        """Return the reply to a request; None refuses it, or says that it has been given up."""
+        """Return the reply to a request; None: it is refused, or its meeting was given up."""
         with self._answering:
             asker, attempt, step, *_ = request
             latest, replies = self._replies.get(asker, (-1, []))
@@ -266,7 +265,7 @@ class PairHandler:
             if attempt < latest or (step and attempt > latest):
                 return None
             if step == 0:
-                self._release(asker)  # of an attempt that its asker has given up
+                self._release(asker)  # the asker has given up its attempt before
                 replies = []
                 self._replies[asker] = attempt, replies
             try:
@@ -279,13 +278,13 @@ class PairHandler:
             return replies[step]
 
     def give_up_the_silent(self) -> None:
-        """Forget a meeting whose asker has not said a word for long; nothing has changed by it."""
+        """Give up a meeting without a request for PATIENCE s; it has changed no state so far."""
         with self._answering:
             if self._asker is not None and time.monotonic() - self._heard > PATIENCE:
                 self._release(self._asker)
 
     def expect(self, asker: int, attempt: int) -> None:
-        """Refuse all attempts of an asker before this one, also one that is under way."""
+        """Refuse all attempts of an asker before this number, also an attempt under way."""
         with self._answering:
             self._release(asker)
             self._replies[asker] = attempt - 1, []
@@ -296,7 +295,7 @@ class PairHandler:
             self._lock.release()
 
     def _replied(self, request: Request) -> Reply | None:
-        """Return the reply of a meeting that begins or goes on, which may be its end."""
+        """Return the reply in a meeting that begins, goes on or ends; None refuses."""
         if request.step == 0 and self._lock.acquire(blocking=False):
             self._asker = request.asker
             asked, begun = self._now(), self._begin()
@@ -327,7 +326,7 @@ def advanced(half: Half, heard: Sequence[Any]) -> tuple[list[np.ndarray] | None,
 
 
 def on_host(message: Sequence[Any]) -> list[np.ndarray]:
-    """Return a message as it is sent."""
+    """Return a message as NumPy arrays, as it is sent."""
     return [np.asarray(value) for value in message]
 
 
@@ -342,12 +341,12 @@ class GossipWorker(Computing):
         self._handler = PairHandler(self._lock, self._answer, self._answered, self._send, self.now)
         self._met = threading.Event()
         self._progress: Progress | None = None  # for a partner that asks
-        self._peers: dict[int, Any] = {}  # by their numbers, while they are there
-        self._unheard: tuple[Meeting, ...] = ()  # alone, since its last meeting
+        self._peers: dict[int, Any] = {}  # actors of workers that are there, by worker
+        self._unheard: tuple[Meeting, ...] = ()  # meetings alone since the last one with a partner
         self._attempts, self._counted, self._counting = 0, Counted(), threading.Lock()
         self._chance = np.random.default_rng(me)
         self._items: list[Meeting | Arrival] = []
-        self._error: BaseException | None = None  # that has ended the worker
+        self._error: BaseException | None = None  # the error that has ended the worker
         self._happened = threading.Condition()
         self._asked_by_others: collections.deque[Meeting] = collections.deque(maxlen=REMEMBERED)
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
@@ -355,14 +354,14 @@ class GossipWorker(Computing):
         self._began, self._elapsed = time.monotonic(), 0.0
 
     def ready(self, state: GossipState, batches: int, after: Sequence[Any] = ()) -> None:
-        """Compile all that a worker runs, and take the state and mini-batches of its beginning.
+        """Compile all programs; take the worker's first state and its number of mini-batches.
 
-        after: references to wait for, as who has compiled the same before leaves it in the cache.
+        after: references to wait for, so that another worker compiles first, into the cache.
         """
         if after:
             import ray
 
-            ray.wait(list(after))  # whatever becomes of them
+            ray.wait(list(after))  # even if they fail
         parts = self.parts.worker
         self._programs = self._compiled(state.params)
         parts.sampler.indices(np.int64(self._me), np.arange(parts.mini_batches))  # compiles
@@ -372,7 +371,7 @@ class GossipWorker(Computing):
         self._batches = batches
 
     def go(self, peers: Mapping[int, Any], elapsed: float) -> None:
-        """Begin to work and meet, with the clock at `elapsed` seconds; others are absent."""
+        """Begin to work and meet, with the clock at `elapsed` seconds; other peers are absent."""
         self._peers = dict(peers)
         for other in set(range(self.parts.rule.workers)) - {self._me, *peers}:
             self._handler.expect(other, NEVER)
@@ -388,24 +387,24 @@ class GossipWorker(Computing):
         return self._handler.answer(request)
 
     def do(self, step: Step) -> None:
-        """Take a step where the launcher knows the rule."""
+        """Take a step from the launcher, where the launcher keeps the rule's state."""
         self._steps.put(step)
 
     def absent(self, other: int) -> list[Meeting]:
-        """Expect nothing more of a worker that has gone; returns the meetings that it asked for."""
+        """Forget a worker that has gone; return the stored meetings that it asked for."""
         self._peers.pop(other, None)
         self._handler.expect(other, NEVER)
         return [met for met in self._asked_by_others.copy() if met.ends[0].worker == other]
 
     def present(self, other: int, peer: Any) -> None:
-        """Expect the worker to answer, in its new process, and to count its attempts anew."""
+        """Expect a worker in a new process, which counts its attempts anew."""
         self._handler.expect(other, 0)
         self._peers[other] = peer
 
     def news(self) -> Report:
-        """Return the events since the last call, waiting a moment if there are none.
+        """Return the events since the last call; wait a moment if there are none.
 
-        After the last one of a worker that has ended, raises the reason.
+        Raises the error of a worker that has ended, once all its events have been returned.
         """
         with self._happened:
             self._happened.wait_for(lambda: self._items or self._error, 5 * LOOK)
@@ -415,13 +414,13 @@ class GossipWorker(Computing):
         return Report(items, self._computing_for())
 
     def freeze(self) -> int:
-        """Let no meeting begin or end, until `thaw`; returns how many there were."""
+        """Let no meeting begin or end until `thaw`; return the number of meetings so far."""
         self._hold()
         self._snapshot = WorkerSnapshot(self._state, self._counted)
         return int(self._state.meetings)
 
     def thaw(self) -> None:
-        """Meet again; `snapshot` stays as it was before."""
+        """Allow meetings again; `snapshot` still returns the frozen state."""
         self._lock.release()
 
     def snapshot(self) -> WorkerSnapshot:
@@ -438,17 +437,17 @@ class GossipWorker(Computing):
                 if progress is None:
                     continue
                 self._progress, rule, met = progress, self._state.rule, False
-                while not met:  # but with somebody who is there
+                while not met:  # a partner may have gone
                     step = self._next_step(rule)
                     rule, met = step.rule, self._meet(progress, step)
                 self._batches, self._progress = step.batches, None
-        except BaseException as error:  # `news` says it
+        except BaseException as error:  # `news` raises it
             with self._happened:
                 self._error = error
                 self._happened.notify()
 
     def _local_steps(self) -> Progress | None:
-        """Make the local steps, as long as their delay says; None leaves out those not finite."""
+        """Make the local steps, with their delays; return None to leave out steps not finite."""
         state, start, parts = self._state, self.now(), self.parts.worker
         counter, batches = int(state.counter), self._batches
         samples = self.parts.rule.workers * counter * parts.sampler.batch_size
@@ -474,7 +473,7 @@ class GossipWorker(Computing):
         return None
 
     def _next_step(self, rule: Any) -> Step:
-        """Return the step of the waiting rule, in this state of it, after the local steps."""
+        """Return the step that a waiting rule in state `rule` orders after the local steps."""
         if not self._arrivals.apart:
             self._tell(Arrival(self._me, self.now()))
             return self._steps.get()
@@ -482,7 +481,7 @@ class GossipWorker(Computing):
         return steps[self._me]._replace(rule=rule)
 
     def _meet(self, progress: Progress, step: Step) -> bool:
-        """Carry out the step; False if the partner has gone."""
+        """Carry out the step; return False if the partner has gone."""
         if step.partner is None:
             self._meet_nobody(progress, step)
             return True
@@ -514,7 +513,7 @@ class GossipWorker(Computing):
             self._unheard += (met,)
 
     def _ask(self, progress: Progress, step: Step) -> bool:
-        """Ask the partner to meet; False if it refuses."""
+        """Ask the partner to meet; return False if it refuses."""
         with self._held():
             asked, entry = self.now(), self._entry(progress)
             with self._computing():
@@ -535,7 +534,7 @@ class GossipWorker(Computing):
         return True
 
     def _call(self, partner: int, request: Request) -> Reply | None:
-        """Carry a request to another process; again, if it may be there and has not answered."""
+        """Return the reply of another process, asked again if unavailable; None if it is lost."""
         import ray
 
         while (peer := self._peers.get(partner)) is not None:
@@ -549,9 +548,9 @@ class GossipWorker(Computing):
         return None
 
     def _answer(self) -> tuple[Half, Entry] | None:
-        """Begin the half of a meeting that somebody has asked for; None before it is time."""
+        """Begin the half of a meeting that a worker has asked for; None during local steps."""
         state = self._state
-        if self._arrivals.apart:  # it goes on with its local steps
+        if self._arrivals.apart:  # this worker goes on with its local steps
             entry = Entry(self._me, int(state.meetings), 0, 0, 0, self.now(), 0.0, self._unheard)
             half = self._programs.answer.begin(state.exchange, state.params, np.int32(self._me))
             return half, entry
@@ -561,7 +560,7 @@ class GossipWorker(Computing):
         return half, self._entry(self._progress)
 
     def _answered(self, met: Meeting, result: Any) -> None:
-        """Commit a meeting that somebody has asked for."""
+        """Commit a meeting that another worker has asked for."""
         self._asked_by_others.append(met)
         if self._arrivals.apart:
             meetings = self._state.meetings + 1
@@ -621,7 +620,7 @@ def total(*counted: Counted) -> Counted:
 
 
 def shown_model(parts: GossipParts, state: GossipState) -> Any:
-    """Return the model of a worker as others are given it, on the host."""
+    """Return the public model of a worker, on the host."""
     public, params = parts.worker.algorithm.public, state.params
     return jax.device_get(params if public is None else public(state.exchange, params))
 
@@ -629,9 +628,9 @@ def shown_model(parts: GossipParts, state: GossipState) -> Any:
 def first_state(
     parts: GossipParts, me: int, params: Any, counter: int = 0, meetings: int = 0
 ) -> GossipState:
-    """Return the state of a worker that begins from a model, remembering nothing; on the host.
+    """Return the state on the host of a worker that begins from a model, with fresh memory.
 
-    counter: of its next mini-batch; meetings: that it has had, none of whose draws comes again.
+    counter: of its next mini-batch. meetings: number of past meetings, whose draws are skipped.
     """
     state = jax.device_get(jax.jit(lambda p: worker.init(parts.worker.algorithm, p))(params))
     arrivals, rule = parts.rule.arrivals, ()
