@@ -70,7 +70,7 @@ def moments(records: Sequence[np.ndarray], lags: int = 1) -> Moments:
 def of(records: Sequence[np.ndarray]) -> Statistics:
     """Return the statistics of durations, given by worker in the order of time.
 
-    CALIBRATIONS rounds correct the autocorrelation of z for that of drawn durations.
+    CALIBRATIONS rounds correct z's autocorrelation, so that drawn durations have the recorded one.
     """
     shortest = min(map(len, records))
     if shortest < LEAST:
