@@ -57,7 +57,7 @@ class Law:
             return self.factor * self.inverse(u)
 
     def sample(self, rng: np.random.Generator, shape: int | tuple[int, ...] = ()) -> np.ndarray:
-        """Draw durations in seconds, of the given shape, as quantiles of one uniform each."""
+        """Draw durations in seconds, of the given shape, each by inversion of a uniform number."""
         return self.quantile(rng.random(shape))
 
     def scaled(self, factor: float) -> "Law":

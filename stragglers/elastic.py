@@ -1,9 +1,9 @@
 """Elastic all-reduce under failures: the group stops, and goes on without failed learners.
 
 In a step every learner of the group computes one mini-batch. A learner whose mini-batch takes
-longer has failed. The step is lost, and the other learners stop for some seconds to form a group.
+longer than a step has failed. The step is lost, and the other learners stop to form a new group.
 When the failed learner is back, the group stops again to take it in. A learner that comes back
-during a stop causes another stop. No other work is lost: every learner has the model.
+during a stop causes another stop. No other work is lost, as every learner has the model.
 
 This is the synchronous rival in the goodput study of Decoupled DiLoCo, arXiv 2604.21428.
 """

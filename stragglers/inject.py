@@ -7,8 +7,8 @@ In every round each worker calls three methods of the `Injector` on the host, in
                                          or CUT if not even the present mini-batch shall count
     land(worker, round, token)        -> 0, after the seconds of the exchange
 
-All arguments are scalars; the host ignores `token`, which orders a callback after earlier
-operations. A worker with several devices calls from its first device. `tick` sleeps until the
+All arguments are scalars. The host ignores `token`, which orders a callback after earlier work of
+the device. A worker with several devices calls from its first device. `tick` sleeps until the
 mini-batch has lasted for its delay, so that a shorter computation adds nothing to the delay.
 Callbacks of different workers sleep at the same time. `Injector.schedule` returns the record, which
 the simulator can replay. A trigger with a goal ends rounds by points, see `Tally`.
@@ -39,9 +39,9 @@ from stragglers.schedule import Schedule
 
 
 class Tally:
-    """Tally of the points that workers have made in each round, all workers in this process.
+    """Tally of the points that the workers of this process have made in each round.
 
-    A tally of several processes has the same thread-safe methods, and one order for all workers.
+    A tally of several processes has the same thread-safe methods, and one order of all additions.
     """
 
     def __init__(self):
@@ -139,7 +139,7 @@ class Injector:
 
     Each process has its own injector. An injector sees the actions of its own workers at once, and
     the actions of other workers when `schedule` ends a dispatch. During a round the processes share
-    only `tally`, the points of the goal. The trigger's `stop` must not need more.
+    only `tally`, the points of the goal. The trigger's `stop` must not depend on anything else.
 
     trigger: the waiting rule for workers on devices. When it cuts a mini-batch, the rest of the
         delay is skipped; the gradient has been computed all the same, but does not count.

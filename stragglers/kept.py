@@ -1,8 +1,8 @@
-"""Work that waiting rules keep of the work offered, by the cost of samples: measured and expected.
+"""Share of the offered work that waiting rules keep, by cost of samples: measured and expected.
 
 A worker is offered its mini-batches in the order of their counters, up to the last one in a row of
 the schedule. An offered mini-batch in no row was dropped. Mini-batches in flight after a worker's
-last row are not counted; `lost` can add those that the last updates dropped.
+last row are not counted; `lost` adds the mini-batches that the last updates dropped.
 
 A rule that drops late mini-batches drops long ones. Let durations be iid, S(m) the sum of m of
 them, and n workers take M mini-batches a round. A worker's j-th mini-batch, of x seconds, is kept
@@ -10,7 +10,7 @@ with probability
 
     deadline d, cut           P(S(j-1) + x <= d)
     first finisher, cut       E (1 - F_M(S(j-1) + x))^(n-1),  F_M the distribution of S(M)
-    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) ends of others by t
+    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) mini-batches of others by t
     K-sync with k of n        P(of n - 1 others fewer than k have S(M) < S(M-1) + x)
 
 A round that finishes the mini-batch in flight keeps every mini-batch that was begun. This does not
@@ -174,7 +174,7 @@ class Sums:
         return np.cumsum(np.clip(others, 0, 1), axis=0)
 
     def after(self, count: int, chance: np.ndarray) -> np.ndarray:
-        """Return E chance(S(count) + x) for all durations x, [L]; chance: by lattice point."""
+        """Return E chance(S(count) + x) for all durations x, [L]; chance: at lattice points."""
         mass = self.masses[count]
         reached = convolved(mass[::-1], chance)[mass.size - 1 :][: self.at[-1] + 1]
         return np.clip(reached[self.at], 0, 1)

@@ -47,7 +47,7 @@ class Spells:
     links: np.ndarray
 
     def slowness(self, i, j, at) -> np.ndarray:
-        """Return the slowness factors of messages between workers i and j, begun `at` some s."""
+        """Return the slowness factors of messages between workers i and j, begun at `at` [s]."""
         path, at = self.path(np.max(at)), np.asarray(at, np.float64)
         return 1 / speeds(path, self.links[i, j], at[..., None]).min(axis=-1)
 

@@ -114,7 +114,7 @@ def links_of(communication: Any, until: float) -> tuple[np.ndarray, np.ndarray, 
 def slowness(sojourns: np.ndarray, links: np.ndarray, i: int, j: int, at: float) -> float:
     """Return the slowness factor of a message between i and j at a time; to be compiled.
 
-    sojourns: [C, S + 1, 3] of paths; links: [P, P, 2], the two paths of which the slower counts.
+    sojourns: [C, S + 1, 3] of paths; links: [P, P, 2], a link's two paths; the slower one counts.
     """
     one, other = links[i, j, 0], links[i, j, 1]
     a = sojourns[one, speed_paths.sojourn(sojourns, one, speed_paths.SWITCH, at)]

@@ -49,7 +49,7 @@ class PairLog:
     ):
         """Begin a log whose first row is `update`, after `seconds`.
 
-        counts, counters: each node's meetings before and its next mini-batch; an empty one: all 0.
+        counts, counters: each node's earlier meetings and its next mini-batch; default: all 0.
         """
         self._workers, self._update, self._time = workers, update, seconds
         self._counts, self._counters = np.zeros((2, workers), np.int64)

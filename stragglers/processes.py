@@ -67,8 +67,8 @@ class Process:
     ) -> np.ndarray:
         """Return the seconds of the `count`-th mini-batch of `worker`, begun at `start_time` s.
 
-        counter: number of the mini-batch by its samples, for their cost; None: the count. Arguments
-        are broadcast, all but the start are int. A ValueError before `seeded`.
+        counter: the mini-batch's counter, which gives its samples and their cost; None: the count.
+        Arguments are broadcast; all but the start are int. A ValueError before `seeded`.
         """
         if self.draw is None:
             raise ValueError(f"{self.name}: has no seed; call .seeded(seed) first")
@@ -278,7 +278,7 @@ def replayed(name: str, records: Sequence[ArrayLike]) -> Process:
 
 
 def by_sample(law: Law | Process) -> Process:
-    """Let each duration belong to samples: a mini-batch that is begun again takes as long again.
+    """Let each duration belong to samples: a mini-batch that is begun again takes the same time.
 
     The cause of a delay is then in the data, as with long texts, and not in the worker. Server
     rules lose the samples of work that they cancel; for rules in rounds see `leftovers`.

@@ -42,19 +42,19 @@ def never(begin: np.ndarray, ends: np.ndarray) -> float:
 
 
 def until_first_finisher() -> Signal:
-    """Return the signal at which the first worker has finished M mini-batches (2211.00889)."""
+    """Return the signal that stops all when one worker has M mini-batches (2211.00889)."""
     return lambda begin, ends: ends[:, -1].min()
 
 
 def until_deadline(seconds: float) -> Signal:
-    """Return the signal of each worker `seconds` after it began (2006.05752, 2306.10598)."""
+    """Return the signal that stops a worker `seconds` after its begin (2006.05752, 2306.10598)."""
     if not 0 < seconds < np.inf:
         raise ValueError(f"deadline: needs seconds > 0, got {seconds}; set a positive deadline")
     return lambda begin, ends: begin + seconds
 
 
 def until_quorum(k: int) -> Signal:
-    """Return the signal at which k mini-batches have been finished, by any workers."""
+    """Return the signal that stops all at the k-th finished mini-batch of any workers."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> float:
         if not 1 <= k <= ends.size:
@@ -168,11 +168,11 @@ DRAWN_AT_ONCE = 1 << 20  # most durations of one call
 
 
 def _known(leaves: float, start, ready, ends, done, stops) -> np.ndarray:
-    """Return the times [P] s at which each worker knows the messages that leave after a share.
+    """Return the times [P] s at which messages can leave, after the share `leaves` of the work.
 
-    leaves: share of the last mini-batch. A worker knows its last mini-batch from the start in a
-    whole round, else from the signal on. start, ready: [P] s, begin and end of the work; ends: [P,
-    M] s and done: [P], of its mini-batches; stops: [P, 1] or [1, 1] s of the signal.
+    leaves: share of the last mini-batch; 0 is the round's begin. A worker knows its last mini-batch
+    from the start if its round is whole, else from the signal on. start, ready: [P] s of the work;
+    ends: [P, M] s and done: [P], of its mini-batches; stops: [P, 1] or [1, 1] s of the signal.
     """
     if leaves in (0, 1):
         return ready if leaves else start
@@ -296,8 +296,8 @@ class RoundClock:
     ) -> np.ndarray | None:
         """Return [updates, P, M] s from a round's begin to the ends of its mini-batches, or None.
 
-        None unless one call can draw them: nothing stops a worker, every mini-batch has a draw of
-        its own, no duration depends on its start, all sums are finite, and DRAWN_AT_ONCE is kept.
+        None unless one call may draw them: no worker is stopped, every mini-batch has a draw of its
+        own, no duration depends on its start, all sums are finite, and DRAWN_AT_ONCE suffices.
         """
         shape = (updates, self.workers, self.mini_batches)
         fixed = signal is never and not (self._by_round or self._seeded.uses_time)

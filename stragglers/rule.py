@@ -7,7 +7,7 @@ rule: all its abilities are fields of the `Rule`.
     trigger    for workers that move in rounds on devices: end of a round, finished mini-batches
     arrivals   for workers that run freely: reactions to a delivery, or to a time
 
-An interface that makes no sense for a rule is None. A runtime that needs it refuses the rule.
+An interface that makes no sense for a rule is None. A runtime refuses rules without its interface.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Transfer(NamedTuple):
     leaves: share of the last mini-batch after which the transfer can leave. 0: as the round begins,
         beside all mini-batches; 1: once the worker is ready.
     late: number of rounds that end before workers wait for the transfer.
-    others: True if all workers but the last one take part, and do not wait for the last one.
+    others: True if all workers but the last (P - 1) take part, and do not wait for the last one.
     """
 
     seconds: float | np.ndarray | Callable[[float | np.ndarray], float | np.ndarray]
@@ -130,9 +130,9 @@ class Trigger(NamedTuple):
     mini_batches: limit of a worker's mini-batches in a round, scalar or [workers].
     cuts: True if the mini-batch in flight is cut; False: it is finished.
     carries: True if unfinished mini-batches go on in the next round; False: they are skipped.
-    sees_all: True if `stop` looks at other workers, too, which takes a single process.
-    whole: [workers] mini-batches of a contribution, a part of which counts for nothing; None: every
-        finished mini-batch counts.
+    sees_all: True if `stop` looks at several workers, which must then live in one process.
+    whole: [workers] mini-batches of a contribution; a partial contribution counts for nothing.
+        None: every finished mini-batch counts.
     remembers: number of earlier rounds that `stop` looks at.
     goal: points that end the round for all workers, in this and in other processes.
     calibration: rounds that give the deadline; None: there is no such deadline.
@@ -180,11 +180,11 @@ class AsyncProtocol(NamedTuple):
         Every arrival is reported, even if its worker has been restarted in the meantime.
     mini_batches: (state, worker) -> mini-batches of the contribution that the worker begins next.
     begun: (state, worker, version, seconds) -> state in which the worker's contribution in flight
-        is taken at that version and begun at that time. An earlier one in flight is lost, as the
-        process of the worker has died or the run resumes.
+        is taken at that version and begun at that time. An earlier contribution in flight is lost,
+        as the process of the worker has died or the run resumes.
     observe: as in `Rule`.
-    apart: True if every arrival makes an update at once, independently of the others. Each worker
-        can then keep a state of its own, and report only its own arrivals to this state.
+    apart: True if every arrival makes an update at once, independently of other arrivals. Each
+        worker can then keep its own state, to which only its own arrivals are reported.
     due: state -> time [s] at which the rule reacts without an arrival; inf: no such time is known.
         None: the rule reacts to arrivals alone.
     on_due: (state, seconds) -> Decision, at the due time or soon after, when all earlier arrivals
@@ -223,7 +223,7 @@ class Turnout(NamedTuple):
 
 
 class Unfit(ValueError):
-    """Refusal of the graph or links in a setting by a rule; the method has to change them."""
+    """Refusal by a rule of a setting's graph or links, which the method has to change."""
 
     def __init__(self, name: str, cause: str, remedy: str):
         super().__init__(f"{name}: {cause}; {remedy}")

@@ -211,7 +211,7 @@ class Schedule:
 
     @property
     def mean_staleness(self) -> float:
-        """Staleness, mean over all contributions."""
+        """Mean staleness over all contributions."""
         real = self.batches > 0
         return float(self.staleness[real].mean()) if real.any() else 0.0
 

@@ -4,10 +4,10 @@ A `Protocol` says what a worker does after its push, and what an update does to 
 `stragglers.rules.server`. A row of the schedule lists the k contributions in the order of their
 pushes, ties by worker. `start` is the begin of a contribution. From `finish` on its worker may
 begin another one: this is the update's landing if the worker waits for the update. Cancelled and
-ignored contributions have no row, and count as idle. The exception is a worker that contributes to
-a row and then begins another contribution: it is busy until the update cuts it. The samples of
-cancelled and ignored contributions are drawn again, with new durations. If samples have costs, they
-are lost instead, as a worker that begins anew draws new samples.
+ignored contributions have no row, and their time counts as idle. The exception is a worker that
+contributes to a row and then begins another contribution: it is busy until the update cuts it. The
+samples of cancelled and ignored contributions are drawn again, with new durations. If samples have
+costs, they are lost instead, as a worker that begins anew draws new samples.
 """
 
 import math
@@ -47,11 +47,11 @@ class EventState(NamedTuple):
 
 
 class Protocol(NamedTuple):
-    """Protocol of a server: a worker after its push, the oldest gradient that counts, the grace.
+    """Protocol of a server: the worker after a push, the largest staleness, and the grace.
 
     With a grace, an update also takes pushes after the k-th push, each worker once. If workers go
     on after a push, the grace is a share of the time that the first of them is expected to need for
-    its next push. The grace then ends when any of them is back.
+    its next push. The grace ends at the latest when any of them is back.
     """
 
     idle: bool  # a worker waits for the update after its push
@@ -414,7 +414,7 @@ class Server:
         return int(self._mini_batches[worker])
 
     def begun(self, state: ServerState, worker: int, version: int, now: float) -> ServerState:
-        """Return the state in which the contribution in flight of `worker` is at this version."""
+        """Return the state in which the worker's contribution in flight has this version."""
         del now
         versions = state.version.copy()
         versions[worker] = version
@@ -423,7 +423,7 @@ class Server:
     def on_arrival(
         self, state: ServerState, worker: int, version: int, now: float, k: int | None = None
     ) -> Decision:
-        """Return the decision on a contribution; k: contributions of an update; default: own k."""
+        """Return the decision on a contribution; k: contributions of an update; None: `self.k`."""
         del now  # a server counts contributions, at any time
         if version != state.version[worker]:
             return Decision(state, counts=False)  # its worker has begun anew in the meantime

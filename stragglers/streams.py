@@ -32,7 +32,7 @@ def addressed(
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Return a look-up of transformed uniforms by (worker, count), drawn in blocks when needed.
 
-    Blocks are kept, unless all workers together have too many. Memory is then that of one call.
+    Blocks are kept, unless all workers have too many; then memory has the draws of one call.
     """
     table, workers = np.empty((0, 0)), 0
 

@@ -1,4 +1,4 @@
-"""Predictions for waiting rules: the reference for schedules and runs, mostly not random.
+"""Analytical predictions for waiting rules: the reference for schedules and runs.
 
 Protocols of a server, of "Slow and Stale Gradients" (Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv
 1803.01113): P workers have iid durations X of a mini-batch, and a server updates on k gradients.
@@ -39,8 +39,8 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
     k_batch_sync: the k-th point of P superposed renewal processes, by quadrature to about 0.5 %.
     k_async: known for exponential durations, for k = 1 or P, and for deterministic ones if k
     divides P. Otherwise low is k E[X] / P, and high is E[X_{k:P}] if residual durations are shorter
-    than new ones ("new-longer-than-used"). If they are longer, E[X_{k:P}] is a low bound, and high
-    is inf, as it is if neither holds. A bad k raises ValueError. Source: 1803.01113.
+    than new ones ("new-longer-than-used"). If they are longer, E[X_{k:P}] is a low bound. High is
+    inf if they are longer or if neither holds. A bad k raises ValueError. Source: 1803.01113.
     """
     if rule not in _THEORY:
         raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_THEORY)}")
@@ -237,8 +237,8 @@ def speeds_gain(
 
     communication: of a round, in units of a mini-batch at factor 1, or in seconds if the factors
     are. Without communication, and with speeds v = 1 / factors, the gain is sum_i floor(M v_i /
-    v_max) v_max / (M n min v) if others are "cut". One worker s times slower gives s (n - 1 + 1/s)
-    / n for large M (2211.00889).
+    v_max) v_max / (M n min v) if mini-batches in flight are "cut". One worker s times slower gives
+    s (n - 1 + 1/s) / n for large M (2211.00889).
 
         >>> speeds_gain([4, 1, 1, 1], mini_batches=8)  # one of four workers is 4x slower
         3.25

@@ -94,7 +94,7 @@ def empty_window(width: int) -> Pending:
 def filled(
     nodes: Nodes, pending: Pending, time: float, blocking: bool, ahead: Callable, updates: int
 ) -> dict[str, np.ndarray]:
-    """Return the next rows as columns, and move `nodes` and `pending` on.
+    """Return the next rows as columns, and advance `nodes` and `pending`.
 
     time: s, landing of the row before. ahead: (nodes, [2] s until which paths of speeds and of
     links must be known) -> Lookahead that lets every node go on.
@@ -153,7 +153,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
     """Fill rows from `row` on while everything is in the lookahead; return the next row.
 
     place: [W], places of the pending meetings, in their order, and then the free places.
-    until: [2] s that paths of speeds and of links must reach; the loop sets what is too short.
+    until: [2] s that paths of speeds and of links must reach for the next call; the loop sets them.
     trees: times at which nodes land and at which they wake, and levels, see `stragglers.lookahead`.
     The loop is compiled, unless durations are drawn when they are looked up.
     """

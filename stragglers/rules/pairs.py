@@ -22,7 +22,8 @@ A row of the schedule is a wavefront of disjoint meetings, which `stragglers.wav
 the order of meetings by time. The nodes that asked fill the first half of a row. `partner` is the
 position of the other node. `batches` are the local steps that a node contributes, 0 for a partner
 that never stopped. A node that is its own partner meets itself and only delivers. An unused
-position has the number of workers as its worker, and is its own partner. `version` is the row.
+position has the number of workers as its worker, and is its own partner. `version` is the index of
+the row, as every node works on its own copy.
 
 A draw of a neighbour or of local steps depends on the node and on its number of earlier draws,
 never on time. `PairProtocol` makes the same draws in real time.
@@ -217,8 +218,7 @@ class PairClock:
     def costs(self, first: np.ndarray, columns: int) -> np.ndarray:
         """Return each node's seconds of communication from its `first` round on, [P, columns].
 
-        The seconds are those of meetings with another node; an axis without variation has one
-        entry.
+        The seconds are for meetings with another node. An axis has one entry if all are equal.
         """
         if not callable(self._communication):
             return np.ravel(self._seconds(0)).astype(np.float64)[:, None]
@@ -363,7 +363,7 @@ def bipartite_pairs(
 ) -> Rule:
     """Let active nodes meet random passive neighbours; both sides compute (1710.06952).
 
-    In each component of the graph the lowest worker is active, its neighbours are passive, and so
+    In each component of the graph the first worker is active, its neighbours are passive, and so
     on. A passive node applies its own work alone: it meets itself, without communication. A
     ValueError if the graph is not bipartite. Source: arXiv 1710.06952, Section 3 (implementation).
     """

@@ -10,7 +10,7 @@ from stragglers.schedule import Schedule, load
 
 
 def recorded(schedule: Schedule) -> Rule:
-    """Return the rule whose rows are those of `schedule`; after the last row it has none.
+    """Return the rule that gives the rows of `schedule` in order, and then no more rows.
 
     `held` of a segment are the versions that later rows read, so that stale reads across segments
     are known ahead.

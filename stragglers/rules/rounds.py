@@ -5,8 +5,8 @@ Non-blocking SGD, arXiv 2211.00889; Anytime Minibatch, 2006.05752; DropCompute, 
 Each rule takes some of these parameters:
 
     landing     "neighbours": at each worker once it is ready and has its neighbours' messages
-                (max-plus recursion); "all": at all workers once all are ready. Neighbours are those
-                in `setting.graph` or `setting.links`; without both, all workers are neighbours
+                (max-plus recursion); "all": at all workers once all are ready. `setting.graph` or
+                `setting.links` gives the neighbours; without both, all workers are neighbours
     leftovers   "carry" unfinished mini-batches on into the next round, or "drop" them
     in_flight   "finish" the mini-batch in flight at the signal, or "cut" it; a cut mini-batch that
                 is carried on is redone in the next round, with a new duration

@@ -97,7 +97,7 @@ def k_batch_sync(setting: Setting, *, k: int) -> Rule:
 
 
 def k_async(setting: Setting, *, k: int, grace: float = 0.0) -> Rule:
-    """Update with the first k workers to push, which go on from it; the others are let alone.
+    """Update with the first k workers to push, which restart from it; the other workers go on.
 
     grace: seconds after the k-th push in which the update takes further pushes (2401.09135); the
     update is made at once when all workers have pushed. Communication delays the restart of the
@@ -118,14 +118,14 @@ def k_batch_async(setting: Setting, *, k: int) -> Rule:
 
 
 def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float = math.inf) -> Rule:
-    """Update with k workers, and all that push before the first of them is nearly back.
+    """Update with k workers, and all that push before the first of the k is due to push again.
 
     A worker that has pushed goes on at once from the newest version, without this update, and waits
     for no other worker. The first worker of an update is expected to push again after the seconds
     of its last contribution. At the k-th push some of these seconds are left. The update waits for
     the share `gamma` of them, for `grace` seconds at most, and takes the pushes in that time. The
-    wait costs no time: the update is made at the latest when any of its workers is back. Only if a
-    worker is back before the k-th push, it waits for the update, as a worker is in an update only
+    wait costs no time: the update is made at the latest when any of its workers is back. Only a
+    worker that is back before the k-th push waits for the update, as a worker is in an update only
     once. If workers are processes, a contribution lasts from its order to its delivery on the
     server's clock.
 

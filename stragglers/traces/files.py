@@ -87,10 +87,10 @@ Rows = list[tuple[Place, list[str]]]
 class Recorded(NamedTuple):
     """Durations as they were recorded, before their unit is known.
 
-    durations: name of a worker -> numbers in the order of time. times: name of a worker -> their
-    times, or places in the file without such a column. column, clock: names of these columns.
-    empty: number of rows without a value. in_step: True if workers seem to go in step. apart: all
-    workers' communication beside the computing in profiles, in the unit of durations.
+    durations: name of a worker -> numbers in the order of time; times: the times of these numbers,
+    or their places in the file. column, clock: names of the columns of numbers and of times. empty:
+    number of rows without a value. in_step: True if workers seem to go in step. apart: all workers'
+    communication in profiles beside the computing, in the unit of the durations.
     """
 
     durations: dict[str, np.ndarray]
@@ -323,7 +323,7 @@ def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None)
     """Return the decimal mark of every file.
 
     A file has a comma if a comma in one of its numbers cannot separate thousands. Beside such a
-    file, a file without a point in any duration has a comma, too. numbers: columns; `when`: times.
+    file, a file without a point in any duration has a comma, too. numbers, when: columns.
     """
     with_commas, with_points = set(), set()
     for place, row in rows:
@@ -718,7 +718,7 @@ def _number(text: str | None, comma: str) -> float:
 
 
 def _time(text: str | None, comma: str) -> float:
-    """Return a number, or the seconds of a date and time; without a zone it is taken as UTC."""
+    """Return a number, or the seconds of a date and time; a date without a zone is in UTC."""
     seconds = _number(text, comma)
     if math.isnan(seconds):
         try:

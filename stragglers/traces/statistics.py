@@ -158,7 +158,7 @@ def _public() -> dict[str, dict]:
 
 
 def workers(name: str) -> int:
-    """Return the workers of a public trace, 0 for any other name."""
+    """Return the number of workers of a public trace, 0 for any other name."""
     return len(_public()[name]["between"]) if name in _public() else 0
 
 
