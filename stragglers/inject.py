@@ -10,8 +10,8 @@ In every round each worker calls three methods of the `Injector` on the host, in
 All arguments are scalars. The host ignores `token`, which orders a callback after earlier work of
 the device. A worker with several devices calls from its first device. `tick` sleeps until the
 mini-batch has lasted for its delay, so that a shorter computation adds nothing to the delay.
-Callbacks of different workers sleep at the same time. `Injector.schedule` returns the record, which
-the simulator can replay. A trigger with a goal ends rounds by points, see `Tally`.
+Callbacks of the workers sleep at the same time. `Injector.schedule` returns the record as a
+`Schedule`, which the simulator can replay. A trigger's goal ends rounds by points, see `Tally`.
 """
 
 import functools

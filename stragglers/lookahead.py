@@ -11,7 +11,7 @@ from stragglers import speed_paths, streams
 from stragglers.processes import Process
 
 WINDOW = 256  # mini-batches of a worker that are looked up at once
-MANY_ENTRIES = 2**20  # of all workers; beyond, a table has few more entries than are expected
+MANY_ENTRIES = 2**20  # of all workers; larger tables are cut to about the expected need
 MOST_ENTRIES = 2**24  # of all workers together
 _ALWAYS = 2**62  # mini-batches: beyond any lookahead
 _NO_PATH = np.zeros((0, 0, 3))

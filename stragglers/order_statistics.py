@@ -55,8 +55,8 @@ def quadrature(law: Law, k: int, workers: int) -> float:
 def sums_means(law: Law, workers: int, mini_batches: int) -> np.ndarray:
     """Return the expected seconds [P] until the k-th of P workers has ended M mini-batches.
 
-    k runs over 1..P. Sums of durations are computed on a lattice, to about 1 %. A ValueError if the
-    tail is too heavy for a lattice.
+    k runs over 1..P. Sums of several durations are computed on a lattice, to about 1 %. A
+    ValueError if the tail is too heavy for a lattice.
     """
     if mini_batches == 1:
         ks = range(1, workers + 1)

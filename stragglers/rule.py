@@ -169,7 +169,7 @@ class Decision(NamedTuple):
     counts: bool  # the contribution is held until it is in an update; False: it is ignored
     update: tuple[int, ...] = ()  # workers of the update that is made now, in order; (): none
     restart: tuple[int, ...] = ()  # workers that begin anew from the newest parameters
-    proceed: tuple[int, ...] = ()  # workers that begin another one at their own parameters
+    proceed: tuple[int, ...] = ()  # workers that begin another contribution, at their parameters
 
 
 class AsyncProtocol(NamedTuple):

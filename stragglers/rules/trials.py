@@ -26,9 +26,9 @@ from stragglers.schedule import Schedule
 
 
 def mindflayer(setting: Setting, *, seconds: float) -> Rule:
-    """Give up every mini-batch that takes longer than `seconds`, and wait for M of every worker.
+    """Give up mini-batches that take longer than `seconds`; wait for M trials of every worker.
 
-    Samples of given-up trials are left out. Bad values raise ValueError. Source: 2410.04285.
+    A given-up trial skips the last samples of a round. Bad values: ValueError. Source: 2410.04285.
     """
     process = as_process(setting.delay)
     if process.costs is not None:

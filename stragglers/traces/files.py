@@ -323,7 +323,7 @@ def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None)
     """Return the decimal mark of every file.
 
     A file has a comma if a comma in one of its numbers cannot separate thousands. Beside such a
-    file, a file without a point in any duration has a comma, too. numbers, when: columns.
+    file, a file without a point in any duration has a comma, too. numbers, when: their columns.
     """
     with_commas, with_points = set(), set()
     for place, row in rows:
