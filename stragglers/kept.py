@@ -13,9 +13,9 @@ with probability
     quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) mini-batches of others by t
     K-sync with k of n        P(of n - 1 others fewer than k have S(M) < S(M-1) + x)
 
-A round that finishes the mini-batch in flight keeps every mini-batch that was begun. This does not
-depend on x, so no mini-batch is dropped for its length. All workers begin a round together, and no
-durations tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
+A round that finishes the mini-batch in flight keeps all mini-batches begun. The probability of a
+begin does not depend on x, so no mini-batch is dropped for its length. All workers begin a round
+together, and no durations tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
 """
 
 import functools

@@ -82,9 +82,9 @@ def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str
     """Return the means of a round of M mini-batches per worker, of duration `law` (2211.00889).
 
     A blocking round waits for all workers, E[T_max]. Otherwise the first finisher stops the others,
-    and the round takes E[T_min] if mini-batches in flight are "cut"; with "finish" it lasts until
-    the last of them ends. draw: one duration per "round", by nested quadratures, or per
-    "mini_batch", by sums on a lattice to about 1 %; ValueError if the tail is too heavy for it.
+    and the round takes E[T_min] if mini-batches in flight are "cut"; with "finish" the round lasts
+    until the last of them ends. draw: one duration per "round", by nested quadratures, or per
+    "mini_batch", by sums on a lattice to about 1 %; ValueError for a tail too heavy for that.
     """
     methods = {"round": _per_round, "mini_batch": _per_mini_batch}
     if draw not in methods:

@@ -221,7 +221,7 @@ class RoundClock:
     def extend(
         self, state: ClockState, updates: int, *, signal: Signal | None = None
     ) -> tuple[ClockState, Schedule]:
-        """Return the state after the next rounds, and their rows; signal: another one for them."""
+        """Return the next state and `updates` rows; signal: for these alone; None: the clock's."""
         if signal is not None:
             self._check(signal)
         signal = signal or self._signal

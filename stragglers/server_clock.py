@@ -2,12 +2,12 @@
 
 A `Protocol` says what a worker does after its push, and what an update does to other workers, see
 `stragglers.rules.server`. A row of the schedule lists the k contributions in the order of their
-pushes, ties by worker. `start` is the begin of a contribution. From `finish` on its worker may
-begin another one: this is the update's landing if the worker waits for the update. Cancelled and
-ignored contributions have no row, and their time counts as idle. The exception is a worker that
-contributes to a row and then begins another contribution: it is busy until the update cuts it. The
-samples of cancelled and ignored contributions are drawn again, with new durations. If samples have
-costs, they are lost instead, as a worker that begins anew draws new samples.
+pushes, ties by worker. `start` is the begin of a contribution. From `finish` on the worker may
+begin another contribution; `finish` is the update's landing if the worker waits for the update.
+Cancelled and ignored contributions have no row, and their time counts as idle. The exception is a
+worker that contributes to a row and then begins another contribution: it is busy until the update
+cuts it. The samples of cancelled and ignored contributions are drawn again, with new durations.
+Samples with costs are lost instead, as a worker that begins anew draws new samples.
 """
 
 import math
@@ -157,7 +157,7 @@ class EventClock:
     def extend(
         self, state: EventState, updates: int, *, k: int | None = None
     ) -> tuple[EventState, Schedule]:
-        """Return the state after the next rows, and these rows; k: another one for them alone."""
+        """Return the next state and `updates` rows; k: contributions of each; None: `self.k`."""
         k = self.k if k is None else k
         self.check_k(k)
         cost = self._costs(state.update, updates)

@@ -5,7 +5,7 @@ one distribution, times a factor of the round. Ranks are then uniform and indepe
 The rank sum of a worker over n rounds is the sum of n uniform numbers out of 0, 1, ..., P - 1. A
 sum is significant if P times its tail is at most LEVEL, in the RECENT rounds or the whole MEMORY. A
 worker with a significant rank sum is slow if it takes SLOW times the median of the others, in the
-median of the recent rounds. The worker is persistent if it does so in half of the memory.
+median of the recent rounds. It is persistent if it takes as long in half of the memory.
 
 For rules in pairs or without rounds, the last contributions of each worker are ranked. A schedule
 of `k_batch_sync` gives no slow worker, as all workers are busy until the end of a round.

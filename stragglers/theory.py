@@ -38,9 +38,9 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
     The bounds are equal if the value is known. k_sync: E[X_{k:P}]. k_batch_async: k E[X] / P.
     k_batch_sync: the k-th point of P superposed renewal processes, by quadrature to about 0.5 %.
     k_async: known for exponential durations, for k = 1 or P, and for deterministic ones if k
-    divides P. Otherwise low is k E[X] / P, and high is E[X_{k:P}] if residual durations are shorter
-    than new ones ("new-longer-than-used"). If they are longer, E[X_{k:P}] is a low bound. High is
-    inf if they are longer or if neither holds. A bad k raises ValueError. Source: 1803.01113.
+    divides P; else low is k E[X] / P and high is inf. If residual durations are shorter than new
+    ones ("new-longer-than-used"), high is E[X_{k:P}]. If residual durations are longer, low is at
+    least E[X_{k:P}]. A bad k raises ValueError. Source: 1803.01113.
     """
     if rule not in _THEORY:
         raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_THEORY)}")
@@ -174,9 +174,9 @@ def _trials(law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def trial_rate(law: Law, limit: float) -> float:
     """Return a worker's gradients per second if it gives up mini-batches after `limit` seconds.
 
-    The rate is F(t) / E[min(X, t)], to about 0.1 %. It is 1 / E[X] without a limit, and for
-    exponential durations with any. A ValueError if no mini-batch ends within the limit, or if fewer
-    than one of a million exceed it. Source: 2410.04285, where a trial has probability p_i = F(t_i).
+    The rate is F(t) / E[min(X, t)], to about 0.1 %. Without a limit, and for exponential durations,
+    the rate is 1 / E[X]. A ValueError if no mini-batch ends within the limit, or if fewer than one
+    of a million exceed it. Source: 2410.04285, where a trial has probability p_i = F(t_i).
 
         >>> from stragglers.delays import exponential
         >>> round(trial_rate(exponential(0.5), limit=0.1), 2)
@@ -223,8 +223,8 @@ def throughput_gain(
     """Return the ratio of samples per second of non-blocking to blocking rounds.
 
     The ratio is share * (E[T_max] + D) / (E[T] + D), 2211.00889, with D the seconds of
-    `communication` in a round; draw and in_flight as in `moments`. It is inf if only blocking
-    rounds have an infinite mean. A ValueError if both have.
+    `communication` in a round; draw and in_flight as in `moments`. The ratio is inf if only
+    blocking rounds have an infinite mean. A ValueError if both have.
     """
     means = moments(law, workers, mini_batches, draw, in_flight)
     return means.share * _shorter(means.blocking, means.nonblocking, communication)

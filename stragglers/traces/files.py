@@ -119,7 +119,7 @@ def trace(
     table; the defaults stand for usual names, too. With time=None the order is that of the rows.
     Lines that begin with # or sep= are left out. A table with a column per worker, such as rank0,
     rank1, is in the order of its times or steps, or else of its rows.
-    A duration is the time of computing alone. If it includes a wait for other workers, `waiting`
+    A duration is the time of computing alone. If durations include a wait for workers, `waiting`
     names the column of the wait, which is subtracted.
     Recorded numbers times `scale` are seconds. By default the end of the column's name gives the
     unit, as in batch_time_ms or duration_microseconds. `mean` scales durations to this mean, and
@@ -400,8 +400,8 @@ COMMENTS = "#", "sep="  # at the begin of a line; Excel understands the second
 def _of_text(path: Path, text: str) -> tuple[Rows, str | None]:
     """Return the rows of lines that are no comments, and the decimal mark, see `_tables`.
 
-    The header gives the delimiter. It may be a comment above lines of numbers, as NumPy writes it,
-    or come again, as in joined files. With semicolons, numbers have decimal commas.
+    The header gives the delimiter. The header may be a comment above lines of numbers, as NumPy
+    writes it, or be repeated, as in joined files. With semicolons, numbers have decimal commas.
     """
     above, header, below = "", "", ""  # the last comment, and the two lines behind it
     for line in filter(None, map(str.strip, io.StringIO(text))):
@@ -529,7 +529,7 @@ def _of_profile(document: dict) -> list[list[str]]:
     """Return the computing time of each step in the PyTorch profile of a rank.
 
     A step is a ProfilerStep. The time in which the device runs collectives and nothing else is
-    subtracted: it is the exchange with its wait for other workers.
+    subtracted, as this is the exchange with its wait for other workers.
     """
     events = document.get("traceEvents")
     if not isinstance(events, list):
