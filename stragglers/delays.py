@@ -1,8 +1,8 @@
-"""Delay distributions: the time that one mini-batch takes, iid, in seconds.
+"""Delay distributions: iid durations of one mini-batch, in seconds.
 
-A distribution is its quantile function, and sampling inverts it. Two distributions fed with the
-same uniforms are therefore coupled (common random numbers), so that arms of an experiment differ by
-the distribution and not by luck.
+A distribution is stored as its quantile function, and a sample is the quantile of a uniform number.
+Two distributions that get the same uniform numbers are coupled (common random numbers). The arms of
+an experiment then differ by the distribution and not by chance.
 """
 
 import enum
@@ -17,20 +17,20 @@ from numpy.typing import ArrayLike
 
 
 class Residual(enum.Enum):
-    """Rest of a duration that has lasted for some time, compared with a new duration."""
+    """Remaining time of a mini-batch under way, compared with the duration of a new mini-batch."""
 
-    MEMORYLESS = enum.auto()  # it has the same distribution
-    SHORTER = enum.auto()  # "new longer than used" (1803.01113): it is shorter than a new one
-    LONGER = enum.auto()  # "new shorter than used": it is longer than a new one
+    MEMORYLESS = enum.auto()  # the remaining time has the same distribution
+    SHORTER = enum.auto()  # "new longer than used" (1803.01113): the remaining time is shorter
+    LONGER = enum.auto()  # "new shorter than used": the remaining time is longer
 
 
 @dataclass(frozen=True)
 class Law:
     """Distribution of iid durations in seconds: `factor` times `inverse` of a uniform number.
 
-    atoms: the (seconds, probability) of a distribution on a few values, the shortest first.
-    residual: rest of a duration that has lasted for some time, compared with a new duration:
-    MEMORYLESS, SHORTER or LONGER; None: neither holds.
+    atoms: pairs (seconds, probability) of a distribution on a few values, the shortest first.
+    residual: the remaining time of a mini-batch under way, compared with a new duration, as a
+    `Residual`; None if none of its cases holds.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Law:
     residual: Residual | None = field(default=None, repr=False, compare=False)
 
     def mean(self) -> float:
-        """Return the expected duration in seconds; `inf` where there is none."""
+        """Return the expected duration in seconds; `inf` if it is infinite or overflows a float."""
         return self.factor * self.base_mean
 
     def quantile(self, u: ArrayLike) -> np.ndarray:
-        """Return the seconds that a share `u` in [0, 1] of the durations does not exceed.
+        """Return the `u`-quantiles of the durations in seconds, for shares `u` in [0, 1].
 
-        The shape is that of `u`.
+        The result has the shape of `u`. A ValueError if a share is outside [0, 1].
         """
         u = np.asarray(u, np.float64)
         if not ((u >= 0) & (u <= 1)).all():
@@ -57,7 +57,7 @@ class Law:
             return self.factor * self.inverse(u)
 
     def sample(self, rng: np.random.Generator, shape: int | tuple[int, ...] = ()) -> np.ndarray:
-        """Draw durations in seconds, of the given shape, by inversion of one uniform each."""
+        """Draw durations in seconds, of the given shape, each by inversion of a uniform number."""
         return self.quantile(rng.random(shape))
 
     def scaled(self, factor: float) -> "Law":
@@ -71,7 +71,7 @@ class Law:
 
 
 def deterministic(value: float) -> Law:
-    """Take `value` seconds for every mini-batch."""
+    """Let every mini-batch take `value` seconds."""
     _positive("deterministic", value=value)
     return _law(
         "deterministic",
@@ -130,7 +130,7 @@ def weibull(scale: float, shape: float) -> Law:
     def inverse(u):
         return scale * (-np.log1p(-u)) ** (1 / shape)
 
-    mean = scale * scipy.special.gamma(1 + 1 / shape)  # inf where no float has it
+    mean = scale * scipy.special.gamma(1 + 1 / shape)  # inf if it overflows a float
     return _law("weibull", inverse, mean, residual=_by_shape(shape), scale=scale, shape=shape)
 
 
@@ -146,7 +146,7 @@ def gamma(shape: float, scale: float) -> Law:
 
 
 def lognormal(mu: float, sigma: float) -> Law:
-    """Draw durations whose logarithm is normal with mean `mu` and deviation `sigma`."""
+    """Draw durations whose logarithm of seconds is normal with mean `mu` and deviation `sigma`."""
     _positive("lognormal", sigma=sigma)
     if not abs(mu) < math.log(sys.float_info.max):
         raise ValueError(f"lognormal: needs a finite mu, got mu={mu}; pass a log of seconds")
@@ -178,7 +178,7 @@ def uniform(low: float, high: float) -> Law:
 
 
 def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
-    """Take `value` seconds, or `factor` times that with the given probability.
+    """Draw `value` seconds, or `factor * value` seconds with probability `probability`.
 
         >>> bernoulli_slowdown(value=1.0, factor=5.0, probability=0.5).mean()
         3.0
@@ -206,7 +206,7 @@ def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
 
 
 def jitter(mean: float, sigma: float) -> Law:
-    """Draw log-normal durations with this mean in seconds and log-deviation; 0 is deterministic."""
+    """Draw log-normal durations of this mean in seconds and log-deviation; sigma=0 is constant."""
     _positive("jitter", mean=mean)
     return lognormal(math.log(mean) - sigma**2 / 2, sigma) if sigma else deterministic(mean)
 

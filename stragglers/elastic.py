@@ -1,9 +1,9 @@
-"""Elastic all-reduce under failures: all stop for a while, and go on without failed learners.
+"""Elastic all-reduce under failures: the group stops, and goes on without failed learners.
 
-A step is one mini-batch of every learner in the group. A learner whose mini-batch takes longer than
-the others' has failed. The step is lost then, all others stop for some seconds to form a group
-without it, and go on. When it is back they stop again, and it joins; a learner that comes back
-during a stop waits for the next one. Nothing else is lost, since every learner has the model.
+In a step every learner of the group computes one mini-batch. A learner whose mini-batch takes
+longer than a step has failed. The step is lost, and the other learners stop to form a new group.
+When the failed learner is back, the group stops again to take it in. A learner that comes back
+during a stop causes another stop. No other work is lost, as every learner has the model.
 
 This is the synchronous rival in the goodput study of Decoupled DiLoCo, arXiv 2604.21428.
 """
@@ -14,24 +14,24 @@ import numpy as np
 
 from stragglers.processes import Process
 
-AHEAD = 4096  # mini-batches of a learner that are looked up at once
+AHEAD = 4096  # mini-batches of a learner whose durations are looked up in one call
 
 
 class Ran(NamedTuple):
     """Totals of a run."""
 
     seconds: float
-    mini_batches: int  # of steps that no failure has lost, of all learners together
+    mini_batches: int  # of all learners, in the steps that no failure has lost
     stops: int
 
 
 def elastic_all_reduce(
     process: Process, learners: int, step: float, stop: float, seconds: float
 ) -> Ran:
-    """Run a group of `learners` for `seconds`, or until the step after that.
+    """Simulate a group of `learners` for `seconds`, or to the end of the step or stop after that.
 
-    process: seeded, of mini-batches that take `step` seconds, or longer by the absence of a
-    learner; durations do not depend on when they begin. stop: seconds of a stop.
+    process: mini-batches of `step` seconds; a longer one includes the absence of a learner. Its
+    durations must not depend on their start, else ValueError. stop: seconds of a stop.
     """
     if process.uses_time:
         raise ValueError(
@@ -41,7 +41,7 @@ def elastic_all_reduce(
     most, drawn = int(seconds / step) + 2, np.zeros(learners, np.int64)
 
     def failure(learner: int) -> tuple[int, float]:
-        """Return (mini-batches until the learner's next failure, seconds of its absence)."""
+        """Return (mini-batches before the learner's next failure, seconds of its absence)."""
         before = 0
         while before < most:
             lasts = process.duration(learner, 0.0, int(drawn[learner]) + np.arange(AHEAD))

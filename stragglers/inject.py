@@ -1,17 +1,17 @@
-"""Real delays on real devices: host callbacks that sleep, watch the trigger and record the rounds.
+"""Real delays on devices: host callbacks that sleep, watch the trigger and record the rounds.
 
-Each device runs one worker and calls three callbacks, in this order, with scalars only:
+In every round each worker calls three methods of the `Injector` on the host, in this order:
 
-    begin(worker, round)        -> STOP if the round is already over for this worker
-    tick(worker, round, done)   -> STOP if it shall take no further mini-batch, CUT if not even
-                                   this one shall count
-    land(worker, round)         -> the exchange has arrived
+    begin(worker, round, token)       -> GO, or STOP if the round is already over for this worker
+    tick(worker, round, done, token)  -> GO, STOP if the worker shall take no further mini-batch,
+                                         or CUT if not even the present mini-batch shall count
+    land(worker, round, token)        -> 0, after the seconds of the exchange
 
-`tick` sleeps until the mini-batch has lasted as long as its delay says, so a computation that is
-shorter than its delay does not lengthen it. Sleeping callbacks overlap across devices. The record
-comes out as a `Schedule`, which the simulator replays.
-
-Points that workers make in a round decide when it ends, see `Tally`.
+All arguments are scalars. The host ignores `token`, which orders a callback after earlier work of
+the device. A worker with several devices calls from its first device. `tick` sleeps until the
+mini-batch has lasted for its delay, so that a shorter computation adds nothing to the delay.
+Callbacks of the workers sleep at the same time. `Injector.schedule` returns the record as a
+`Schedule`, which the simulator can replay. A trigger's goal ends rounds by points, see `Tally`.
 """
 
 import functools
@@ -39,9 +39,9 @@ from stragglers.schedule import Schedule
 
 
 class Tally:
-    """Points of rounds of workers that all live in this process.
+    """Tally of the points that the workers of this process have made in each round.
 
-    A tally of several processes has the same functions, thread-safe, in one order for all workers.
+    A tally of several processes has the same thread-safe methods, and one order of all additions.
     """
 
     def __init__(self):
@@ -49,32 +49,32 @@ class Tally:
         self._needed, self._points = 0, Counter()
 
     def begin(self, needed: int) -> None:
-        """Forget all rounds; from now on this many points end a round."""
+        """Forget all rounds; from now on a round is over for all workers at `needed` points."""
         self._needed, self._points = needed, Counter()
 
     def add(self, round_index: int, points: int) -> bool:
-        """Add to a round; return True if it was not over before. The last point ends it for all."""
+        """Add points to a round, and return True if the round was not over before."""
         with self._lock:
             before = self._points[round_index]
             self._points[round_index] = before + points
         return before < self._needed
 
     def over(self, round_index: int) -> bool:
-        """Return True if a round is over, as far as is known here; do not wait."""
+        """Return True if this process knows that a round is over, without waiting for others."""
         return self._points[round_index] >= self._needed
 
     def close(self, rounds: Iterable[int]) -> None:
-        """Forget rounds in which no worker works any more, here or elsewhere."""
+        """Forget rounds in which no worker of any process works any more."""
         for round_index in rounds:
             self._points.pop(round_index, None)
 
 
 GO, STOP, CUT = range(3)  # answers of a callback to its device
-LOOK = 1e-3  # s between two checks of the trigger of a worker that can be cut
+LOOK = 1e-3  # s between two checks of the trigger by a sleeping worker that can be cut
 
 
 def _noted(callback: Callable) -> Callable:
-    """Return a callback of a worker that stands in the injector's `due` while it is under way."""
+    """Wrap a callback so that `Injector.due` lists its due time while the callback runs."""
 
     @functools.wraps(callback)
     def noted(self, worker, *arguments):
@@ -88,26 +88,26 @@ def _noted(callback: Callable) -> Callable:
 
 
 class _Round:
-    """Records of one round, an entry per worker."""
+    """Records of one round, with an entry per worker."""
 
     def __init__(self, workers: int, measured: int = 0):
-        """Begin the records; measured: mini-batches per worker with kept durations."""
+        """Begin empty records. measured: mini-batches per worker whose durations are kept."""
         self.durations = np.zeros((workers, measured))
         self.first = np.zeros(workers, np.int64)
         self.finished = np.zeros(workers, np.int32)
         self.tried = np.zeros(workers, np.int32)  # mini-batches begun
-        self.quota = np.full(workers, np.inf)  # mini-batches after which it is over
+        self.quota = np.full(workers, np.inf)  # mini-batches after which a worker's round is over
         self.start, self.ready, self.finish, self.busy = np.zeros((4, workers))
-        self.last = np.zeros(workers)  # begin of the last mini-batch
+        self.last = np.zeros(workers)  # s, begin of the last mini-batch
         self.slept = np.zeros(workers)  # s, for the exchange
         self.landed = 0
 
 
 class Measured:
-    """Calibration under way: the durations of its rounds, and the deadline that follows.
+    """Calibration in progress: the measured durations of its rounds, and the resulting deadline.
 
-    mini_batches: of a worker's round that are still measured, 0 once the deadline is known.
-    deadline: seconds after which a worker stops, inf before.
+    mini_batches: mini-batches of a worker's round that are measured; 0 once the deadline is set.
+    deadline: seconds after which a worker stops a round; inf during the calibration.
     """
 
     def __init__(self, calibration: Calibration, workers: int, mini_batches: int):
@@ -117,7 +117,7 @@ class Measured:
         self._exchanges = np.zeros(0)  # s
 
     def add(self, durations: np.ndarray, exchanges: np.ndarray) -> None:
-        """Add rounds, [rounds, workers, M] and [rounds] s; choose once there are enough."""
+        """Add rounds, [rounds, workers, M] and [rounds] s; set the deadline once all are there."""
         rounds = self._calibration.rounds
         self._durations = np.concatenate([self._durations, durations])[:rounds]
         self._exchanges = np.concatenate([self._exchanges, exchanges])[:rounds]
@@ -126,31 +126,31 @@ class Measured:
             self.mini_batches = 0
 
     def pack(self) -> dict[str, np.ndarray]:
-        """Return the state for `unpack`."""
+        """Return the arrays that `unpack` takes."""
         return {"durations": self._durations, "exchanges": self._exchanges}
 
     def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
-        """Go on from the state of a packed calibration."""
+        """Continue a packed calibration."""
         self.add(packed["durations"], packed["exchanges"])
 
 
 class Injector:
-    """Delays, trigger and logbook of one process's devices; thread-safe.
+    """Thread-safe delays, trigger and record of the workers in one process.
 
-    Each of several processes has an injector of its own, which knows the actions of its own
-    workers, and of the others once a dispatch is over, see `schedule`. In a round they share
-    `tally`, the points of the trigger's goal. A trigger's `stop` must not need to know more.
+    Each process has its own injector. An injector sees the actions of its own workers at once, and
+    the actions of other workers when `schedule` ends a dispatch. During a round the processes share
+    only `tally`, the points of the goal. The trigger's `stop` must not depend on anything else.
 
-    trigger: the waiting rule for workers on devices. Where it cuts, the rest of a delay is not
-        waited for and the result, which the device has computed all the same, does not count.
+    trigger: the waiting rule for workers on devices. When it cuts a mini-batch, the rest of the
+        delay is skipped; the gradient has been computed all the same, but does not count.
     delay: a delay distribution or process (seconds of one mini-batch), or None for the devices' own
         speed.
     draw: "mini_batch" or "round", as in `stragglers.rule.Setting`.
     communication: seconds of an exchange beyond the collective, as in `stragglers.rule.Setting`.
-        The collective itself follows the work. A worker sleeps for a transfer beside its work only
-        as far as this outlasts the work, from the time at which this worker knew it: its neighbours
-        may have begun the round later. It sleeps in full for a transfer that a later round needs.
-    tally: of the workers of all processes; None: all of them live in this one.
+        The collective itself follows the work. A transfer beside the work counts from the time at
+        which this worker knew its message, though neighbours may have begun the round later. The
+        worker sleeps for the part that outlasts its work, and in full for a `late` transfer.
+    tally: tally of the workers of all processes; None: all workers live in this process.
     """
 
     def __init__(
@@ -173,16 +173,16 @@ class Injector:
         self.reset()
 
     def reset(self, here: Sequence[int] | None = None) -> None:
-        """Forget the past: the clock, the counters and the log begin anew.
+        """Reset the clock, the counters and the record.
 
-        here: the workers of this process; None: all.
+        here: the workers of this process; None: all workers.
         """
         self._here = np.arange(self.workers) if here is None else np.asarray(here)
         self._consumed = np.zeros(self.workers, np.int64)
         self._attempts = np.zeros(self.workers, np.int64)
         self._mark = np.zeros(self.workers)  # begin of the current mini-batch
         self._rounds: dict[int, _Round] = {}
-        self._past = np.empty((0, self.workers))  # s of a mini-batch in rounds that have landed
+        self._past = np.empty((0, self.workers))  # s per mini-batch in rounds that have landed
         self._elapsed, self._resumed_at = 0.0, None
         self._due: dict[int, float] = {}  # worker: time at which its callback is to return
         self._measured = None
@@ -198,7 +198,7 @@ class Injector:
         return self._elapsed + running
 
     def resume(self, waited: float = 0.0) -> None:
-        """Let the clock run, from `waited` seconds ago."""
+        """Start the clock as of `waited` seconds ago."""
         self._resumed_at = time.monotonic() - waited
 
     def pause(self) -> None:
@@ -209,9 +209,9 @@ class Injector:
         return self._consumed.copy()
 
     def due(self) -> list[float]:
-        """Return the monotonic times [s] at which callbacks under way are due; for a watchdog.
+        """Return the monotonic times [s] at which running callbacks shall return, for a watchdog.
 
-        A callback that does not sleep is due when it begins.
+        The due time of a callback that does not sleep is its begin.
         """
         return list(self._due.values())
 
@@ -249,7 +249,7 @@ class Injector:
             if self._delay is not None:
                 record = self._rounds[round_index]
                 counter = record.first[worker] + done - 1
-                # One draw holds for all of a round, as it begins; costs belong to samples.
+                # A draw per round is taken as the round begins; costs belong to samples.
                 holds = self._per_round and self._delay.cost is None
                 at = record.start[worker] if holds else began
                 lasts = float(self._delay.duration(worker, at, count, counter))
@@ -261,8 +261,8 @@ class Injector:
         self._sleep(worker, began + lasts - self.now())
         with self._lock:
             now = self.now()
-            # Only now, under the lock, it is certain that no other worker here has stopped this
-            # one.
+            # Only under the lock it is certain that no other worker of this process has stopped
+            # this worker.
             cut = self.trigger.cuts and self._signalled(round_index, worker, now)
             self._worked(record, worker, began, now)
             if cut:
@@ -283,7 +283,7 @@ class Injector:
         return np.int32(STOP if self._signalled(round_index, worker, now) else GO)
 
     def _points(self, record: _Round, worker: int, done: int) -> int:
-        """Return a worker's points towards the goal with its `done`-th mini-batch."""
+        """Return the points that a worker's `done`-th mini-batch adds; 0 without a goal."""
         if self.trigger.goal is None:
             return 0
         after = record.finished.copy()
@@ -292,7 +292,7 @@ class Injector:
         return int(np.sum(points(after), dtype=int) - np.sum(points(record.finished), dtype=int))
 
     def _cut_before(self, round_index: int, worker: int, end: float) -> bool:
-        """Wait until `end` or for the signal, and return True if the signal came first."""
+        """Sleep until `end` [s] or the stop signal, and return True if the signal came first."""
         self._due[worker] = time.monotonic() + end - self.now()
         while (left := end - self.now()) > 0:
             with self._lock:
@@ -332,15 +332,15 @@ class Injector:
         self._past = np.concatenate([self._past, each[None]])[-self.trigger.remembers :]
 
     def _left(self, record: _Round, worker: int, transfers: Sequence[Transfer]) -> float:
-        """Return the seconds of the exchange that are left of a worker's round."""
+        """Return the seconds that the worker still has to sleep for the exchange of its round."""
         now, left = self.now(), -np.inf
         begun, last, ready = record.start[worker], record.last[worker], record.ready[worker]
         for transfer in transfers:
-            passed = 0.0  # s since the worker knew it
+            passed = 0.0  # s since the worker knew the message
             if hides(transfer) and not transfer.late:
                 share = transfer.leaves
                 passed = now - (last + share * (ready - last) if share else begun)
-            elif transfer.others and len(self._here) == self.workers:  # else they are not known
+            elif transfer.others and len(self._here) == self.workers:  # else others are not known
                 passed = now - record.ready[:-1].max()
             left = max(left, -passed)
             seconds = np.broadcast_to(lasting(transfer, now + left), self.workers)[worker]
@@ -367,7 +367,7 @@ class Injector:
         return finished if whole is None else finished // whole * whole
 
     def _used(self, finished: np.ndarray, tried: np.ndarray) -> np.ndarray:
-        """Return the mini-batches [workers] by which the counters move on in a round."""
+        """Return the mini-batches [workers] by which the counters advance in a round."""
         if self.trigger.renews:
             return -(-tried // self.trigger.whole) * self.trigger.whole
         if self.trigger.carries:
@@ -382,8 +382,8 @@ class Injector:
     ) -> Schedule:
         """Return the record of rounds first .. first + updates - 1, all of which have landed.
 
-        of_all: array -> [processes, ...], the arrays of all processes. The common clock goes on
-        from the latest of theirs.
+        of_all: function from an array to the arrays of all processes, [processes, ...]. The common
+        clock continues from the latest one of a process. A RuntimeError if a round has not landed.
         """
         # No worker begins a round in a process whose devices all belong to another process's
         # worker.
@@ -424,7 +424,7 @@ class Injector:
         )
 
     def pack(self) -> dict[str, np.ndarray]:
-        """Return the state for `unpack` in a later run, between two dispatches."""
+        """Return the state between two dispatches, which `unpack` takes in a later run."""
         return {
             "consumed": self._consumed.copy(),
             "attempts": self._attempts.copy(),
@@ -434,7 +434,7 @@ class Injector:
         }
 
     def unpack(self, packed: Mapping[str, np.ndarray]) -> None:
-        """Go on, after `reset`, from the state of the packed run."""
+        """Continue the packed run after a `reset`."""
         self._consumed, self._attempts = packed["consumed"].copy(), packed["attempts"].copy()
         self._elapsed = float(packed["elapsed"][0])
         self._past = packed.get("past", self._past).copy()

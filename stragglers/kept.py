@@ -1,21 +1,21 @@
-"""Work that waiting rules keep of what is offered, by the cost of samples: measured, and expected.
+"""Share of the offered work that waiting rules keep, by cost of samples: measured and expected.
 
-A worker is offered its mini-batches in order. One that is in no row of a schedule, though a later
-one is or its update is over, was dropped. Rules that drop nothing keep all, the last few that were
-under way excepted. What the last row drops is in no later one, and not counted but for `lost`.
+A worker is offered its mini-batches in the order of their counters, up to the last one in a row of
+the schedule. An offered mini-batch in no row was dropped. Mini-batches in flight after a worker's
+last row are not counted; `lost` adds the mini-batches that the last updates dropped.
 
-A rule that drops what is late drops what is long. With iid seconds X of a mini-batch, S(m) the sum
-of m of them and n workers of M mini-batches a round, the j-th mini-batch of a worker, of x seconds,
-is kept with probability
+A rule that drops late mini-batches drops long ones. Let durations be iid, S(m) the sum of m of
+them, and n workers take M mini-batches a round. A worker's j-th mini-batch, of x seconds, is kept
+with probability
 
     deadline d, cut           P(S(j-1) + x <= d)
     first finisher, cut       E (1 - F_M(S(j-1) + x))^(n-1),  F_M the distribution of S(M)
-    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) ends of others by t
+    quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) mini-batches of others by t
     K-sync with k of n        P(of n - 1 others fewer than k have S(M) < S(M-1) + x)
 
-and, in a round that finishes the mini-batch in flight, as soon as it was begun: this does not
-depend on x, so that nothing is dropped for its length. Rounds begin together. Durations of two
-mini-batches do not tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
+A round that finishes the mini-batch in flight keeps all mini-batches begun. The probability of a
+begin does not depend on x, so no mini-batch is dropped for its length. All workers begin a round
+together, and no durations tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
 """
 
 import functools
@@ -33,30 +33,30 @@ Costs = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, counter [n] ->
 
 
 class Kept(NamedTuple):
-    """Shares of what was kept; a part has the same number of samples, the cheapest first."""
+    """Shares of the samples that were kept; parts have equally many samples, the cheapest first."""
 
-    by_part: np.ndarray  # [parts] of the samples of each part
+    by_part: np.ndarray  # [parts], kept share of each part
     share: float  # of all samples
-    mean_cost: float  # of what was kept, over that of what was offered
+    mean_cost: float  # of the kept samples, over the mean cost of all samples offered
 
     @property
     def longest(self) -> float:
-        """Share that was kept of the most expensive part."""
+        """Kept share of the most expensive part."""
         return float(self.by_part[-1])
 
     @property
     def shorter_half(self) -> float:
-        """Share that was kept of the cheaper half."""
+        """Kept share of the cheaper half of the parts."""
         return float(self.by_part[: len(self.by_part) // 2].mean())
 
 
 def offered(
     schedule: Schedule, lost: int | Sequence[int] = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return worker, counter, and whether it was kept, of each mini-batch offered, [n] each.
+    """Return the worker, the counter and the kept flag of every mini-batch offered, [n] each.
 
-    lost: mini-batches, one number or one per worker, that a worker loses to an update without it,
-    as in K-sync.
+    lost: mini-batches, one number or one per worker, that a worker loses to each update after its
+    last row, as in K-sync; losses before a row show as gaps.
     """
     there = schedule.workers < schedule.all_workers
     who, first, row = schedule.workers[there], schedule.first[there], np.nonzero(there)[0]
@@ -77,10 +77,10 @@ def offered(
 def by_cost(
     schedule: Schedule, costs: Costs, parts: int = 10, lost: int | Sequence[int] = 0
 ) -> Kept | None:
-    """Return what a schedule has kept, by `parts` of equal size; None without any mini-batch.
+    """Return the shares that a schedule kept, by `parts` of equal size; None if it kept nothing.
 
-    costs: of the mini-batches with these counters, or of each of their samples. lost: as of
-    `offered`.
+    costs: function from workers and counters to the costs of these mini-batches, or of each of
+    their samples. lost: as in `offered`.
     """
     worker, counter, kept = offered(schedule, lost)
     if not kept.any():
@@ -99,11 +99,11 @@ def by_cost(
 
 
 def weights(found: Kept, cost: ArrayLike) -> np.ndarray:
-    """Return weights of samples [n] of these costs [n] that make up for what was dropped.
+    """Return weights [n] of samples of these costs [n] that correct for the dropped samples.
 
-    The mean share kept over that of their part: 1 in the mean of what is kept. Equal costs weigh
-    alike. D. G. Horvitz, D. J. Thompson, *A Generalization of Sampling Without Replacement From a
-    Finite Universe*, JASA 47, 1952.
+    A weight is the kept share of all samples over the kept share of the sample's part. Weights have
+    mean 1 over the kept samples, and equal costs have equal weights. D. G. Horvitz, D. J. Thompson,
+    *A Generalization of Sampling Without Replacement From a Finite Universe*, JASA 47, 1952.
     """
     cost = np.asarray(cost)
     order = np.argsort(cost, kind="stable")
@@ -115,7 +115,7 @@ def weights(found: Kept, cost: ArrayLike) -> np.ndarray:
 
 
 def effective_share(weight: ArrayLike) -> float:
-    """Return the share of samples without weights whose mean is as certain: (sum w)^2/(n sum w^2).
+    """Return the effective number of weighted samples over their number, (sum w)^2 / (n sum w^2).
 
         >>> round(effective_share([1.0, 1.0, 2.0]), 3)
         0.889
@@ -128,13 +128,13 @@ def effective_share(weight: ArrayLike) -> float:
 
 POINTS = 2**13  # of the lattice on which durations are summed
 
-Expected = Callable[["Sums"], np.ndarray]  # -> [M, L], probability by place and duration
+Expected = Callable[["Sums"], np.ndarray]  # -> [M, L], kept share by place in a round and duration
 
 
 class Sums:
-    """Sums of iid durations on a lattice.
+    """Distributions of the sums of iid durations, on a lattice of times.
 
-    durations: equally likely seconds of a mini-batch.
+    durations: equally likely seconds of a mini-batch. Bad values raise ValueError.
     """
 
     def __init__(self, durations: ArrayLike, workers: int, mini_batches: int):
@@ -158,14 +158,14 @@ class Sums:
         self.length = self.masses[-1].size
 
     def before(self, count: int) -> np.ndarray:
-        """Return P(S(count) < t) for lattice points t, a tie counting for a half, [length]."""
+        """Return P(S(count) < t) at every lattice point t, [length]; a tie counts for a half."""
         mass = np.zeros(self.length)
         mass[: self.masses[count].size] = self.masses[count]
         return np.clip(np.cumsum(mass) - mass / 2, 0, 1)
 
     @functools.cached_property
     def ends_of_others(self) -> np.ndarray:
-        """P(N(t) <= count) that all other workers have ended so much by t, [counts, length]."""
+        """P(N(t) <= count), [counts, length]; by t the other workers end N(t) mini-batches."""
         ended = np.stack([self.before(m) for m in range(1, self.mini_batches + 1)])
         edges = np.concatenate([np.ones((1, self.length)), ended, np.zeros((1, self.length))])
         size = (self.workers - 1) * self.mini_batches + 1
@@ -174,21 +174,21 @@ class Sums:
         return np.cumsum(np.clip(others, 0, 1), axis=0)
 
     def after(self, count: int, chance: np.ndarray) -> np.ndarray:
-        """Return E chance(S(count) + x) for every duration x, [L]; chance: by lattice point."""
+        """Return E chance(S(count) + x) for all durations x, [L]; chance: at lattice points."""
         mass = self.masses[count]
         reached = convolved(mass[::-1], chance)[mass.size - 1 :][: self.at[-1] + 1]
         return np.clip(reached[self.at], 0, 1)
 
 
 def deadline(seconds: float, in_flight: str = "cut") -> Expected:
-    """Return the kept work of rounds that end after `seconds`, as `anytime`, `drop_compute`."""
+    """Return the kept shares of rounds that end after `seconds`: `anytime`, `drop_compute`."""
     return _rounds(
         lambda sums, place: np.float64(np.arange(sums.length) <= seconds / sums.step), in_flight
     )
 
 
 def first_finisher(in_flight: str = "cut") -> Expected:
-    """Return the kept work of rounds that end with the first worker's last mini-batch."""
+    """Return the kept shares of rounds that end with the first worker's last mini-batch."""
 
     def chance(sums: Sums, place: int) -> np.ndarray:
         del place
@@ -198,18 +198,18 @@ def first_finisher(in_flight: str = "cut") -> Expected:
 
 
 def quorum(k: int, in_flight: str = "cut") -> Expected:
-    """Return the kept work of rounds that end with the k-th mini-batch of all workers."""
+    """Return the kept shares of rounds that end with the k-th mini-batch of all workers."""
 
     def chance(sums: Sums, place: int) -> np.ndarray:
         below = sums.ends_of_others
-        count = k - place  # `place` - 1 of its own have ended before
+        count = k - place  # the worker itself has ended `place` - 1 before
         return np.zeros(sums.length) if count < 0 else below[min(count, len(below) - 1)]
 
     return _rounds(chance, in_flight)
 
 
 def k_sync(k: int) -> Expected:
-    """Return the kept work of K-sync: whole contributions, of the k fastest (1803.01113)."""
+    """Return the kept shares of K-sync: whole contributions of the k fastest (1803.01113)."""
 
     def kept(sums: Sums) -> np.ndarray:
         if not 1 <= k <= sums.workers:
@@ -223,7 +223,7 @@ def k_sync(k: int) -> Expected:
 
 
 def _rounds(chance: Callable[[Sums, int], np.ndarray], in_flight: str) -> Expected:
-    """Return the kept work of rounds; chance: (sums, place j) -> P(no signal before), [length]."""
+    """Return the kept shares of rounds; chance: (sums, place j) -> P(no signal by t), [length]."""
     cut = cuts(in_flight)
 
     def kept(sums: Sums) -> np.ndarray:
@@ -243,10 +243,10 @@ def _rounds(chance: Callable[[Sums, int], np.ndarray], in_flight: str) -> Expect
 def share_by_cost(
     kept: Expected, durations: ArrayLike, workers: int, mini_batches: int, parts: int = 10
 ) -> np.ndarray:
-    """Return the expected share of mini-batches kept, by tenths of their duration, [parts].
+    """Return the expected kept share of mini-batches, by `parts` of their duration, [parts].
 
-    kept: of a rule above; durations: equally likely seconds of a mini-batch, at least `parts` of
-    them, as the quantiles of a delay.
+    kept: one of the rules above. durations: at least `parts` equally likely seconds of a
+    mini-batch, as the quantiles of a delay.
 
         >>> share_by_cost(k_sync(1), [1.0, 2.0], workers=2, mini_batches=1, parts=2).round(3)
         array([0.75, 0.25])
@@ -257,10 +257,10 @@ def share_by_cost(
 
 
 def bias(shares: ArrayLike, gradients: ArrayLike) -> np.ndarray:
-    """Return how far the mean of what is kept is from the mean of what is offered, [...].
+    """Return the mean over the kept samples minus the mean over all samples offered, [...].
 
-    shares: kept, by parts of the data of one size, [parts]; gradients: mean of each part,
-    [parts, ...], or anything else that is averaged over samples.
+    shares: kept share of each part of the data, for parts of equal size, [parts]. gradients: mean
+    of each part, [parts, ...], of gradients or of anything else that is averaged over samples.
     """
     shares, gradients = np.asarray(shares, np.float64), np.asarray(gradients, np.float64)
     if not (shares >= 0).all() or not shares.sum() > 0 or len(shares) != len(gradients):

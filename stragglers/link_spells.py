@@ -1,17 +1,16 @@
-"""Spells of slowness of links: messages that take longer for a while.
+"""Spells of slow links: periods in which messages over a link take longer.
 
-A message takes its usual seconds times the factor of its link at the time at which it begins; a
-spell that begins or ends meanwhile does not change it. Spells are of links, or of nodes, and then
-all links of a node are slow:
+A message takes its usual seconds times the slowness factor of its link when the message begins. A
+spell that begins or ends during a message does not change the message. A spell belongs to a link,
+or to a node and then to all links of that node. The factor of an exchange is
 
-    all-reduce    by the slowest link of the ring, when the last worker is ready
-    gossip        by a worker's own links, one active matching after the other
-    pushes        by the worker's link to the server; a push and its pull are one exchange
-    meetings      by the link between the two
+    all-reduce    of the slowest link of the ring, when the last worker is ready
+    gossip        of a worker's own links, in one active matching after the other
+    pushes        of the worker's link to the server; a push and its pull are one exchange
+    meetings      of the link between the two workers
 
-Without spells a round of gossip is as long for all workers as its slowest links (`comms.cost`).
-The spells of a run are a function of its seed alone. Times are seconds since the begin of the
-run.
+Without spells, a round of gossip takes all workers the seconds of its slowest links (`comms.cost`).
+The spells of a run are a function of its seed alone. Times are seconds since the begin of the run.
 """
 
 import dataclasses
@@ -28,9 +27,9 @@ from stragglers.speed_paths import SPEED, SWITCH, Path, Paths, speeds
 from stragglers.streams import addressed
 from stragglers.traces import files
 
-STREAM = 4  # of random numbers; pairs have 2 and 3
+STREAM = 4  # of random numbers; rules of pairs have the streams 2 and 3
 ENDLESS = 1e300  # s
-LATEST = 1e8  # s of a recorded change; a date is later
+LATEST = 1e8  # s, the latest recorded change that is accepted; a date would be later
 Switch = int | Sequence[Sequence[int]] | None
 OF_NODE = {"link": False, "node": True}  # of -> True if all links of a node are slow together
 
@@ -39,23 +38,23 @@ OF_NODE = {"link": False, "node": True}  # of -> True if all links of a node are
 class Spells:
     """Slowness of the links of P workers in time.
 
-    path: s -> paths [C, S + 1, 3] of speeds that are known for longer, see `speed_paths`.
-    links: [P, P, 2] int, the paths whose slower one a link has; [i, i] is worker i's link to a
-        server.
+    path: function from s to paths [C, S + 1, 3] of speeds known beyond s, see `speed_paths`.
+    links: [P, P, 2] int, the two paths of each link, of which the slower one counts; [i, i] is
+        worker i's link to a server.
     """
 
     path: Callable[[float], Path]
     links: np.ndarray
 
     def slowness(self, i, j, at) -> np.ndarray:
-        """Return the factor of messages between workers i and j at some times [s]."""
+        """Return the slowness factors of messages between workers i and j, begun at `at` [s]."""
         path, at = self.path(np.max(at)), np.asarray(at, np.float64)
         return 1 / speeds(path, self.links[i, j], at[..., None]).min(axis=-1)
 
     def timed(
         self, method: Any, params: Any, network: Network
     ) -> Callable[[int], tuple[Transfer, ...]]:
-        """Return a function: round -> transfers whose seconds are functions of their begin."""
+        """Return a function: round -> its transfers, whose seconds are functions of their begin."""
 
         def took(payload: messages.Payload) -> _Lasting:
             return _Lasting((payload,), self, network)
@@ -66,7 +65,7 @@ class Spells:
 
 @dataclasses.dataclass(frozen=True)
 class _Lasting:
-    """Seconds of payloads that follow each other, by their begin [s], scalar or [P]."""
+    """Seconds of payloads sent one after the other, by their begin [s], scalar or [P]."""
 
     payloads: tuple[messages.Payload, ...]
     spells: Spells
@@ -102,10 +101,10 @@ def markov(
 ) -> Spells:
     """Let each link alternate between normal and `factor` times slower.
 
-    Sojourns are exponential with these means in seconds and start in the stationary state. of:
-    "link" or "node". switch: number of nodes that share one, 0 to switch - 1 and so on, or the
-    nodes of each, [[0, 2], [1, 3]]; nodes at one switch, or links between the same two, have the
-    same spells.
+    Sojourn times are exponential with these means in seconds, and start in the stationary state.
+    of: "link" or "node". switch: number of nodes at each switch, in the order of the nodes, or the
+    nodes of each switch, as [[0, 2], [1, 3]]. Nodes at one switch have the same spells, and so have
+    the links between the same two switches.
     """
     check_sojourns(factor, mean_normal, mean_slow)
     links = _links(of, switch, workers)
@@ -117,10 +116,10 @@ def markov(
 def listed(
     changes: Sequence[Sequence], of: str = "link", switch: Switch = None, workers: int = 1
 ) -> Spells:
-    """Change the slowness of links at given times: rows of seconds, link or node, and factor.
+    """Change the slowness of links at given times; a row is seconds, link or node, and factor.
 
-    A link is "0-1"; "0-0" is worker 0's link to a server. The factor holds until the next change of
-    the same link, and is 1 before the first one. of, switch: as of `markov`.
+    A link is written "0-1"; "0-0" is worker 0's link to a server. A factor holds until the next
+    change of the same link, and is 1 before the first change. of, switch: as in `markov`.
     """
     links = _links(of, switch, workers)
     known: dict[int, list[tuple[float, float]]] = {}
@@ -142,7 +141,7 @@ def listed(
     sojourns = np.zeros((int(links.max()) + 1, longest + 2, 3))
     sojourns[..., SPEED], sojourns[:, 1:, SWITCH] = 1.0, ENDLESS
     for column, rows in known.items():
-        in_order = sorted(rows, key=lambda row: row[0])  # of changes at one time the last one wins
+        in_order = sorted(rows, key=lambda row: row[0])  # at equal times the last change counts
         sojourns[column, 1 : 1 + len(rows)][:, [SWITCH, SPEED]] = in_order
     path = Path(sojourns)
     return Spells(lambda until: path, links)
@@ -151,7 +150,7 @@ def listed(
 def recorded(path: str, of: str = "link", switch: Switch = None, workers: int = 1) -> Spells:
     """Replay slowness from a table with the columns time, in seconds, link or node, and factor.
 
-    of: the name of the column that has links, as 0-1, or nodes. The rows are changes of `listed`;
+    of: the name of the column of links, as 0-1, or of nodes. The rows are changes as in `listed`;
     files are read as by the delay `trace`.
     """
     try:
@@ -179,7 +178,7 @@ def recorded(path: str, of: str = "link", switch: Switch = None, workers: int = 
 
 
 def _links(of: str, switch: Switch, workers: int) -> np.ndarray:
-    """Return the paths [P, P, 2] of links; see `Spells`."""
+    """Return the numbers [P, P, 2] of the paths of links; see `Spells`."""
     if of not in OF_NODE:
         raise ValueError(f"spells: unknown of={of!r}; choose one of {', '.join(OF_NODE)}")
     shared = [[i] for i in range(workers)] if switch is None else switch

@@ -1,8 +1,8 @@
-"""Local steps of a worker before it pushes, such that slow workers push as often as fast ones.
+"""Dynamic local updates: numbers of local steps with which all workers push equally often.
 
-DyLU, "dynamic local updates", of B. Liu et al., arXiv 2401.09135, Section 5: each worker makes H
-steps times the ratio of its speed to that of the fastest one. A config takes the numbers as
-`mini_batches`, one per worker.
+In DyLU of B. Liu et al., arXiv 2401.09135, Section 5, a worker makes H local steps times the ratio
+of its speed to the speed of the fastest worker. A config takes these numbers as `mini_batches`, one
+per worker.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from stragglers.schedule import Schedule
 
 
 def measured_speeds(schedule: Schedule, workers: int) -> np.ndarray:
-    """Return each worker's mini-batches in a second of work; raise ValueError if one made none."""
+    """Return each worker's mini-batches per second of work; ValueError if a worker made none."""
     there = schedule.workers < workers  # rows with fewer contributions are padded
     made, busy = (
         np.bincount(schedule.workers[there], values[there], workers)
@@ -26,7 +26,7 @@ def measured_speeds(schedule: Schedule, workers: int) -> np.ndarray:
 
 
 def dynamic(speeds, most: int) -> tuple[int, ...]:
-    """Return local steps of every worker: floor(speed / largest speed * most), at least one.
+    """Return every worker's local steps: floor(speed / largest speed * most), at least one.
 
         >>> dynamic([1.0, 2.0], most=8)
         (4, 8)

@@ -1,4 +1,4 @@
-"""Parts of the two compiled event loops: durations ahead, and the earliest of many workers."""
+"""Parts of both compiled event loops: tables of future durations, and a tree of event times."""
 
 import functools
 import itertools
@@ -11,7 +11,7 @@ from stragglers import speed_paths, streams
 from stragglers.processes import Process
 
 WINDOW = 256  # mini-batches of a worker that are looked up at once
-MANY_ENTRIES = 2**20  # of all workers together; with more, the number of drawn entries matters
+MANY_ENTRIES = 2**20  # of all workers; larger tables are cut to about the expected need
 MOST_ENTRIES = 2**24  # of all workers together
 _ALWAYS = 2**62  # mini-batches: beyond any lookahead
 _NO_PATH = np.zeros((0, 0, 3))
@@ -19,10 +19,10 @@ _NO_LINKS = _NO_PATH, np.zeros((0, 0, 2), np.int32), np.inf
 
 
 class Seconds(NamedTuple):
-    """Durations by worker i and counter n: table[i, n - counter[i]] s.
+    """Table of durations: table[i, n - counter[i]] s for mini-batch n of worker i.
 
-    Where there are paths of speeds, the table has the work in seconds at full speed, and its time
-    is multiplied with a constant. See `stragglers.speed_paths`.
+    With speed paths, the table has the work in seconds at full speed, and the time that the work
+    takes is multiplied by a constant of the worker. See `stragglers.speed_paths`.
     """
 
     table: np.ndarray  # [P, C], or a `Live`
@@ -30,11 +30,11 @@ class Seconds(NamedTuple):
     columns: int  # C
     constant: np.ndarray  # [P]
     path: np.ndarray  # [P, S + 1, 3] of speeds, or [0, 0, 3] without
-    slowest: float  # s, the longest time of a second of work
+    slowest: float  # s, the longest time that a second of work takes
 
 
 class Live(NamedTuple):
-    """Table of durations that are drawn when they are looked up, as they depend on the start."""
+    """Table that draws a duration when it is looked up, as durations depend on their start."""
 
     process: Process
     begin: np.ndarray  # [P] s, which the loop updates
@@ -45,14 +45,14 @@ class Live(NamedTuple):
 
 
 class Ahead:
-    """Durations of a process for loops, compiled ones if the process lets them."""
+    """Durations of a process for event loops, as arrays if a compiled loop can use them."""
 
     def __init__(self, process: Process, seed: int):
         self._process = process.seeded(seed)
         self._in_time = None if process.in_time is None else process.in_time(seed)
 
     def first_ends(self, mini_batches: np.ndarray) -> np.ndarray:
-        """Return the ends [P] s of each worker's first mini-batches, [P] of them, begun at 0 s."""
+        """Return the ends [P] s of each worker's first `mini_batches` [P], begun at 0 s."""
         end = np.zeros(mini_batches.size)
         for step in range(mini_batches.max()):
             at = np.flatnonzero(step < mini_batches)
@@ -60,7 +60,7 @@ class Ahead:
         return end
 
     def of(self, counter: np.ndarray, columns: int, begin: np.ndarray, until: float) -> Seconds:
-        """Return all workers' durations from the counters on, with paths beyond `until` s.
+        """Return all workers' durations from `counter` [P] on, with speed paths beyond `until` s.
 
         begin: [P] s, start of a mini-batch, which the loop sets before it reads the duration.
         """
@@ -92,7 +92,7 @@ def table_of(
     columns: int,
     kind: type,
 ) -> np.ndarray:
-    """Return the values of `draw` for workers and counts from their `counter` on, [P, columns]."""
+    """Return `draw(i, n)` of every worker i for n from counter[i] on, [P, columns]."""
     table = np.empty((counter.size, columns), kind)
     for some in streams.parts(counter.size, columns):
         table[some[0, 0] :][: some.size] = draw(some, counter[some] + np.arange(columns))
@@ -100,9 +100,9 @@ def table_of(
 
 
 def links_of(communication: Any, until: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the paths of links, see `slowness`, and the s until which all are known.
+    """Return the paths and numbers of links, see `slowness`, and the s until which all are known.
 
-    until: s that they have to be known beyond. Without spells there are no paths.
+    until: s beyond which the paths must be known. Without spells there are no paths.
     """
     spells = getattr(communication, "spells", None)
     if spells is None:
@@ -112,9 +112,9 @@ def links_of(communication: Any, until: float) -> tuple[np.ndarray, np.ndarray, 
 
 
 def slowness(sojourns: np.ndarray, links: np.ndarray, i: int, j: int, at: float) -> float:
-    """Return the factor of messages between i and j at a time, to be compiled.
+    """Return the slowness factor of a message between i and j at a time; to be compiled.
 
-    sojourns: [C, S + 1, 3] of paths; links: [P, P, 2], the paths whose slower one a link has.
+    sojourns: [C, S + 1, 3] of paths; links: [P, P, 2], a link's two paths; the slower one counts.
     """
     one, other = links[i, j, 0], links[i, j, 1]
     a = sojourns[one, speed_paths.sojourn(sojourns, one, speed_paths.SWITCH, at)]
@@ -123,28 +123,28 @@ def slowness(sojourns: np.ndarray, links: np.ndarray, i: int, j: int, at: float)
 
 
 def columns_of(workers: int, least: int, each: float) -> int:
-    """Return the number of mini-batches to look ahead, at least two times `least`.
+    """Return the number of mini-batches to look ahead per worker, at least two times `least`.
 
-    each: expected need of a worker. Many workers draw not many more than these.
+    each: expected need of a worker. For many workers the number is little more than twice `each`.
     """
     if workers * WINDOW > MANY_ENTRIES:
         return max(2 * least, min(WINDOW, int(2 * each) + 4, MOST_ENTRIES // workers))
     return max(2 * least, WINDOW)
 
 
-# The earliest of many: a tree of least times with eight branches.
+# A tree of least times with eight branches finds the earliest of many workers.
 _LINE = 64  # bytes of a cache line
-BRANCHES = 8  # of a tree: a change reads one group of eight numbers a level, next to each other
+BRANCHES = 8  # of a node: a change reads one group of eight adjacent numbers per level
 
 
 def aligned(size: int) -> np.ndarray:
-    """Return memory of `size` numbers of 8 bytes that begins with a cache line."""
+    """Return an array of `size` numbers of 8 bytes that begins with a cache line."""
     memory = np.empty(size + _LINE // 8)
     return memory[-(memory.ctypes.data // 8) % (_LINE // 8) :][:size]
 
 
 def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a tree of these times and the first index of every level; leaves first, end last.
+    """Return a tree of these times, and the first index of each level: leaves first, end last.
 
     The branches of a node share a cache line.
     """
@@ -166,7 +166,7 @@ def lesser(a: float, b: float) -> float:
 
 
 def least_below(tree: np.ndarray, levels: np.ndarray, level: int, node: int) -> float:
-    """Return the least time of a node's branches, by comparisons that run side by side."""
+    """Return the least time of a node's branches, by comparisons that can run side by side."""
     at = levels[level - 1] + BRANCHES * node
     return lesser(
         lesser(lesser(tree[at], tree[at + 1]), lesser(tree[at + 2], tree[at + 3])),
@@ -175,7 +175,7 @@ def least_below(tree: np.ndarray, levels: np.ndarray, level: int, node: int) -> 
 
 
 def set_time(tree: np.ndarray, levels: np.ndarray, who: int, time: float) -> None:
-    """Change the time of a leaf, and the nodes above it as far as they change."""
+    """Set the time of a leaf, and update the nodes above the leaf as far as they change."""
     tree[who] = time
     node = who
     for level in range(1, levels.size - 1):
@@ -187,7 +187,7 @@ def set_time(tree: np.ndarray, levels: np.ndarray, who: int, time: float) -> Non
 
 
 def earliest(tree: np.ndarray, levels: np.ndarray) -> int:
-    """Find the worker with the least time; of several, the one with the lowest number."""
+    """Return the worker with the least time; of several, the one with the lowest number."""
     node = 0
     for level in range(levels.size - 2, 0, -1):
         least, branch = tree[levels[level] + node], levels[level - 1] + BRANCHES * node
@@ -200,7 +200,7 @@ def earliest(tree: np.ndarray, levels: np.ndarray) -> int:
 
 @functools.cache
 def compiled(loop: Callable, *own: Callable) -> Callable:
-    """Return a loop as machine code; own: further functions that it calls."""
+    """Return a loop as machine code; own: functions that this loop calls beside the common ones."""
     tree = lesser, least_below, set_time, earliest
     speed = speed_paths.sojourn, speed_paths.duration, slowness
     return streams.compiled(loop, *own, *tree, *speed)

@@ -1,7 +1,7 @@
 """Expected order statistics of iid durations and of their sums, by closed form or quadrature.
 
-They give the seconds of the k-th fastest of P workers (K-sync SGD, arXiv 1803.01113), and of rounds
-of M mini-batches each (Non-blocking SGD, arXiv 2211.00889, run-time analysis).
+They give the expected seconds of the k-th fastest of P workers (K-sync SGD, arXiv 1803.01113), and
+of rounds of M mini-batches (Non-blocking SGD, arXiv 2211.00889, run-time analysis).
 """
 
 import functools
@@ -21,8 +21,8 @@ IN_FLIGHT = {"cut": True, "finish": False}  # True if a mini-batch in flight at 
 def order_statistic_mean(law: Law, k: int, workers: int) -> float:
     """Return the expected seconds until the k-th of `workers` iid durations ends, E[X_{k:P}].
 
-    The integral over u of F^{-1}(u) Beta(u; k, P-k+1) (1803.01113, K-sync), in closed form where
-    there is one. Infinite if the tail is; k outside 1..P raises ValueError.
+    The value is the integral over u of F^{-1}(u) Beta(u; k, P-k+1) (1803.01113, K-sync), or inf for
+    a heavy tail; closed forms are used if known. A ValueError if k is outside 1..P.
 
         >>> from stragglers.delays import uniform
         >>> order_statistic_mean(uniform(0.0, 1.0), k=3, workers=3)
@@ -39,8 +39,8 @@ def order_statistic_mean(law: Law, k: int, workers: int) -> float:
 def quadrature(law: Law, k: int, workers: int) -> float:
     """Return E[X_{k:P}] in seconds for any distribution, by the trapezoidal rule in logit(u).
 
-    In that variable the integrand of a smooth distribution is analytic and decays exponentially at
-    both ends, which makes the rule converge geometrically.
+    As a function of logit(u), the integrand of a smooth distribution is analytic and decays
+    exponentially at both ends. The trapezoidal rule then converges geometrically.
     """
     a, b = k, workers - k + 1
     centre = scipy.special.digamma(a) - scipy.special.digamma(b)
@@ -55,8 +55,8 @@ def quadrature(law: Law, k: int, workers: int) -> float:
 def sums_means(law: Law, workers: int, mini_batches: int) -> np.ndarray:
     """Return the expected seconds [P] until the k-th of P workers has ended M mini-batches.
 
-    k runs over 1..P. Sums live on a lattice, to about 1 %; a tail too heavy for one raises
-    ValueError.
+    k runs over 1..P. Sums of several durations are computed on a lattice, to about 1 %. A
+    ValueError if the tail is too heavy for a lattice.
     """
     if mini_batches == 1:
         ks = range(1, workers + 1)
@@ -75,16 +75,16 @@ class Moments(NamedTuple):
 
     blocking: float  # s per round
     nonblocking: float  # s per round
-    share: float  # of the mini-batches in a non-blocking round
+    share: float  # of all mini-batches that a non-blocking round finishes
 
 
 def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str) -> Moments:
     """Return the means of a round of M mini-batches per worker, of duration `law` (2211.00889).
 
-    Blocking rounds wait for all, E[T_max]. In others the first finisher stops the rest: after
-    E[T_min] if their mini-batches are "cut", or when the last worker has "finish"ed the mini-batch
-    in flight. draw: one duration per "round", by nested quadratures, or one per "mini_batch", whose
-    sums are convolved on a lattice to about 1 %; a tail too heavy for that raises ValueError.
+    A blocking round waits for all workers, E[T_max]. Otherwise the first finisher stops the others,
+    and the round takes E[T_min] if mini-batches in flight are "cut"; with "finish" the round lasts
+    until the last of them ends. draw: one duration per "round", by nested quadratures, or per
+    "mini_batch", by sums on a lattice to about 1 %; ValueError for a tail too heavy for that.
     """
     methods = {"round": _per_round, "mini_batch": _per_mini_batch}
     if draw not in methods:
@@ -94,7 +94,7 @@ def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str
             f"theory: needs workers >= 1 and mini_batches >= 1, got {workers} and {mini_batches}; "
             "set at least 1"
         )
-    # Laws of one's own may be equal but for how they are drawn.
+    # A user's laws may be equal in all that is compared, and differ in `inverse`.
     return _moments(methods[draw], law, law.inverse, workers, mini_batches, in_flight)
 
 
@@ -102,18 +102,18 @@ def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str
 def _moments(
     method: Callable, law: Law, inverse: Callable, workers: int, mini_batches: int, in_flight: str
 ) -> Moments:
-    del inverse  # it is the law's, which is compared without it
+    del inverse  # a part of the cache's key only, as laws are compared without it
     return method(law, workers, mini_batches, in_flight)
 
 
 def finished(progress: np.ndarray, in_flight: str) -> np.ndarray:
-    """Return the mini-batches that count, if a real number `progress` are done at the signal."""
+    """Return the mini-batches that count if `progress`, a real number, are done at the signal."""
     tie = 1e-9  # for ratios that are whole but for rounding
     return np.floor(progress + tie) if cuts(in_flight) else np.ceil(progress - tie)
 
 
 def cuts(in_flight: str) -> bool:
-    """Return True if a mini-batch in flight at the signal is lost; refuse an unknown word."""
+    """Return True if a mini-batch in flight at the signal is lost; ValueError for another word."""
     if in_flight not in IN_FLIGHT:
         raise ValueError(
             f"theory: unknown in_flight={in_flight!r}; choose one of {', '.join(IN_FLIGHT)}"
@@ -122,7 +122,7 @@ def cuts(in_flight: str) -> bool:
 
 
 def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Moments:
-    """Integrate over the smallest duration x; all others are iid on x..infinity."""
+    """Integrate over the smallest duration x; given x, the others are iid on x..infinity."""
     fastest = mini_batches * order_statistic_mean(law, 1, workers)
     slowest = mini_batches * order_statistic_mean(law, workers, workers)
     # The minimum has the survival (1 - q)^(1/n) at its quantile q; the others follow given it.
@@ -147,8 +147,8 @@ def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Mom
 def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -> Moments:
     """Sum durations on a lattice: P(l done at the signal) = P(S_i(l) <= min_j S_j(M)).
 
-    S(l) is the sum of l durations. As S_i(l) <= S_i(M) always, this is the expectation over S_i(l)
-    of P(S(M) >= S_i(l))^(n-1).
+    S(l) is the sum of l durations. Since S_i(l) <= S_i(M), this probability is the expectation over
+    S_i(l) of P(S(M) >= S_i(l))^(n-1).
     """
     lost = cuts(in_flight)
     one, step, atoms = _lattice(law, mini_batches)
@@ -173,7 +173,7 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
 
 
 def _lattice(law: Law, mini_batches: int) -> tuple[np.ndarray, float, bool]:
-    """Return the masses of a duration on 0, h, 2h, ..., h in seconds, and True if it has atoms."""
+    """Return the masses of a duration on 0, h, 2h, ..., then h in seconds, and True for atoms."""
     if law.atoms:
         (shortest, _), (longest, _) = law.atoms[0], law.atoms[-1]
         whole = all(float(value / shortest).is_integer() for value, _ in law.atoms)
@@ -202,7 +202,7 @@ def _lattice(law: Law, mini_batches: int) -> tuple[np.ndarray, float, bool]:
 def graded(cells: int, power: int) -> tuple[np.ndarray, np.ndarray]:
     """Return probabilities of cells that shrink towards the tail, and survival at their middles.
 
-    A heavy-tailed maximum has much of its mean in the last one of equal cells.
+    With equal cells, the last cell would have much of the mean of a heavy-tailed maximum.
     """
     grid = np.linspace(1, 0, 2 * cells + 1) ** power
     return -np.diff(grid[::2]), grid[1::2]
@@ -213,9 +213,9 @@ def _landing(
 ) -> float:
     """Return the expected end, in steps, of the last mini-batch in flight at the signal.
 
-    Given the signal s, the end of the first worker, each worker is ready at its first end from s
-    on: it had begun a mini-batch at z < s (density `begun`, summed over the mini-batches) and takes
-    a duration longer than s - z.
+    The signal s is the end of the first worker. Each worker is ready when its mini-batch in flight
+    ends. The worker began this mini-batch at z < s (density `begun`, summed over the mini-batches),
+    and the mini-batch takes at least s - z.
     """
     first_by = 1 - beyond**workers
     edges = np.unique(np.searchsorted(first_by, np.linspace(0, 1, 65)[1:-1]))
@@ -230,7 +230,7 @@ def _landing(
         ready = convolved(np.where(lattice < s, begun, 0), one)[: one.size]
         by = np.cumsum(np.where(lattice >= s, ready, 0))
         by = np.clip(by / by[-1], 0, 1)
-        # All n have S(M) from s on, less the n-tuples of which none is at s itself.
+        # All n have S(M) >= s, less the cases in which none has S(M) = s.
         at_s = min(mass / above, 1.0)
         last_by = by**workers - np.clip(by - at_s, 0, 1) ** workers
         probability = 1 - (1 - at_s) ** workers
@@ -279,7 +279,7 @@ _CLOSED_FORMS = {
 def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Convolve along the last axis, [..., n] and [..., m] -> [..., n + m - 1].
 
-    As scipy.signal does it, whose import takes most of a second.
+    The method is that of scipy.signal, whose import takes most of a second.
     """
     size = a.shape[-1] + b.shape[-1] - 1
     length = scipy.fft.next_fast_len(size, real=True)

@@ -1,8 +1,8 @@
-"""Schedule of real meetings, put in order by the counters of the nodes.
+"""Log of real meetings, put in order as a schedule by the meeting counters of the nodes.
 
-Nodes on different machines have no common clock, so a row is written when its meeting is the next
-one of both its ends. Every node's own order is kept, and the rows so far are always a complete run.
-A row is one meeting: the node that asked, and its partner at the second position, or an unused one.
+Nodes on different hosts have no common clock. A row is therefore written when its meeting is the
+next one of both nodes. This keeps every node's order, and the rows so far are always a complete
+run. A row is one meeting: the node that asked, then its partner or an unused position.
 """
 
 from collections.abc import Sequence
@@ -14,30 +14,30 @@ from stragglers.schedule import Event, Schedule
 
 
 class Entry(NamedTuple):
-    """End of a meeting at one node."""
+    """One node's side of a meeting."""
 
     worker: int
     count: int  # number of the node's meetings before this one
-    batches: int  # contributed mini-batches, 0 of a node that goes on
-    first: int  # counter of the first of them
-    samples: int  # of all workers before them, by the node's own estimate
+    batches: int  # contributed mini-batches; 0 if the node does not stop for the meeting
+    first: int  # counter of the first of these mini-batches
+    samples: int  # samples of all workers before these, by the node's own estimate
     start: float  # s
     busy: float  # s
-    unheard: tuple["Meeting", ...] = ()  # meetings in which it was alone, perhaps unknown so far
+    unheard: tuple["Meeting", ...] = ()  # the node's earlier meetings alone, maybe not logged yet
 
 
 class Meeting(NamedTuple):
-    """Meeting of two, of which the first has asked, or a node that was alone."""
+    """Meeting of two nodes, of which the first has asked, or of a single node."""
 
     ends: tuple[Entry, ...]
     asked: float  # s, begin of the meeting, on the clock of the reporting node
     landed: float  # s
     source: int = -1  # node whose model a lone node begins from, after the loss of its own process
-    version: int | None = None  # row before which that was the model; None: its own row
+    version: int | None = None  # row before which `source` had that model; None: its own row
 
 
 class PairLog:
-    """Meetings in any order, as rows in a consistent one."""
+    """Log that takes meetings in any order, and writes them as rows in a consistent order."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class PairLog:
         counts: Sequence[int] = (),
         counters: Sequence[int] = (),
     ):
-        """Begin a log whose rows start with `update`, after `seconds`.
+        """Begin a log whose first row is `update`, after `seconds`.
 
-        counts, counters: of each node, its meetings until then and its next mini-batch; (): 0.
+        counts, counters: each node's earlier meetings and its next mini-batch; default: all 0.
         """
         self._workers, self._update, self._time = workers, update, seconds
         self._counts, self._counters = np.zeros((2, workers), np.int64)
@@ -71,9 +71,9 @@ class PairLog:
         return {"meetings": int(self._counts[worker]), "counter": int(self._counters[worker])}
 
     def add(self, meeting: Meeting) -> None:
-        """Write the meeting, and all that have waited for it, or keep it until its turn has come.
+        """Write a meeting and all meetings that have waited for it, or keep it until its turn.
 
-        A meeting that has been added before is left out.
+        A meeting that was added before is ignored.
         """
         for end in meeting.ends:
             for before in end.unheard:
@@ -96,19 +96,19 @@ class PairLog:
                 next_ones += [] if following is None else [following]
 
     def happened(self, event: Event) -> None:
-        """Note an event between the rows so far and later ones.
+        """Write an event after the rows so far.
 
-        Its time is moved to its place among theirs.
+        The time of the event is moved to fit between the times of these and later rows.
         """
         self._lines.append(event)
 
     def restored(
         self, worker: int, source: int, seconds: float, version: int | None = None
     ) -> None:
-        """Write a row in which a node takes the public model of `source`, and does nothing else.
+        """Write a row in which a node only takes the public model of `source`.
 
-        It stands between the rows so far and those to come. If `source` is the node itself, it
-        takes its own model before row `version`.
+        The row follows the rows so far. If `source` is the node itself, the node takes the model
+        that it had before row `version`.
         """
         self._lines.append(Event(seconds, worker, "restored", source))
         nothing = Entry(worker, int(self._counts[worker]), 0, 0, 0, seconds, 0.0)
@@ -116,13 +116,13 @@ class PairLog:
 
     @property
     def lines(self) -> int:
-        """Number of rows and events that have not been taken."""
+        """Number of rows and events that have not been taken yet."""
         return len(self._lines)
 
     def take(self, lines: int | None = None) -> Schedule | None:
-        """Return the rows since the last call, or None; events wait for a row to follow.
+        """Return the rows since the last call, or None; an event waits for a row that follows it.
 
-        lines: only these of `lines`; None: all.
+        lines: number of rows and events to take, the oldest first; None: all.
         """
         rows, times, events = [], [], []
         kinds = [isinstance(line, Meeting) for line in self._lines[:lines]]
@@ -182,5 +182,5 @@ _TYPES = {
 
 
 def _finishes(row: Meeting) -> list[float]:
-    """Return the landing at each node, not before its work ends, as clocks may differ."""
+    """Return the landing at each node, not before the end of its work, as clocks may differ."""
     return [max(row.landed, e.start + e.busy) if e.batches else row.landed for e in row.ends]

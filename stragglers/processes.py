@@ -1,9 +1,9 @@
-"""Processes of durations that may depend on the worker and on the time: slow machines.
+"""Processes of durations that may depend on the worker and on the time.
 
-Randomness is addressed: a duration depends on (seed, worker, count), for processes with a state in
-time also on the start; never on the order of the calls. Every waiting rule therefore meets the same
-draws. Worker residuals of real clusters are strongly autocorrelated, so iid distributions flatter
-methods that drop stragglers; the processes here do not.
+Random numbers are addressed: a duration depends on (seed, worker, count), and on its start if
+speeds change in time, but never on the order of the calls. All waiting rules thus meet the same
+draws. Workers' deviations in real clusters are strongly autocorrelated. iid distributions therefore
+flatter methods that drop stragglers; processes with a memory do not.
 """
 
 import math
@@ -26,27 +26,27 @@ Cost = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, counter -> fact
 
 @dataclass(frozen=True)
 class Process:
-    """Durations in seconds by worker, start and count; `seeded` binds it to a seed.
+    """Durations in seconds by worker, start and count; `seeded` binds the process to a seed.
 
-    With `costs`, a mini-batch takes as much longer as its samples do. They are found by its
-    counter, while the count is that of attempts.
+    With `costs`, the duration of a mini-batch is multiplied by the cost of its samples. The counter
+    of a mini-batch gives its samples; the count numbers the attempts of a worker.
     """
 
     name: str
     shortest: float  # s, no duration is below it
     uses_time: bool  # True if a duration depends on its start
-    workers: int = field(default=0, kw_only=True)  # fewest workers, as it names them
+    workers: int = field(default=0, kw_only=True)  # fewest workers that its parameters name
     bind: Callable[[int], Draw] = field(repr=False, compare=False)  # seed -> draw
     draw: Draw | None = field(default=None, repr=False, compare=False)
     in_time: Callable[[int], InTime] | None = field(
         default=None, repr=False, compare=False, kw_only=True
-    )  # seed -> parts of the durations, if they are the work that a changing speed does
+    )  # seed -> parts of the durations, if the speeds of workers change in time
     records: tuple[np.ndarray, ...] = field(
         default=(), repr=False, compare=False
     )  # recorded durations that it replays
-    names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of these workers
+    names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of recorded workers
     read: str = field(default="", compare=False, kw_only=True)  # facts about its file, on one line
-    exchange: float = field(default=0.0, compare=False, kw_only=True)  # s, where its file has them
+    exchange: float = field(default=0.0, compare=False, kw_only=True)  # s, if its file has them
     costs: Callable[[int], Cost] | None = field(
         default=None, repr=False, compare=False, kw_only=True
     )  # seed -> cost of mini-batches; None: all are alike
@@ -65,10 +65,10 @@ class Process:
         count: ArrayLike = 0,
         counter: ArrayLike | None = None,
     ) -> np.ndarray:
-        """Return the seconds of the `count`-th mini-batch of `worker`, begun at `start_time`.
+        """Return the seconds of the `count`-th mini-batch of `worker`, begun at `start_time` s.
 
-        counter: of its samples, for their cost; None: the count. All broadcast against each other:
-        int, seconds (float), int, int.
+        counter: the mini-batch's counter, which gives its samples and their cost; None: the count.
+        Arguments are broadcast; all but the start are int. A ValueError before `seeded`.
         """
         if self.draw is None:
             raise ValueError(f"{self.name}: has no seed; call .seeded(seed) first")
@@ -97,7 +97,7 @@ class Process:
 
 
 def as_process(delay: Law | Process) -> Process:
-    """Return the process itself, or one that draws from a distribution for every mini-batch."""
+    """Return a process as it is, or the process that draws each duration from a distribution."""
     if not isinstance(delay, Law | Process):
         raise ValueError(
             f"delay: needs a distribution or a process, got {f'{delay!r}'.split()[0]}; write "
@@ -107,7 +107,7 @@ def as_process(delay: Law | Process) -> Process:
 
 
 def from_law(law: Law) -> Process:
-    """Draw durations from the distribution, independent over workers and counts."""
+    """Draw durations from the distribution, independently over workers and counts."""
 
     def bind(seed: int) -> Draw:
         table = addressed(seed, transform=law.quantile)
@@ -117,7 +117,7 @@ def from_law(law: Law) -> Process:
 
 
 def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> Process:
-    """Multiply durations by a constant per worker: an array, or {worker: factor}, else 1."""
+    """Multiply durations by a factor per worker: an array, or {worker: factor}, else 1."""
     process = as_process(law)
     sparse = hasattr(factors, "items")
     values = np.array(list(factors.values() if sparse else factors), np.float64)
@@ -156,7 +156,7 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
 
         return process.in_time(seed)._replace(constant=of)
 
-    # The rounding of factors of factors differs from that of one constant.
+    # A product of two factors is rounded differently from one constant.
     plain = process.in_time is not None and process.in_time(0).constant is None
     return replace(
         process,
@@ -173,8 +173,8 @@ def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> 
 def spells(law: Law | Process, mini_batches: int) -> Process:
     """Hold one draw of `law` for `mini_batches` successive mini-batches of a worker.
 
-    Like a draw per round, but stragglers stay slow for the same amount of work, whatever the length
-    of a method's rounds.
+    A straggler stays slow for the same amount of work, whatever the length of a method's rounds. A
+    draw per round lasts for a round instead.
     """
     if not mini_batches >= 1:
         raise ValueError(f"spells: needs mini_batches >= 1, got {mini_batches}; set at least 1")
@@ -206,8 +206,8 @@ def spells(law: Law | Process, mini_batches: int) -> Process:
 def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Process:
     """Let a worker alternate between normal and `factor` times slower, in time.
 
-    Sojourns are exponential with means `mean_normal` and `mean_slow` seconds and start in the
-    stationary state. A mini-batch is `law` seconds of work at speed 1 or 1/factor; its duration
+    Sojourn times are exponential with means `mean_normal` and `mean_slow` seconds, and start in the
+    stationary state. A mini-batch is `law` seconds of work at speed 1 or 1/factor. Its duration
     integrates the speed over the state path exactly.
     """
     check_sojourns(factor, mean_normal, mean_slow)
@@ -243,7 +243,7 @@ def markov(law: Law, factor: float, mean_normal: float, mean_slow: float) -> Pro
 
 
 def check_sojourns(factor: float, mean_normal: float, mean_slow: float) -> None:
-    """Raise ValueError for numbers that no alternation between two speeds can have."""
+    """Raise ValueError for parameters that no alternation between two speeds can have."""
     if not 1 <= factor < math.inf:
         raise ValueError(f"markov: needs factor >= 1, got {factor}; give how many times slower")
     for key, value in (("mean_normal", mean_normal), ("mean_slow", mean_slow)):
@@ -252,9 +252,9 @@ def check_sojourns(factor: float, mean_normal: float, mean_slow: float) -> None:
 
 
 def replayed(name: str, records: Sequence[ArrayLike]) -> Process:
-    """Replay listed durations [s] per worker, cyclic; workers beyond reuse them in turn.
+    """Replay listed durations [s] per worker in a cycle; further workers reuse the lists in turn.
 
-    Raises ValueError unless every worker has a list of finite, positive numbers.
+    A ValueError unless every worker has a list of finite, positive numbers.
     """
     records = [np.asarray(row, np.float64) for row in records] or [np.empty(0)]
     for worker, row in enumerate(records):
@@ -278,10 +278,10 @@ def replayed(name: str, records: Sequence[ArrayLike]) -> Process:
 
 
 def by_sample(law: Law | Process) -> Process:
-    """Let each duration belong to samples: a mini-batch that is begun again takes as long again.
+    """Let each duration belong to samples: a mini-batch that is begun again takes the same time.
 
-    The straggler is in the data then, as long texts are, and not in the machine. Rules of a server
-    lose the samples of work that they cancel; those in rounds do as `leftovers` says.
+    The cause of a delay is then in the data, as with long texts, and not in the worker. Server
+    rules lose the samples of work that they cancel; for rules in rounds see `leftovers`.
     """
     process = as_process(law)
     if process.uses_time or process.costs is not None:

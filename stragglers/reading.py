@@ -1,4 +1,4 @@
-"""Reading of files that may be foreign, damaged or put in the way."""
+"""Safe reading of files that may be foreign, damaged or malicious."""
 
 import contextlib
 import io
@@ -11,15 +11,15 @@ from typing import BinaryIO
 
 import numpy as np
 
-# Bytes of arrays that any small file may hold, and bytes for each byte of a larger one.
+# Most bytes of the arrays of a small file, and most bytes for each byte of a larger file.
 MOST_BYTES, MOST_EXPANSION = 2**29, 64
 
 
 def opened(path: str | os.PathLike) -> BinaryIO:
     """Open an ordinary file for reading.
 
-    Raises OSError where there is none, and ValueError for a pipe or a device, which might never
-    end, and for an impossible path.
+    Raises OSError if there is no such file. Raises ValueError for an impossible path, and for a
+    pipe or a device, whose content might never end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -31,7 +31,7 @@ def opened(path: str | os.PathLike) -> BinaryIO:
 def arrays(path: str | Path | BinaryIO) -> dict[str, np.ndarray]:
     """Return the arrays of an `.npz` file by their names; raise ValueError for anything else.
 
-    Every member is read to its end, so that its checksum counts.
+    Every member is read to its end, so that its checksum is verified.
     """
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about headers of old versions of Python

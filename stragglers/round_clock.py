@@ -1,13 +1,13 @@
-"""Rounds in virtual time: every worker takes up to M mini-batches until a signal stops it.
+"""Clock of rounds in virtual time: every worker takes up to M mini-batches until a signal.
 
 An update lands at all workers, or at each worker once its neighbours are ready (D-PSGD, 1705.09056;
 MATCHA, 1905.09435). A gradient is always taken at the newest version, so the staleness is 0.
 
-A transfer beside the work of a round is waited for only where the work is shorter. With X_i seconds
-until worker i is ready, D for the exchange and maxima over i and its neighbours j:
+A worker waits for a transfer beside its work only if the work is shorter. Let worker i begin at t_i
+and work for X_i seconds, let D be the seconds of the exchange, and j run over i and its neighbours:
 
-    t_i <- max_j (t_j + X_j) + D           all leaves once a worker is ready
-    t_i <- max(t_i + X_i, max_j t_j + D)   all leaves as a round begins
+    t_i <- max_j (t_j + X_j) + D           if all leaves once a worker is ready
+    t_i <- max(t_i + X_i, max_j t_j + D)   if all leaves as a round begins
 """
 
 from collections.abc import Callable
@@ -42,19 +42,19 @@ def never(begin: np.ndarray, ends: np.ndarray) -> float:
 
 
 def until_first_finisher() -> Signal:
-    """Stop all when one worker has finished all M mini-batches (2211.00889)."""
+    """Return the signal that stops all when one worker has M mini-batches (2211.00889)."""
     return lambda begin, ends: ends[:, -1].min()
 
 
 def until_deadline(seconds: float) -> Signal:
-    """Stop each worker `seconds` after it began (2006.05752, 2306.10598)."""
+    """Return the signal that stops a worker `seconds` after its begin (2006.05752, 2306.10598)."""
     if not 0 < seconds < np.inf:
         raise ValueError(f"deadline: needs seconds > 0, got {seconds}; set a positive deadline")
     return lambda begin, ends: begin + seconds
 
 
 def until_quorum(k: int) -> Signal:
-    """Stop all when k mini-batches have been finished, by any workers."""
+    """Return the signal that stops all at the k-th finished mini-batch of any workers."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> float:
         if not 1 <= k <= ends.size:
@@ -68,7 +68,7 @@ def until_quorum(k: int) -> Signal:
 
 
 def until_grace(k: int, gamma: float) -> Signal:
-    """Stop all gamma q s after k workers have finished M mini-batches, which took them q s."""
+    """Return the signal gamma q s after k workers have M mini-batches, which took them q s."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> np.ndarray:
         reached = np.partition(ends[:, -1], k - 1)[k - 1]
@@ -78,21 +78,21 @@ def until_grace(k: int, gamma: float) -> Signal:
 
 
 def seconds_each(busy: np.ndarray, batches: np.ndarray, whole: int, cuts: bool) -> np.ndarray:
-    """Return each worker's seconds per mini-batch in a round, [P]; nan where it has none.
+    """Return each worker's seconds per mini-batch in a round, [P]; nan for a worker without work.
 
-    busy: [P] s of computing; batches: [P] finished; whole: a full round's. For a cut worker this
-    is a lower bound: the average of its mini-batches, with the one in flight.
+    busy: [P] s of computing; batches: [P] finished; whole: mini-batches of a full round. For a cut
+    worker the value is a lower bound, as it averages over the mini-batch in flight, too.
     """
     begun = batches + (cuts & (batches < whole))
     return np.where(busy > 0, busy / np.maximum(begun, 1), np.nan)
 
 
 def landing_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: int) -> Landing:
-    """Return a landing at each worker once it and its neighbours of the round are ready (max-plus).
+    """Return the landing at which each worker waits for itself and its neighbours (max-plus).
 
-    Neighbours are those in `graph` (D-PSGD, 1705.09056), or those that `links` makes active
-    (MATCHA, 1905.09435), or all workers where neither is given. Nodes other than the workers, and
-    links without an edge in the graph, raise ValueError.
+    Neighbours are those in `graph` (D-PSGD, 1705.09056), or the partners that `links` makes active
+    (MATCHA, 1905.09435), or all workers without both. A ValueError if the nodes of the graph are
+    not the workers, or if the graph lacks an edge of `links`.
     """
     near = None if graph is None else _closed_neighbourhoods(graph, workers)
     if links is not None:
@@ -159,20 +159,20 @@ class ClockState(NamedTuple):
     free: np.ndarray  # [P] s, begin of each worker's next round
     attempts: np.ndarray  # [P] int64, mini-batch durations drawn so far
     consumed: np.ndarray  # [P] int64, the next mini-batch counter
-    under_way: tuple[np.ndarray, ...] = ()  # s, earliest landings of the next rounds
+    under_way: tuple[np.ndarray, ...] = ()  # s, of transfers for which the next rounds wait
 
 
 UNSENT = -np.inf  # s, landing of a transfer that was never sent
 LEFTOVERS = {"carry": True, "drop": False}  # True if unfinished mini-batches go on
-DRAWN_AT_ONCE = 1 << 20  # limit of durations
+DRAWN_AT_ONCE = 1 << 20  # most durations of one call
 
 
 def _known(leaves: float, start, ready, ends, done, stops) -> np.ndarray:
-    """Return the times [P] s at which messages that leave after this share are known.
+    """Return the times [P] s at which messages can leave, after the share `leaves` of the work.
 
-    `leaves`: share of the last mini-batch, which is known from the start in a whole round, else
-    when the signal comes. start, ready: [P] s of the work; ends: [P, M] s and done: [P]
-    of its mini-batches; stops: [P, 1] or [1, 1] s of the signal.
+    leaves: share of the last mini-batch; 0 is the round's begin. A worker knows its last mini-batch
+    from the start if its round is whole, else from the signal on. start, ready: [P] s of the work;
+    ends: [P, M] s and done: [P], of its mini-batches; stops: [P, 1] or [1, 1] s of the signal.
     """
     if leaves in (0, 1):
         return ready if leaves else start
@@ -183,14 +183,14 @@ def _known(leaves: float, start, ready, ends, done, stops) -> np.ndarray:
 
 
 def _begins(start: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return the starts [P, M] s of mini-batches that follow each other."""
+    """Return the starts [P, M] s of consecutive mini-batches."""
     return np.concatenate([start[:, None], ends[:, :-1]], axis=1)
 
 
 class RoundClock:
-    """Plan of rounds: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
+    """Clock that plans rounds: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
 
-    signal: end of a round. The other parameters are as for the rules in
+    signal: the end of a round. The other parameters are as for the rules in
     `stragglers.rules.rounds`. Bad values raise ValueError.
     Source: arXiv 2211.00889, the trigger and its in-flight and leftover policies.
     """
@@ -221,7 +221,7 @@ class RoundClock:
     def extend(
         self, state: ClockState, updates: int, *, signal: Signal | None = None
     ) -> tuple[ClockState, Schedule]:
-        """Return the next `updates` rounds; signal: another one for this segment alone."""
+        """Return the next state and `updates` rows; signal: for these alone; None: the clock's."""
         if signal is not None:
             self._check(signal)
         signal = signal or self._signal
@@ -275,7 +275,7 @@ class RoundClock:
     def _ends(
         self, t: int, begin: np.ndarray, attempts: np.ndarray, consumed: np.ndarray
     ) -> np.ndarray:
-        """Return the ends [P, M] s of the mini-batches of round t, begun at `begin`."""
+        """Return the ends [P, M] s of the mini-batches of round t, begun at `begin` [P] s."""
         worker, steps = np.arange(self.workers), np.arange(self.mini_batches)
         lasts, plain = self._seeded.duration, self._seeded.cost is None
         if self._by_round and plain:
@@ -294,10 +294,10 @@ class RoundClock:
     def _whole_rounds(
         self, attempts: np.ndarray, consumed: np.ndarray, updates: int, signal: Signal
     ) -> np.ndarray | None:
-        """Return [updates, P, M] s from a round's begin to the ends of its mini-batches.
+        """Return [updates, P, M] s from a round's begin to the ends of its mini-batches, or None.
 
-        None unless all of them can be drawn at once: no worker is ever stopped, no duration depends
-        on its begin, and they are not too many.
+        None unless one call may draw them: no worker is stopped, every mini-batch has a draw of its
+        own, no duration depends on its start, all sums are finite, and DRAWN_AT_ONCE suffices.
         """
         shape = (updates, self.workers, self.mini_batches)
         fixed = signal is never and not (self._by_round or self._seeded.uses_time)
@@ -311,9 +311,9 @@ class RoundClock:
         return within if np.isfinite(within[..., -1]).all() else None
 
     def _exchange(self, t: int, work: tuple, active: np.ndarray, under_way: tuple):
-        """Return exposed seconds [P] of round t, its landing [P], and later transfers.
+        """Return exposed seconds of round t, its landing [s], and the landings of later transfers.
 
-        work: as for `_known`.
+        The first two are scalar or [P]. work: arguments of `_known`; active: [M] bool, matchings.
         """
         transfers, ready = self._transfers(t), work[1]
         arrived, *later = *under_way, *[UNSENT] * (under_way == ())

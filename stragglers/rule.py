@@ -1,13 +1,13 @@
-"""Waiting rules: their setting, and the faces that they show to runtimes.
+"""Waiting rules: their setting, and the interfaces that they offer to runtimes.
 
-A rule is a function `name(setting, *, own parameters) -> Rule`. Its name decides nothing: all its
-abilities stand in the `Rule`.
+A rule is a function `name(setting, *, own parameters) -> Rule`. Nothing depends on the name of a
+rule: all its abilities are fields of the `Rule`.
 
     plan       `init, extend, observe`: a Schedule in virtual time, without any training
     trigger    for workers that move in rounds on devices: end of a round, finished mini-batches
     arrivals   for workers that run freely: reactions to a delivery, or to a time
 
-A face that makes no sense for a rule is None, and a runtime that needs it refuses the rule.
+An interface that makes no sense for a rule is None. A runtime refuses rules without its interface.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from stragglers.schedule import Schedule
 class Transfer(NamedTuple):
     """Part of a round's exchange; the parts of a round travel one after the other.
 
-    seconds: under way, scalar or [P]; or a function of the begin [s], scalar or [P], where links
-        are slow at times.
-    leaves: share of the last mini-batch after which it is known. 0: as the round begins, so that it
-        travels beside all mini-batches; 1: once the worker is ready.
-    late: rounds that end without it before workers wait for it.
-    others: it is among all workers but the last one, and does not wait for that.
+    seconds: duration, scalar or [P]; or, if links are slow at times, a function of the begin [s],
+        scalar or [P].
+    leaves: share of the last mini-batch after which the transfer can leave. 0: as the round begins,
+        beside all mini-batches; 1: once the worker is ready.
+    late: number of rounds that end before workers wait for the transfer.
+    others: True if all workers but the last (P - 1) take part, and do not wait for the last one.
     """
 
     seconds: float | np.ndarray | Callable[[float | np.ndarray], float | np.ndarray]
@@ -41,7 +41,7 @@ class Transfer(NamedTuple):
 
 # Seconds of an exchange that leaves once a worker is ready, scalar or [P], or its transfers.
 RoundCost = float | np.ndarray | tuple[Transfer, ...]
-# Of every round alike, or round -> cost, as also an `Exchange`: its cost without spells.
+# The cost of every round, or a function: round -> cost. An `Exchange` is one, without spells.
 Cost = RoundCost | Callable[[int], RoundCost]
 
 
@@ -51,7 +51,7 @@ class Exchange:
 
     usual: round -> its cost if no link is slow at times.
     timed: round -> its transfers, whose seconds may be functions of their begin.
-    push: update -> seconds [P] of a worker's push to a server, and of the model back.
+    push: update -> seconds [P] of each worker's push to a server and of the model's way back.
     spells: `stragglers.link_spells.Spells`, or None.
     """
 
@@ -61,7 +61,7 @@ class Exchange:
     spells: Any = None
 
     def __call__(self, round_index: int) -> RoundCost:
-        """Return the exchange of a round as if no link was slow."""
+        """Return the cost of a round's exchange as if no link was slow."""
         return self.usual(round_index)
 
 
@@ -69,10 +69,10 @@ DRAWS = {"mini_batch": False, "round": True}  # draw -> True if a duration holds
 
 
 class Links(Protocol):
-    """Links that come and go: active matchings of every round (MATCHA, 1905.09435)."""
+    """Links that change from round to round: the active matchings (MATCHA, 1905.09435)."""
 
-    partners: np.ndarray  # [M, P] int, sender that each worker hears, or itself
-    directed: bool  # a worker need not hear from its receiver
+    partners: np.ndarray  # [M, P] int, the worker from which each worker receives, or itself
+    directed: bool  # True if a worker need not receive from the worker to which it sends
 
     def active(self, first: int, count: int) -> np.ndarray:
         """Return the matchings of rounds from `first` on, bool [count, M]; a pure function."""
@@ -92,19 +92,19 @@ class Setting(NamedTuple):
 
 
 class RoundView(NamedTuple):
-    """View of a round from a worker's device that asks whether to go on."""
+    """View of a round for a worker whose device asks whether to go on."""
 
     finished: np.ndarray  # [workers] mini-batches finished in this round
     elapsed: float  # seconds since this worker began the round
-    ready: np.ndarray  # [workers] s from then until the last finished mini-batch of each
-    past: np.ndarray  # [n, workers] s of a mini-batch in the last rounds or more, or nan
+    ready: np.ndarray  # [workers] s from that begin to each worker's last finished mini-batch
+    past: np.ndarray  # [n, workers] s per mini-batch in past rounds, see `seconds_each`
 
 
 class Goal(NamedTuple):
-    """Points that all workers together have to reach in a round, which then ends for all of them.
+    """Points that end a round for all workers once the workers together have made them.
 
     points: mini-batches finished [workers] -> points [workers], whole numbers that grow with them.
-    needed: points of all workers. The order of the points decides which of them come too late.
+    needed: points of all workers. The order of the points decides which points come too late.
     """
 
     points: Callable[[np.ndarray], np.ndarray]
@@ -112,7 +112,7 @@ class Goal(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """Rounds without a stop, from which the end of all later ones follows.
+    """Rounds without a stop, whose durations give the deadline of all later rounds.
 
     rounds: number of these rounds.
     choose: (seconds of their mini-batches [rounds, workers, M], seconds of their exchanges
@@ -124,23 +124,23 @@ class Calibration(NamedTuple):
 
 
 class Trigger(NamedTuple):
-    """Waiting rule for workers that move in rounds on devices.
+    """Waiting rule of workers that move in rounds on devices.
 
-    stop: view of a worker -> True if the round is over for this worker; None: it never is.
+    stop: view of a worker -> True if the round is over for the worker; None: no view ends it.
     mini_batches: limit of a worker's mini-batches in a round, scalar or [workers].
-    cuts: the mini-batch in flight is cut, instead of finished.
-    carries: unfinished mini-batches go on in the next round, instead of being skipped.
-    sees_all: `stop` looks at other workers than the one that asks, which takes a single process.
-    whole: [workers] mini-batches of a contribution, of which a part counts for nothing; None: every
-        finished mini-batch counts.
-    remembers: rounds before the present one that `stop` looks at.
-    goal: points that end the round for all workers, wherever they live.
-    calibration: of a deadline that is not known before.
-    renews: the samples of a contribution that was cut are lost, and the next one has new ones.
-    quota: (workers [n], counters [n]) -> mini-batches [n] of a round that begins with these; None:
-        up to the limit.
-    everywhere: an update lands at all workers once all are ready; False: at each of them with the
-        messages of its neighbours.
+    cuts: True if the mini-batch in flight is cut; False: it is finished.
+    carries: True if unfinished mini-batches go on in the next round; False: they are skipped.
+    sees_all: True if `stop` looks at several workers, which must then live in one process.
+    whole: [workers] mini-batches of a contribution; a partial contribution counts for nothing.
+        None: every finished mini-batch counts.
+    remembers: number of earlier rounds that `stop` looks at.
+    goal: points that end the round for all workers, in this and in other processes.
+    calibration: rounds that give the deadline; None: there is no such deadline.
+    renews: True if the samples of a cut contribution are lost, and the next one has new samples.
+    quota: (workers [n], counters [n]) -> mini-batches [n] of a round that begins with these
+        counters; None: the limit.
+    everywhere: True if an update lands at all workers once all are ready; False: it lands at each
+        worker with the messages of the worker's neighbours.
     """
 
     stop: Callable[[RoundView], bool] | None
@@ -163,7 +163,7 @@ class Trigger(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Decision of a rule at an arrival, or at a time that is due: nothing, a hold, or an update."""
+    """Decision of a rule at an arrival or a due time: to do nothing, to hold, or to update."""
 
     state: Any
     counts: bool  # the contribution is held until it is in an update; False: it is ignored
@@ -177,18 +177,18 @@ class AsyncProtocol(NamedTuple):
 
     init: () -> state, of workers that have all begun a contribution at version 0.
     on_arrival: (state, worker, version at which the contribution was taken, seconds) -> Decision.
-        Every arrival is reported, also one whose worker has been restarted in the meantime.
+        Every arrival is reported, even if its worker has been restarted in the meantime.
     mini_batches: (state, worker) -> mini-batches of the contribution that the worker begins next.
     begun: (state, worker, version, seconds) -> state in which the worker's contribution in flight
-        is taken at that version and begun at that time. The contribution in flight before is lost,
+        is taken at that version and begun at that time. An earlier contribution in flight is lost,
         as the process of the worker has died or the run resumes.
     observe: as in `Rule`.
-    apart: every arrival makes an update at once, independent of the others, so that each worker
-        can keep a state of its own and report nothing but its own arrivals to it.
-    due: state -> s, time at which the rule reacts without an arrival; inf: at no time that is
-        known. None: it reacts to arrivals alone.
-    on_due: (state, seconds) -> Decision, at that time or soon after; all earlier arrivals were
-        reported before. None where `due` is.
+    apart: True if every arrival makes an update at once, independently of other arrivals. Each
+        worker can then keep its own state, to which only its own arrivals are reported.
+    due: state -> time [s] at which the rule reacts without an arrival; inf: no such time is known.
+        None: the rule reacts to arrivals alone.
+    on_due: (state, seconds) -> Decision, at the due time or soon after, when all earlier arrivals
+        have been reported. None if `due` is None.
     """
 
     init: Callable[[], Any]
@@ -204,13 +204,13 @@ class AsyncProtocol(NamedTuple):
 class Turnout(NamedTuple):
     """Possible participants of a rule's updates under any delays; a method must suit them.
 
-    fewest: least workers of an update, with or without a finished mini-batch; None: all.
-    pairs: an update is a set of meetings, of two neighbours or of one alone.
-    stopped: both of a pair have ended their local steps.
+    fewest: fewest workers of an update, with or without a finished mini-batch; None: all workers.
+    pairs: an update is a set of meetings, of two neighbours or of a single node.
+    stopped: both nodes of a pair have ended their local steps.
     early: a worker may begin a contribution before its last one is in an update.
-    twice: both may be in the same update.
-    cancels: an update discards the work of workers not in it, who begin anew.
-    wastes: it may do so, or leave out stale work; a worker without a row computes.
+    twice: both of these contributions may be in the same update.
+    cancels: an update discards the work of workers that are not in it, and they begin anew.
+    wastes: an update may discard work or leave out stale work; workers without a row compute.
     """
 
     fewest: int | None = None
@@ -223,7 +223,7 @@ class Turnout(NamedTuple):
 
 
 class Unfit(ValueError):
-    """Refusal by a rule of the neighbours in a setting, which a method has to cure."""
+    """Refusal by a rule of a setting's graph or links, which the method has to change."""
 
     def __init__(self, name: str, cause: str, remedy: str):
         super().__init__(f"{name}: {cause}; {remedy}")
@@ -231,16 +231,16 @@ class Unfit(ValueError):
 
 
 class Rule(NamedTuple):
-    """Waiting rule with its faces.
+    """Waiting rule, with the interfaces that it offers.
 
     init: () -> state, a NamedTuple of arrays with `update`, the index of the next row.
     extend: (state, updates, **knobs) -> (state, Schedule); extending twice equals extending once.
-    asynchronous: contributions may be taken at older versions.
+    asynchronous: True if contributions may be taken at older versions.
     observe: (state, seconds, loss) -> state, called with the training loss at some times, for a
-        rule that follows the training; it may change the rows that come after.
-    data: own parameters that are data to a compiled program, so that runs which differ in them can
-        share it. A rule whose parameters are all data lists "name": it shares with its relatives.
-    turnout: possible workers of an update; all, each once, unless the rule says otherwise.
+        rule that follows the training. The new state may change later rows.
+    data: own parameters that are data to a compiled program, which runs with other values can
+        share. If all parameters are data, "name" is listed, and related rules share the program.
+    turnout: possible workers of an update; default: all workers, each once.
     """
 
     workers: int
@@ -255,7 +255,7 @@ class Rule(NamedTuple):
 
     @property
     def cuts_off(self) -> bool:
-        """True if a worker that is not in an update has lost its work for it, as in K-sync."""
+        """True if an update discards the work of workers that are not in it, as in K-sync."""
         return not (self.asynchronous or self.turnout.pairs or self.turnout.early)
 
 
@@ -273,7 +273,7 @@ def whole(rule: Rule, updates: int) -> Schedule:
 def checked_transfers(
     name: str, communication: Cost, workers: int
 ) -> Callable[[int], tuple[Transfer, ...]]:
-    """Return a function: round -> its transfers; bad costs raise a ValueError of `name`."""
+    """Return a function: round -> its transfers; a bad cost raises a ValueError with `name`."""
 
     def of_round(t: int) -> tuple[Transfer, ...]:
         cost = communication(t) if callable(communication) else communication
@@ -303,7 +303,7 @@ def checked_transfers(
 def timed_transfers(
     name: str, communication: Cost, workers: int
 ) -> Callable[[int], tuple[Transfer, ...]]:
-    """Return a function: round -> its transfers, whose seconds follow spells of links in time."""
+    """Return a function: round -> its transfers, the cost's own `timed` if the cost has it."""
     usual = checked_transfers(name, communication, workers)
     return getattr(communication, "timed", usual)
 
@@ -322,7 +322,7 @@ def checked_cost(
 
 
 def hides(transfer: Transfer) -> bool:
-    """Return True if a worker goes on with its work while this is under way."""
+    """Return True if a worker goes on with its work while the transfer is under way."""
     return transfer.leaves < 1 or transfer.late > 0
 
 
@@ -334,7 +334,7 @@ def per_round(name: str, draw: str) -> bool:
 
 
 def mini_batches_each(name: str, setting: Setting) -> np.ndarray:
-    """Return the mini-batches of each contribution, [P] int64; raise ValueError for bad ones."""
+    """Return each worker's mini-batches per contribution, [P] int64; ValueError for bad numbers."""
     if setting.workers < 1:
         raise ValueError(f"{name}: needs workers >= 1, got workers={setting.workers}; set more")
     each = np.asarray(setting.mini_batches)
@@ -357,7 +357,7 @@ def most_mini_batches(mini_batches: int | Sequence[int]) -> int:
 
 
 def one_number(name: str, setting: Setting) -> int:
-    """Return the mini-batches of a round, for rules in which they are the same for all workers."""
+    """Return the mini-batches of a round; ValueError unless all workers have the same number."""
     each = mini_batches_each(name, setting)
     if (each != each[0]).any():
         raise ValueError(

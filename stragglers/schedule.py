@@ -10,11 +10,11 @@
 
 `load` reads all of them.
 
-`diagnose` says how far off the gradients of a schedule land, and how long workers wait for each
-other. The tree distance is that of Birch SGD (Tyurin, Sivtsov, arXiv 2505.09218): a run is a tree
-whose edges are gradients, and a gradient that is computed at one node and applied at another is as
-far off as there are edges from the two to their common ancestor. With R the largest of these
-distances, (R + 1) L D / e + s^2 L D / e^2 gradients, up to a constant, reach a squared gradient
+`diagnose` returns tree distances of a schedule's gradients, and the waits of workers for each
+other. The tree distance is defined in Birch SGD (Tyurin, Sivtsov, arXiv 2505.09218). A run is a
+tree whose edges are gradients. A gradient has two nodes, where it is computed and where it is
+applied; its distance is the number of edges from both to their common ancestor. With R the largest
+distance, (R + 1) L D / e + s^2 L D / e^2 gradients, up to a constant, reach a squared gradient
 norm of e.
 """
 
@@ -36,9 +36,9 @@ MOST_COUNTED = 2**32  # counters of mini-batches are random addresses, of 32 bit
 
 
 def _complaints(schedule, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield contradictions to the meaning of a schedule; only the first can be relied on.
+    """Yield the errors of a schedule as texts; later errors may follow from the first.
 
-    columns: its arrays with a leading axis of updates.
+    columns: the schedule's arrays with a leading axis of updates.
     """
     shape = schedule.workers.shape
     wanted = {"time": shape[:1], "ignored": shape[:1], "matchings": None}
@@ -71,7 +71,7 @@ def _complaints(schedule, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
 
 
 def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (rule, bool array of where it holds), with a leading axis of updates."""
+    """Yield (rule, bool array: True where the rule holds), with a leading axis of updates."""
     for name in TIMES:
         yield f"{name} must be finite", np.isfinite(getattr(schedule, name))
     start, finish, batches = schedule.start, schedule.finish, schedule.batches
@@ -104,7 +104,7 @@ def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _wrong(event, before: float) -> str | None:
-    """Return a contradiction in an event, or None; before: seconds of the last one."""
+    """Return the error of an event as a text, or None; before: s, time of the previous event."""
     if not 0 <= event.time < np.inf or event.worker < 0:
         return (
             f"(worker {event.worker} at {event.time} s) needs a worker >= 0 and a finite time >= 0"
@@ -120,7 +120,7 @@ def _wrong(event, before: float) -> str | None:
 
 FORMAT = 3  # format of files by `Schedule.save`
 SCALARS = ("offset", "population")  # fields of a Schedule that are whole numbers
-# Arrays of a file: the kind of their types, as NumPy calls it, and the number of their axes.
+# Arrays of a file: NumPy's kind of their types, and the number of their axes.
 _KINDS = {
     **dict.fromkeys(SCALARS, ("i", 0)),
     **{"time": ("f", 1), "held": ("i", 1), "ignored": ("i", 1), "matchings": ("b", 2)},
@@ -132,45 +132,45 @@ _KINDS = {
 
 
 class Event(NamedTuple):
-    """Incident of a worker, beside all updates."""
+    """Event of a worker apart from updates: it joined, was lost or was restored."""
 
     time: float  # s
     worker: int
     kind: str  # one of EVENT_KINDS
-    source: int = -1  # the worker whose model it began from; -1: none
+    source: int = -1  # the worker whose model this worker took; -1: none
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Record of T updates, k participants each; times in seconds, counters from 0.
 
-    Version v is the parameters after v updates; update t makes version t + 1. A worker may
-    appear twice in one update, when it delivered twice. An unused position has a worker one past
-    the last, without mini-batches.
+    Version v is the parameters after v updates; update t makes version t + 1. A worker is twice in
+    an update if it delivered twice. An unused position has a worker number one past the last
+    worker, and no mini-batches.
     """
 
     time: np.ndarray  # [T] s, the latest landing of the update
     workers: np.ndarray  # [T, k] int32
-    start: np.ndarray  # [T, k] s, begin of the worker's computing for it
+    start: np.ndarray  # [T, k] s, begin of the worker's computing for the update
     finish: np.ndarray  # [T, k] s, landing at that worker
     batches: np.ndarray  # [T, k] int32, mini-batches finished
-    first: np.ndarray  # [T, k] int64, the batches are counters first .. first + batches - 1
-    version: np.ndarray  # [T, k] int32, version of the gradient
+    first: np.ndarray  # [T, k] int64, mini-batches have counters first .. first + batches - 1
+    version: np.ndarray  # [T, k] int32, version at which the gradient is taken
     busy: np.ndarray  # [T, k] s of computing, for counted and cut work
     communication: np.ndarray  # [T, k] s
     held: np.ndarray | None = None  # [P] int32, version each worker holds after the last row
-    partner: np.ndarray | None = None  # [T, k] int32, position in the row
+    partner: np.ndarray | None = None  # [T, k] int32, position of the partner in the row
     matchings: np.ndarray | None = None  # [T, M] bool, active matchings
     offset: int = 0  # index t of the first row
-    population: int | None = None  # P, where a row lists the senders; None: it lists all workers
-    samples: np.ndarray | None = None  # [T, k] int64, seen by all workers when the contribution was
-    # taken, of runs in which a worker cannot know its row; None: as many as before its row
+    population: int | None = None  # P, if a row lists only senders; None: it lists all workers
+    samples: np.ndarray | None = None  # [T, k] int64, samples of all workers when the contribution
+    # was taken, if a worker cannot know its row; None: the samples of all earlier rows
     events: tuple[Event, ...] = ()  # in the order of time
-    restored: np.ndarray | None = None  # [T, k] int32, worker whose model this one takes
-    # after the loss of its process, with a fresh state, before its contribution: itself under a
-    # server, and where it takes its own model at `version`; -1: no loss. None: no losses at all
-    ignored: np.ndarray | None = None  # [T] int32, pushes that the server got since the update
-    # before and did not take, as their gradients were too old; None: there are none
+    restored: np.ndarray | None = None  # [T, k] int32, worker whose model this worker takes before
+    # its contribution, with a fresh state, after the loss of its process. It is the worker itself
+    # under a server, or if it takes its own model at `version`; -1: no loss. None: no losses
+    ignored: np.ndarray | None = None  # [T] int32, pushes since the last update that the server
+    # did not take, as their gradients were too old; None: there are none
 
     @property
     def updates(self) -> int:
@@ -186,13 +186,13 @@ class Schedule:
 
     @property
     def fewest(self) -> int:
-        """Workers in the smallest update, also workers without a finished mini-batch."""
+        """Number of workers in the smallest update, including workers that finished nothing."""
         there = [np.unique(row[row < self.all_workers]).size for row in self.workers]
         return min(there, default=self.all_workers)
 
     @property
     def stopped(self) -> bool:
-        """True if all workers that meet have made local steps."""
+        """True if all workers that meet others contribute local steps."""
         if self.partner is None:
             return False
         met = self.partner != np.arange(self.partner.shape[1])
@@ -211,7 +211,7 @@ class Schedule:
 
     @property
     def mean_staleness(self) -> float:
-        """Staleness, mean over all contributions."""
+        """Mean staleness over all contributions."""
         real = self.batches > 0
         return float(self.staleness[real].mean()) if real.any() else 0.0
 
@@ -228,8 +228,8 @@ class Schedule:
     def idle_share(self, wastes: bool = False) -> float:
         """Return the idle share of worker time, from each worker's first start to its last finish.
 
-        A worker that is in no update is not counted: it may still be at its first contribution.
-        wastes: as of the rule's turnout; then all compute, for nothing, where they have no row,
+        A worker in no update is not counted, as it may still be at its first contribution. wastes:
+        as in the rule's `Turnout`. Then all workers without a row are taken to compute, in vain,
         until the last update.
         """
         wastes = wastes and self.population is not None  # else a row lists all workers
@@ -253,10 +253,10 @@ class Schedule:
         return np.cumsum(self.batches.sum(axis=1, dtype=np.int64)) * batch_size
 
     def slice(self, begin: int, end: int) -> "Schedule":
-        """Return rows begin .. end - 1; `held` stays only if the last row does.
+        """Return rows begin .. end - 1; `held` is kept only if the last row is among them.
 
-        An event goes with the first row that lands at its time or later, or with the last row. So
-        slices that share out all rows share out all events, and `concatenate` gives both back.
+        An event goes with the first row that lands at its time or later, or else with the last row.
+        Slices that share out all rows thus share out all events, and `concatenate` restores both.
         """
         rows = {name: value[begin:end] for name, value in _columns(self).items()}
         held = self.held if end >= self.updates else None
@@ -280,13 +280,13 @@ class Schedule:
         np.savez_compressed(path, format=FORMAT, **present)
 
     def validate(self) -> None:
-        """Raise ValueError where the arrays contradict each other or the meaning of a column."""
+        """Raise ValueError if the arrays contradict each other or the meaning of a column."""
         for found in _complaints(self, _columns(self)):
             raise ValueError(f"schedule: {found}")
 
 
 def concatenate(schedules: Sequence[Schedule]) -> Schedule:
-    """Join consecutive segments to one schedule, their events in the order of time.
+    """Join consecutive segments to one schedule, with their events in the order of time.
 
     A gap or overlap of updates raises ValueError.
     """
@@ -313,7 +313,7 @@ def concatenate(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
-    """Return the same rows, padded to `width` with `nobody`: a rule has waited for fewer."""
+    """Return the same rows, padded with `nobody` to `width`, as a rule has waited for fewer."""
     missing = width - schedule.workers.shape[1]
     if not missing:
         return schedule
@@ -331,7 +331,7 @@ def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
 
 
 def load(path: str | Path | BinaryIO) -> Schedule:
-    """Read a schedule that `save` wrote, now or in an older version.
+    """Read a schedule that `save` wrote, in this or in an older format.
 
     Raises ValueError for any other file, and for a schedule that `validate` refuses.
     """
@@ -353,9 +353,9 @@ def load(path: str | Path | BinaryIO) -> Schedule:
 
 
 def _from_arrays(values: dict[str, np.ndarray]) -> Schedule:
-    """Return the schedule of a file's arrays; raise ValueError for another kind or number of axes.
+    """Return the schedule of a file's arrays; ValueError for a wrong kind or number of axes.
 
-    The contents of its columns are left to `Schedule.validate`.
+    `Schedule.validate` checks the contents of the arrays.
     """
     events = _events(values)
     for name, value in values.items():
@@ -379,7 +379,7 @@ def _columns(schedule: Schedule) -> dict[str, np.ndarray]:
 
 
 def _events(values: dict[str, np.ndarray]) -> tuple[Event, ...]:
-    """Take the columns of events, as `save` writes them, out of a file's arrays."""
+    """Remove the columns of events, as `save` writes them, from a file's arrays; return events."""
     columns = [values.pop(f"event_{name}", None) for name in Event._fields]
     if all(column is None for column in columns):
         return ()
@@ -399,16 +399,16 @@ class Diagnostics(NamedTuple):
     mean_distance: float  # tree distance, mean over mini-batches
     staleness: float  # in updates, mean over mini-batches
     share: np.ndarray  # [P] of all used mini-batches
-    sent: np.ndarray  # [P] of all messages in rows, which is that of the bytes if these are alike
+    sent: np.ndarray  # [P] of all messages in rows, and of the bytes if messages are equally long
     limits: np.ndarray  # [P] share of the updates in which others waited for each worker
     waits: np.ndarray  # [P, P] s that a worker (row) waited for another (column)
 
 
 def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
-    """Return the diagnostics; a contribution before its first row is as old as that row.
+    """Return the diagnostics of a schedule; versions before its first row count as that row's.
 
-    A worker's mini-batches are taken to be computed at the version that it read, so that local
-    steps count as gradients of an accumulated one do.
+    All mini-batches of a contribution are taken to be computed at the version that the worker read.
+    Local steps thus count like the gradients of an accumulated gradient.
     """
     real = schedule.batches > 0
     batches = schedule.batches
@@ -416,7 +416,7 @@ def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
     before = np.concatenate([[0], np.cumsum(in_update)])
     version = np.clip(schedule.version - schedule.offset, 0, schedule.updates)
     ahead = before[:-1, None] - before[version]  # mini-batches applied since the version was read
-    # The n-th mini-batch of an update is n - 1 further from the version than the first.
+    # The n-th mini-batch of an update is n - 1 further from its version than the first one.
     last = ahead + batches.cumsum(axis=1) - 1
     weight = max(1, batches[real].sum())
     largest = int(last[real].max(initial=0))
@@ -432,7 +432,7 @@ def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
 
 
 def _waiting(schedule: Schedule, workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return shares of the updates [P], and seconds [P, P], in which others waited for workers."""
+    """Return shares of the updates [P] and seconds [P, P] in which others waited for workers."""
     takes_part = (schedule.finish > schedule.start) & (schedule.workers < workers)
     ready = np.where(takes_part, schedule.start + schedule.busy, -np.inf)
     last = np.take_along_axis(schedule.workers, _last(schedule, ready, takes_part), axis=1)
@@ -450,10 +450,10 @@ def _waiting(schedule: Schedule, workers: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _last(schedule: Schedule, ready: np.ndarray, takes_part: np.ndarray) -> np.ndarray:
-    """Return the position [T, k] of who was ready last among those that each position waits for.
+    """Return the position [T, k] of the last ready worker for which each position waits.
 
-    In a pair that is one of the two; where a round lands at neighbours, who is ready as the wait
-    ends; else who is ready last of all.
+    In a pair this is the later of the two workers. If a round lands at neighbours, it is the worker
+    that is ready as the wait ends. Otherwise it is the worker that is ready last of all.
     """
     positions = np.arange(ready.shape[1])
     if schedule.partner is not None:

@@ -1,15 +1,15 @@
-"""Seconds of communication of nodes when a link serves one transfer at a time.
+"""Communication seconds of nodes whose link serves one transfer at a time.
 
-A node has one link, which carries one message each way at a time. The time of an update's
-communication is everything from the end of the local steps to the beginning of the next ones:
-waits for links and for partners, and the transfer itself.
+A node has one link, which carries one message each way at a time. The communication of an update
+lasts from the end of the local steps to the beginning of the next ones: it includes waits for links
+and for partners, and the transfer itself.
 
-    pairs       the meetings of a schedule of pairs, delayed where a link is taken
+    pairs       the meetings of a schedule of pairs, delayed while a link is busy
     matchings   D-PSGD: the matchings of a graph, one after the other
-    pushes      SGP: a message to one node and one from another
+    pushes      SGP: a message to one node and a message from another node
     ring        all-reduce in 2 (n - 1) steps of an n-th of the model
 
-Only time is simulated, from the same durations of mini-batches for all; nothing is trained.
+Only time is simulated, from the same mini-batch durations for all; no model is trained.
 """
 
 import heapq
@@ -21,13 +21,13 @@ from stragglers.schedule import Schedule
 
 
 def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarray:
-    """Return the seconds [I] between the end of the local steps and the meeting, for each request.
+    """Return the seconds [I] from the end of the local steps to the end of the meeting, by request.
 
-    schedule: of pairs that do not block, made without communication. Its partners, local steps and
-    their durations are kept, its times are not: a node goes on when its meeting is over, and its
-    partner never stops computing. Of waiting meetings, the one with the earliest request begins as
-    soon as both links are free. transfer: seconds of the two messages, sent at the same time. Nodes
-    that meet themselves are left out. A schedule that blocks raises ValueError.
+    schedule: of pairs that do not block, made without communication. The simulation keeps its
+    partners, local steps and their durations, but not its times. A node goes on when its meeting is
+    over, and its partner never stops computing. Among waiting meetings, the earliest request begins
+    as soon as both links are free. transfer: seconds of the two messages, sent at the same time.
+    Nodes that meet themselves are left out. A schedule that blocks raises ValueError.
     """
     met = wavefront.interactions(schedule)
     asked, other = met.position.T
@@ -91,8 +91,8 @@ def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarra
 def matching_rounds(busy: np.ndarray, partners: np.ndarray, transfer: float) -> np.ndarray:
     """Return the seconds [T, n] of communication in rounds of D-PSGD, or of gossip over any graph.
 
-    busy: [T, n] s of computing; partners: [M, n], which meet one after the other. A pair waits for
-    its slower node only.
+    busy: [T, n] s of computing; partners: [M, n] of the matchings, which follow each other. A pair
+    waits only for its slower node.
     """
     meets = partners != np.arange(partners.shape[1])
 
@@ -107,8 +107,8 @@ def matching_rounds(busy: np.ndarray, partners: np.ndarray, transfer: float) -> 
 def push_rounds(busy: np.ndarray, transfer: float) -> np.ndarray:
     """Return the seconds [T, n] of communication in SGP on the one-peer exponential graph.
 
-    A node goes on when its message is sent and the message that it waits for is there; a message
-    waits until its receiver's link has taken the last one in. Source: arXiv 1811.10792, Section 3.
+    A node goes on when its message is sent and the message for it has arrived. A message waits
+    until its receiver's link has taken the message before. Source: arXiv 1811.10792, Section 3.
     """
     workers = busy.shape[1]
     hops = [1 << k for k in range(max(1, (workers - 1).bit_length()))]
@@ -128,7 +128,7 @@ def push_rounds(busy: np.ndarray, transfer: float) -> np.ndarray:
 def ring_rounds(busy: np.ndarray, step: float) -> np.ndarray:
     """Return the seconds [T, n] of communication in rounds of a ring all-reduce.
 
-    step: s of one message. Every step waits for the predecessor's last one: 2 (n - 1) of them.
+    step: s of one message. Each of the 2 (n - 1) steps waits for the predecessor's last step.
     """
 
     def exchange(ready):
@@ -140,7 +140,7 @@ def ring_rounds(busy: np.ndarray, step: float) -> np.ndarray:
 
 
 def _in_rounds(busy, exchange) -> np.ndarray:
-    """Return waits by exchange: (end of each node's computing [n]) -> begin of its next round."""
+    """Return the seconds [T, n] of `exchange`: end of a node's computing [n] -> its next begin."""
     begin = np.zeros(busy.shape[1])
     spent = np.empty_like(busy)
     for t, seconds in enumerate(busy):

@@ -1,13 +1,13 @@
-"""Server that updates on every k-th contribution, in virtual time: the event loop.
+"""Clock of a server that updates on every k-th contribution: the event loop in virtual time.
 
-The parameters are the behaviour of a worker after its push and of an update towards the others, see
-`stragglers.rules.server`. A row of the schedule lists the k contributions in the order of
-their pushes, ties by worker. Times belong to a worker: `start` of the contribution, and `finish`,
-from which on the worker is free to begin another: the update's landing if it waits for that.
-Cancelled and ignored contributions have no row: they count as idle, except that a worker that
-contributed to a row and began another is busy until it is cut. Their samples are drawn again, in
-another time; where samples have costs they are lost instead, as a worker that begins anew draws new
-ones.
+A `Protocol` says what a worker does after its push, and what an update does to other workers, see
+`stragglers.rules.server`. A row of the schedule lists the k contributions in the order of their
+pushes, ties by worker. `start` is the begin of a contribution. From `finish` on the worker may
+begin another contribution; `finish` is the update's landing if the worker waits for the update.
+Cancelled and ignored contributions have no row, and their time counts as idle. The exception is a
+worker that contributes to a row and then begins another contribution: it is busy until the update
+cuts it. The samples of cancelled and ignored contributions are drawn again, with new durations.
+Samples with costs are lost instead, as a worker that begins anew draws new samples.
 """
 
 import math
@@ -47,16 +47,16 @@ class EventState(NamedTuple):
 
 
 class Protocol(NamedTuple):
-    """Behaviour of a worker after its push, the oldest gradient that counts, and the grace.
+    """Protocol of a server: the worker after a push, the largest staleness, and the grace.
 
-    With a grace an update waits on after the k-th push, and takes along later pushes, each worker
-    once. Where workers go on after a push, the grace is a share of the time that the first of them
-    is expected to need for its next push, and ends when any of them is back.
+    With a grace, an update also takes pushes after the k-th push, each worker once. If workers go
+    on after a push, the grace is a share of the time that the first of them is expected to need for
+    its next push. The grace ends at the latest when any of them is back.
     """
 
     idle: bool  # a worker waits for the update after its push
     limit: int = ANY_AGE  # updates: a gradient of this staleness does not count
-    interrupt: bool = False  # its worker begins anew at that staleness, not after its push
+    interrupt: bool = False  # the worker begins anew at that staleness, not after its push
     grace: float = 0.0  # s, maximum
     share: float = 0.0  # of the remaining time, for workers that go on
     grows: bool = False  # the limit of update t is sqrt(t - 1), rounded down, if that is more
@@ -89,10 +89,10 @@ _COLUMNS = {
 
 
 class EventClock:
-    """Plan of a protocol: `init()` and `extend(state, updates, k=...)` as in a `Rule`.
+    """Clock that plans a protocol: `init()` and `extend(state, updates, k=...)` as in a `Rule`.
 
-    name: of the rule, for errors; k: contributions of an update, or the fewest of one with a
-    grace. A contribution is `setting.mini_batches` mini-batches and lasts for the sum of their
+    name: name of the rule, for errors. k: contributions of an update; with a grace, their least
+    number. A contribution is `setting.mini_batches` mini-batches and lasts for the sum of their
     durations. Bad values raise ValueError.
     """
 
@@ -157,7 +157,7 @@ class EventClock:
     def extend(
         self, state: EventState, updates: int, *, k: int | None = None
     ) -> tuple[EventState, Schedule]:
-        """Return the next `updates` rows; k: another one for this segment alone."""
+        """Return the next state and `updates` rows; k: contributions of each; None: `self.k`."""
         k = self.k if k is None else k
         self.check_k(k)
         cost = self._costs(state.update, updates)
@@ -193,7 +193,7 @@ class EventClock:
     def _filled(
         self, state: EventState, cost: np.ndarray, k: int, rows: dict[str, np.ndarray]
     ) -> tuple[EventState, float]:
-        """Fill `rows`; return the state's arrays after them, and the next row's opening."""
+        """Fill `rows`; return the state after them, and the opening of the next row in s."""
         arrays = [array.copy() for array in state[3:]]
         _, end, _, attempts, _ = arrays
         fixed = (self.mini_batches, k, self.renews, *self.protocol)
@@ -213,17 +213,16 @@ class EventClock:
 
 
 def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) -> None:
-    """Fill rows from `place` on while all durations are known, and move `place` on.
+    """Fill rows from `place` on while all durations are known, and advance `place`.
 
-    place: [3], position to go on from: a row; in it a contribution, or beyond its last one, an
+    place: [3], position to go on from: a row; a contribution of the row or, beyond its last one, an
         effect of the update; and a worker that the update may interrupt.
-    times: [5] s of the last push or of the update, of the end of known speed paths that the next
-        step needs, of the end of the row's grace, of the row's opening, and of the end of known
-        paths of links that the next step needs.
-    size: [T] contributions of every row, 0 of one that still waits.
+    times: [5] s of: the last push or the update; the end that speed paths must reach for the next
+        step; the end of the row's grace; the row's opening; the end that paths of links must reach.
+    size: [T] contributions of every row, 0 for a row that still waits.
     cost: seconds of communication, see `EventClock._costs`, and the links' paths in time.
-    due: the tree of the least `end`, and its levels, as `stragglers.lookahead` has them.
-    This function is compiled, except where durations are drawn when they are looked up.
+    due: the tree of the workers' `end`, and its levels, see `stragglers.lookahead`.
+    The loop is compiled, unless durations are drawn when they are looked up.
     """
     table, counter, columns, constant, path, slowest = ahead
     steps, k, renews, idle, limit, interrupt, grace, share, grows = protocol
@@ -239,7 +238,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
     tree, levels = due
 
     def enter(i):
-        """Tell the tree the end of worker i."""
+        """Write the end of worker i into the tree, or inf if the row has the worker already."""
         lookahead.set_time(tree, levels, i, np.inf if held[i] else end[i])
 
     def seconds(row, i, at):
@@ -249,7 +248,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
         return usual * lookahead.slowness(slow_paths, links, i, i, at)
 
     def restart(i, at):
-        """Begin a contribution; False if too little is known of it, and nothing is done."""
+        """Begin a contribution; return False, with nothing done, if too few durations are known."""
         n = attempts[i] - counter[i]
         if n + steps[i] > columns:
             return False
@@ -376,7 +375,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
 
 
 def check_draw(name: str, setting: Setting, instead: str) -> None:
-    """Raise ValueError unless every mini-batch has its own duration; instead: another way out."""
+    """Raise ValueError unless every mini-batch has its own duration; instead: another remedy."""
     if per_round(name, setting.draw):
         raise ValueError(
             f"{name}: every mini-batch has its own duration, got draw={setting.draw!r}; set "
@@ -385,7 +384,7 @@ def check_draw(name: str, setting: Setting, instead: str) -> None:
 
 
 class ServerState(NamedTuple):
-    """Knowledge of the server between two arrivals."""
+    """State of the server between two arrivals."""
 
     update: int  # number of updates, the newest version
     version: np.ndarray  # [P] int64, of each worker's contribution in flight
@@ -393,7 +392,7 @@ class ServerState(NamedTuple):
 
 
 class Server:
-    """`AsyncProtocol` of a protocol that updates on k contributions.
+    """Server that updates on k contributions, with the reactions of an `AsyncProtocol`.
 
     mini_batches: [P] of each worker's contribution.
     """
@@ -402,7 +401,7 @@ class Server:
         self.protocol, self.k, self._mini_batches = protocol, k, mini_batches
 
     def face(self) -> AsyncProtocol:
-        """Return the decisions as a rule shows them."""
+        """Return the functions of this server as the `AsyncProtocol` of a rule."""
         return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun)
 
     def init(self) -> Any:
@@ -415,7 +414,7 @@ class Server:
         return int(self._mini_batches[worker])
 
     def begun(self, state: ServerState, worker: int, version: int, now: float) -> ServerState:
-        """Take the worker's contribution in flight at this version, whatever it did before."""
+        """Return the state in which the worker's contribution in flight has this version."""
         del now
         versions = state.version.copy()
         versions[worker] = version
@@ -424,7 +423,7 @@ class Server:
     def on_arrival(
         self, state: ServerState, worker: int, version: int, now: float, k: int | None = None
     ) -> Decision:
-        """React to a contribution; k: contributions of an update; default: the rule's number."""
+        """Return the decision on a contribution; k: contributions of an update; None: `self.k`."""
         del now  # a server counts contributions, at any time
         if version != state.version[worker]:
             return Decision(state, counts=False)  # its worker has begun anew in the meantime
@@ -449,29 +448,29 @@ class Server:
         return self._restarted(state, made, tuple(dict.fromkeys(free)))
 
     def _restarted(self, state: ServerState, decision: Decision, workers) -> Decision:
-        """Return the decision, with these workers sent to the newest version."""
+        """Return the decision in which these workers begin anew at the newest version."""
         version = state.version.copy()
         version[list(workers)] = state.update
         return decision._replace(state=state._replace(version=version), restart=workers)
 
 
 class GraceState(NamedTuple):
-    """Knowledge of the server between two events."""
+    """State of the server between two events."""
 
     update: int  # number of updates, the newest version
     version: np.ndarray  # [P] int64, of each worker's contribution in flight
     begun: np.ndarray  # [P] s, begin of this contribution
     held: tuple[int, ...]  # the workers whose contributions are in the next update, in order
-    early: tuple[tuple[int, float], ...]  # workers that have delivered again, seconds
+    early: tuple[tuple[int, float], ...]  # (worker that has delivered again, s that it took)
     back: float  # s, expected time of the next delivery by the first of `held`
     due: float  # s, of the update; inf as long as its k-th contribution is missing
 
 
 class GraceServer(Server):
-    """`AsyncProtocol` of a protocol whose updates wait for k contributions and then for a grace."""
+    """Server whose updates wait for k contributions and then for a grace."""
 
     def face(self) -> AsyncProtocol:
-        """Return the decisions as a rule shows them."""
+        """Return the functions of this server as an `AsyncProtocol`, with the update's due time."""
         return super().face()._replace(due=lambda state: state.due, on_due=self.on_due)
 
     def init(self) -> GraceState:
@@ -481,7 +480,7 @@ class GraceServer(Server):
         return GraceState(0, *none, (), (), math.inf, math.inf)
 
     def begun(self, state: GraceState, worker: int, version: int, now: float) -> GraceState:
-        """Begin the worker's contribution now, at this version, whatever it did before."""
+        """Return the state in which the worker begins a contribution now, at this version."""
         return _sent(state, (worker,), version, now)
 
     def on_arrival(self, state: GraceState, worker: int, version: int, now: float) -> Decision:
@@ -490,7 +489,7 @@ class GraceServer(Server):
             return Decision(state, counts=False)  # its worker has begun anew in the meantime
         seconds = now - float(state.begun[worker])
         if worker in state.held:
-            # A worker is in an update once. Its return ends the grace, which hides no more time.
+            # A worker is in an update only once. Its return ends the grace, as it would wait.
             due = now if len(state.held) >= self.k else state.due
             early = (*state.early, (worker, seconds))
             return Decision(state._replace(early=early, due=due), counts=True)
@@ -500,7 +499,7 @@ class GraceServer(Server):
         return Decision(_sent(state, (worker,), state.update, now), True, restart=(worker,))
 
     def on_due(self, state: GraceState, now: float) -> Decision:
-        """Make the update; workers that were back before it are in the next one."""
+        """Make the update; workers that delivered again before are in the next update."""
         early = tuple(worker for worker, _ in state.early)
         free = state.held if self.protocol.idle else early
         after = state._replace(update=state.update + 1, held=(), early=(), due=math.inf)
@@ -509,7 +508,7 @@ class GraceServer(Server):
         return Decision(_sent(after, free, after.update, now), False, state.held, free)
 
     def _with(self, state: GraceState, worker: int, seconds: float, now: float) -> GraceState:
-        """Return the state with one more contribution in the next update, and the time of this."""
+        """Return the state with another contribution in the next update, and its new due time."""
         held = (*state.held, worker)
         back = state.back if state.held else now + seconds
         due, grace = state.due, self.protocol.grace

@@ -1,18 +1,18 @@
-"""The slow worker and the slow link of a run, named while it goes on.
+"""Detector of the slow worker and the slow link of a run, while the run goes on.
 
-In each round workers are ranked by their seconds of a mini-batch. If all draw from one
-distribution, whichever it is and whatever a round has in common, ranks are uniform and independent
-over rounds, and the sum of a worker's ranks has a known distribution: that of n numbers of 0, 1,
-..., P - 1. It counts where P times its tail is at most LEVEL, in the RECENT rounds or in all of the
-MEMORY. Named is a worker that also takes SLOW times as long as the median of the others, in the
-median of the recent rounds. It is persistent if that holds in at least half of the memory.
+Workers are ranked in each round by their seconds per mini-batch. Suppose that all workers draw from
+one distribution, times a factor of the round. Ranks are then uniform and independent over rounds.
+The rank sum of a worker over n rounds is the sum of n uniform numbers out of 0, 1, ..., P - 1. A
+sum is significant if P times its tail is at most LEVEL, in the RECENT rounds or the whole MEMORY. A
+worker with a significant rank sum is slow if it takes SLOW times the median of the others, in the
+median of the recent rounds. It is persistent if it takes as long in half of the memory.
 
-Rules that move in pairs or without rounds are ranked by the last contributions of each worker.
-`k_batch_sync`, whose schedule has all workers busy until the end of a round, tells nothing.
+For rules in pairs or without rounds, the last contributions of each worker are ranked. A schedule
+of `k_batch_sync` gives no slow worker, as all workers are busy until the end of a round.
 
-Links are ranked in the same way by the seconds of what travels over them: the meetings of each
-pair, each worker's pushes to a server, and in rounds the gossip of a worker over its own links,
-where all have as many. Nothing is said of links where all workers wait for the slowest.
+Links are ranked in the same way by the seconds of transfers: the meetings of each pair, and each
+worker's pushes to a server; in rounds the gossip of a worker over its own links, if all workers
+have equally many links. Links are not ranked if all workers wait for the slowest link.
 """
 
 import functools
@@ -24,22 +24,22 @@ from stragglers.schedule import Schedule
 
 SLOW = 1.25  # times the median worker, from which on a worker is called slow
 RECENT, MEMORY = 20, 256  # rounds
-LEVEL = 1e-5  # chance that any of P equal workers is taken for slow, at one look
-MOST_LINKS = 4096  # that are looked at
+LEVEL = 1e-5  # probability that any of P equal workers is called slow, at one look
+MOST_LINKS = 4096  # most links that are ranked
 
 
 class Slow(NamedTuple):
-    """The slowest of n rounds."""
+    """Slow worker or link of n rounds."""
 
     column: int
-    factor: float  # times the median of the others, inf if it was cut off
+    factor: float  # times the median of the others; inf for a worker that was cut off
     persistent: bool
 
 
 def slowest(seconds: np.ndarray) -> Slow | None:
     """Return the slow column of `seconds` [rounds, P], of workers or of links; None without one.
 
-    Infinite: cut off, so that all others were faster.
+    Infinite seconds: the worker was cut off, so that all others were faster.
     """
     rounds, count = seconds.shape
     ranks = _ranks(seconds)
@@ -58,7 +58,7 @@ def slowest(seconds: np.ndarray) -> Slow | None:
 
 
 def _ranks(seconds: np.ndarray) -> np.ndarray:
-    """Return the ranks from 0 of each row's entries; equal ones share their mean."""
+    """Return the ranks from 0 of each row's entries; equal entries share the mean of theirs."""
     pairs = zip(seconds, np.sort(seconds), strict=True)
     below = (rising.searchsorted(row) + rising.searchsorted(row, "right") for row, rising in pairs)
     return (np.stack([*below]) - 1) / 2  # as scipy.stats.rankdata, whose import takes a second
@@ -66,7 +66,7 @@ def _ranks(seconds: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _critical(count: int, rounds: int) -> float:
-    """Return the least sum of ranks that counts; inf where none is rare enough."""
+    """Return the smallest rank sum that is significant; inf if no sum is rare enough."""
     size = rounds * (count - 1) + 1
     mass = np.fft.irfft(np.fft.rfft(np.full(count, 1 / count), 2 * size) ** rounds, 2 * size)
     tail = np.cumsum(mass[:size][::-1])[::-1]
@@ -75,14 +75,14 @@ def _critical(count: int, rounds: int) -> float:
 
 
 class _Recent:
-    """Last seconds of workers or links, by their numbers."""
+    """Last seconds of each worker or link, by its number."""
 
     def __init__(self, most: float = np.inf):
-        """Begin with nothing; most: of them, beyond which nothing is said."""
+        """Begin empty. most: number of workers or links, beyond which none is called slow."""
         self._most, self._past = most, {}
 
     def take(self, numbers: np.ndarray, seconds: np.ndarray) -> None:
-        """Remember the next seconds [n], in their order."""
+        """Remember the next seconds [n] of these numbers [n], in their order."""
         if not numbers.size or len(self._past) > self._most:
             return
         order = np.argsort(numbers, kind="stable")
@@ -91,7 +91,7 @@ class _Recent:
             self._past[number] = np.append(self._past.get(number, ()), new)[-MEMORY:]
 
     def slowest(self, count: int = 2) -> Slow | None:
-        """Return the slow one, by its number; None also if fewer than `count` are known."""
+        """Return the slow worker or link by number; None also if fewer than `count` are known."""
         if not count <= len(self._past) <= self._most:
             return None
         rounds = min(map(len, self._past.values()))
@@ -103,9 +103,9 @@ class _Recent:
 class Watch:
     """Seconds of all workers and links in the last rounds, or in their last contributions.
 
-    cuts_off: whether a worker that is not in an update has lost its work, as in K-sync.
-    partners: [M, P] of the matchings over which a round exchanges, if each worker waits for its own
-        links alone; None: if not.
+    cuts_off: True if a worker that is not in an update has lost its work, as in K-sync.
+    partners: [M, P] of the matchings over which a round exchanges, if each worker waits only for
+        its own links; else None.
     """
 
     def __init__(self, workers: int, cuts_off: bool, partners: np.ndarray | None = None):
@@ -120,7 +120,7 @@ class Watch:
         own = row * count + schedule.workers[row, position]
         keys, where = np.unique(own, return_inverse=True)
         busy = np.bincount(where, schedule.busy[row, position])
-        # Work that was cut before its first mini-batch has taken at least so long.
+        # Work that was cut before the end of its first mini-batch gives a lower bound.
         values = busy / np.maximum(np.bincount(where, schedule.batches[row, position]), 1)
         if self._cuts_off:
             absent = np.ones((schedule.updates, count), bool)
@@ -132,10 +132,10 @@ class Watch:
         self._of_links.take(*self._links(schedule, named))
 
     def _links(self, schedule: Schedule, named: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return links of rows, i * P + j of workers i <= j, or i = j, and their seconds, [n]."""
+        """Return the links of rows and their seconds, [n]: i * P + j for workers i <= j."""
         one, count = schedule.workers, self._workers
         other, used = one, named & (schedule.communication > 0)
-        if schedule.partner is not None:  # who asked stands in the first half
+        if schedule.partner is not None:  # nodes that asked are in the first half
             other = np.take_along_axis(one, schedule.partner, axis=1)
             used &= (one != other) & (np.arange(one.shape[1]) < one.shape[1] // 2)
         elif schedule.population is None and self._own is None:

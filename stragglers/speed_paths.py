@@ -1,7 +1,7 @@
-"""Workers whose speed changes in time: the paths of their speed, and the ends of work.
+"""Workers whose speed changes in time: the paths of their speed, and the ends of their work.
 
-A duration is the time that a fixed amount of work takes from its start, at a speed that is constant
-between the switches of a path.
+The duration of a mini-batch is the time that a fixed amount of work takes from its start. The speed
+is constant between the switches of a path.
 """
 
 import dataclasses
@@ -14,16 +14,16 @@ import numpy as np
 
 from stragglers.streams import parts
 
-SWITCH, DONE, SPEED = range(3)  # of a sojourn: s at its begin, s of work done by then, speed
+SWITCH, DONE, SPEED = range(3)  # of a sojourn: its begin in s, s of work done by then, speed
 Uniforms = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, count -> [0, 1)
 FIRST_SOJOURNS = 64  # of a worker, or fewer where all workers together would have more
 MANY_SOJOURNS = 2**21
-MANY_SEARCHES = 2**12  # at once, where a search by halves takes less time than the writing of keys
+MANY_SEARCHES = 2**12  # at once; then bisection takes less time than the writing of keys
 
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """State paths of P workers; the last sojourn begins at the end and is not complete."""
+    """Speed paths of P workers; the last sojourn begins where a path ends, and is not complete."""
 
     sojourns: np.ndarray  # [P, S + 1, 3]
 
@@ -35,9 +35,9 @@ class Path:
 
 
 class Paths:
-    """Paths between full speed and 1 / factor of it, as long as they are needed.
+    """Random paths between full speed and 1 / factor of it, drawn as far as they are needed.
 
-    uniforms: of (worker, sojourn), 0 for the state in the beginning; the means are in seconds.
+    uniforms: of (worker, sojourn), where number 0 gives the first state; the means are in seconds.
     """
 
     def __init__(self, uniforms: Uniforms, factor: float, mean_normal: float, mean_slow: float):
@@ -46,7 +46,7 @@ class Paths:
         self._path = self.grown(1, FIRST_SOJOURNS)
 
     def beyond(self, workers: int, until: float) -> Path:
-        """Return a path of `workers` workers or more, for longer than `until` seconds."""
+        """Return a path of `workers` workers or more, known for longer than `until` seconds."""
         known, ends, _ = self._path.sojourns.shape
         if workers > known:
             sojourns = min(ends - 1, MANY_SOJOURNS // workers)
@@ -81,16 +81,16 @@ class Paths:
 
 
 class InTime(NamedTuple):
-    """Parts of durations that depend on the start, for loops that put them together."""
+    """Parts of durations that depend on their start; the event loops put the parts together."""
 
     work: Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, count -> s at full speed
     paths: Paths
-    slowest: float  # s, the longest time of a second of work
+    slowest: float  # s, the longest time that a second of work takes
     constant: Callable[[int], np.ndarray] | None = None  # workers -> [P], factors of durations
 
 
 def finish(path: Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """Return the end of `work` begun at `start`: invert the piecewise linear work done by then."""
+    """Return the end of `work` begun at `start`, by inversion of the piecewise linear work done."""
     known = path.sojourns[worker, _last(path, SWITCH, worker, start)]
     total = known[..., DONE] + known[..., SPEED] * (start - known[..., SWITCH])
     total = total + work
@@ -105,7 +105,7 @@ def speeds(path: Path, worker: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def duration(sojourns: np.ndarray, i: int, start: float, work: float) -> float:
-    """Return the seconds of `work` of worker i, begun at `start`: as `finish`, to be compiled."""
+    """Return the seconds of `work` of worker i begun at `start`, as `finish`; to be compiled."""
     x = sojourn(sojourns, i, SWITCH, start)
     total = sojourns[i, x, DONE] + sojourns[i, x, SPEED] * (start - sojourns[i, x, SWITCH]) + work
     y = sojourn(sojourns, i, DONE, total)
@@ -126,7 +126,7 @@ def sojourn(sojourns: np.ndarray, i: int, of: int, value: float) -> int:
 
 
 def _last(path: Path, of: int, worker: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Return the last sojourn of every worker whose switch, or work by then, is at most `value`."""
+    """Return every worker's last sojourn whose switch, or work done by then, is at most `value`."""
     stride = path.sojourns.shape[1]
     if worker.size < MANY_SEARCHES:
         # Complex numbers order lexicographically: one search finds the sojourn of every worker.

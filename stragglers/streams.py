@@ -2,10 +2,10 @@
 
 A block of numbers is the sequence of draws of `default_rng(SeedSequence(seed,
 spawn_key=key)).random()`. NumPy makes a generator per block, which costs as much as some thousand
-draws; here it is a few dozen multiplications, and a draw in the middle of a block skips the earlier
-ones. The algorithms are PCG XSL RR 128/64 (M. O'Neill, PCG: A Family of Simple Fast Space-Efficient
-Statistically Good Algorithms for Random Number Generation, 2014, section 6.3.4) and the hash of
-NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015).
+draws. Here a generator costs a few dozen multiplications, and a draw in the middle of a block skips
+the earlier draws. The algorithms are PCG XSL RR 128/64 (M. O'Neill, PCG: A Family of Simple Fast
+Space-Efficient Statistically Good Algorithms for Random Number Generation, 2014, section 6.3.4) and
+the hash of NumPy's SeedSequence (after M. O'Neill, Developing a seed_seq Alternative, 2015).
 """
 
 import functools
@@ -18,10 +18,10 @@ from types import FunctionType
 import numpy as np
 
 _BLOCK = 256  # draws per generator: creating one costs as much as some thousand draws
-# Draws that are kept; beyond them, each is drawn anew when it is looked up.
+# Limits of kept draws; beyond them, each number is drawn anew when it is looked up.
 MOST_ROWS, MOST_KNOWN = 2**15, 2**25
-AT_ONCE = 2**16  # draws at a time, of many
-MANY_BLOCKS = 2**14  # of them, NumPy takes about as long as the import of a compiler
+AT_ONCE = 2**16  # draws in one pass
+MANY_BLOCKS = 2**14  # blocks that take NumPy about as long as the import of a compiler
 MANY_WITH_COMPILER = 2**10  # if a compiler is loaded already
 _POOL = 4  # 32-bit words of a SeedSequence
 _WORD = 2**32
@@ -30,9 +30,9 @@ _WORD = 2**32
 def addressed(
     seed: int, *stream: int, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Look up transformed uniforms by (worker, count), computed in blocks when first needed.
+    """Return a look-up of transformed uniforms by (worker, count), drawn in blocks when needed.
 
-    Blocks are kept, unless all workers together have too many: memory is then that of the call.
+    Blocks are kept, unless all workers have too many; then memory has the draws of one call.
     """
     table, workers = np.empty((0, 0)), 0
 
@@ -72,9 +72,9 @@ def addressed(
 
 
 def parts(workers: int, counts: int) -> Iterator[np.ndarray]:
-    """Yield workers [n, 1], some at a time, so that arrays of [n, counts] stay in a cache.
+    """Yield workers [n, 1], a few at a time, so that arrays of [n, counts] stay in a cache.
 
-    The last ones come first, so that a lookup grows its memory once.
+    The last workers come first, so that a look-up grows its memory once.
     """
     together = max(1, AT_ONCE // counts)
     for end in range(workers, 0, -together):
@@ -84,9 +84,9 @@ def parts(workers: int, counts: int) -> Iterator[np.ndarray]:
 def uniforms(seed: int, stream: Sequence[int], worker: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Draw uniforms in [0, 1), float64, one per (worker, count), in the shape of these two.
 
-    Number `count` of a worker is number count % 256 of the generator with the spawn key (worker,
-    count // 256, *stream). Successive counts of a worker that follow each other in the arrays
-    cost least.
+    Number `count` of a worker is draw count % 256 of the generator with the spawn key (worker,
+    count // 256, *stream). Successive counts of a worker cost least if they are neighbours in the
+    arrays.
     """
     worker, count = np.broadcast_arrays(worker, count)
     head = words(seed)
@@ -220,10 +220,10 @@ def _fill(known, tail, block, workers, counts, out):
 
 @functools.cache
 def compiled(function: Callable, *helpers: Callable) -> Callable:
-    """Return a function of a module as machine code, kept on disk where that can be written to.
+    """Return a function of a module as machine code, kept on disk if the disk can be written to.
 
-    helpers: functions that it calls. The import of numba takes a second and is left to those who
-    need it.
+    helpers: functions that it calls. numba is imported only here, as its import takes a second;
+    ImportError without numba.
     """
     try:
         import numba
@@ -237,7 +237,7 @@ def compiled(function: Callable, *helpers: Callable) -> Callable:
     parts = ("code", "globals", "name", "defaults", "closure")
     named = FunctionType(*(getattr(function, f"__{part}__") for part in parts))
     try:
-        # Numba looks for changes in the file of the function alone, and keeps it by its name.
+        # Numba checks only the file of the function for changes, and keeps code by its name.
         sources = {helper.__code__.co_filename for helper in helpers}
         files = b"".join(Path(source).read_bytes() for source in sorted(sources))
         named.__qualname__ += f"_{hashlib.sha256(files).hexdigest()[:16]}"

@@ -1,13 +1,13 @@
-"""Predictions for waiting rules, without random numbers: the reference for schedules and runs.
+"""Analytical predictions for waiting rules: the reference for schedules and runs.
 
 Protocols of a server, of "Slow and Stale Gradients" (Dutta, Joshi, Ghosh, Dube, Nagpurkar, arXiv
-1803.01113): P workers have iid durations X of a mini-batch, and a server updates on k gradients. A
-rule is called as in `stragglers.rules.server`: k_sync, k_batch_sync, k_async or k_batch_async.
+1803.01113): P workers have iid durations X of a mini-batch, and a server updates on k gradients.
+Rules have the names of `stragglers.rules.server`: k_sync, k_batch_sync, k_async or k_batch_async.
 
-Gains of non-blocking rounds over blocking ones, with the round of Non-blocking SGD (arXiv
-2211.00889, run-time analysis) and landing at all workers: closed forms and quadratures for iid
-durations and for fixed speeds. `estimate_gain` simulates both rules with the same delays, for
-durations with a memory and for landing at neighbours.
+Gains of non-blocking over blocking rounds, for the round of Non-blocking SGD (arXiv 2211.00889,
+run-time analysis) and landing at all workers: closed forms and quadratures for iid durations and
+for fixed speeds. Only `estimate_gain` draws random numbers: it simulates both rules with the same
+delays, for durations with a memory and for landing at neighbours.
 """
 
 import math
@@ -35,12 +35,12 @@ from stragglers.rule import Cost, Setting
 def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, float]:
     """Return (low, high), bounds of the expected seconds between two updates without communication.
 
-    They are equal where it is known. k_sync: E[X_{k:P}]; k_batch_async: k E[X] / P; k_batch_sync:
-    the k-th point of P superposed renewal processes, by quadrature to about 0.5 %. k_async: known
-    for exponential durations, for k = 1 or P, and for deterministic ones if k divides P; else at
-    least k E[X] / P, at most E[X_{k:P}] for distributions whose residual durations are shorter than
-    new ones ("new-longer-than-used"), at least that where they are longer, and without an upper
-    bound where neither holds. A bad k raises ValueError. Source: 1803.01113.
+    The bounds are equal if the value is known. k_sync: E[X_{k:P}]. k_batch_async: k E[X] / P.
+    k_batch_sync: the k-th point of P superposed renewal processes, by quadrature to about 0.5 %.
+    k_async: known for exponential durations, for k = 1 or P, and for deterministic ones if k
+    divides P; else low is k E[X] / P and high is inf. If residual durations are shorter than new
+    ones ("new-longer-than-used"), high is E[X_{k:P}]. If residual durations are longer, low is at
+    least E[X_{k:P}]. A bad k raises ValueError. Source: 1803.01113.
     """
     if rule not in _THEORY:
         raise ValueError(f"theory: unknown rule {rule!r}; choose one of {', '.join(_THEORY)}")
@@ -57,7 +57,7 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
 def stability_limit(delay: float) -> float:
     """Return the largest stable rate times curvature if every gradient has staleness `delay`.
 
-    2 sin(pi / (2 (2 d + 1))): there a root of z^(d+1) - z^d + eta l reaches the unit circle.
+    At 2 sin(pi / (2 (2 d + 1))) a root of z^(d+1) - z^d + eta l reaches the unit circle.
 
         >>> round(stability_limit(0), 6), round(stability_limit(1), 6)
         (2.0, 1.0)
@@ -114,8 +114,8 @@ _TIMES = 2**15  # divided by k: number of times at which the counts of all worke
 def _superposed(law: Law, k: int, workers: int) -> float:
     """Return E[T] by the integral of P(T > t) = P(fewer than k have ended by t), all begun at 0.
 
-    The integral is cut where its horizon doubles, and every piece has a lattice of its own, as a
-    heavy tail has no scale.
+    The horizon of the integral doubles from piece to piece. Every piece has a lattice of its own,
+    as a heavy tail has no scale.
     """
     if math.isinf(order_statistic_mean(law, 1, workers)):
         return math.inf  # T is beyond t only if all workers are in a mini-batch of at least t / k
@@ -164,7 +164,7 @@ _LEVELS = np.concatenate([np.linspace(1e-4, 0.99, 4000), 1 - np.geomspace(0.01, 
 
 
 def _trials(law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return limits t in seconds, F(t) and the part of E[min(X, t)] in which X ends, of each."""
+    """Return limits t in s, F(t), and the part of E[min(X, t)] from durations X that end by t."""
     levels = np.concatenate([[0.0], _LEVELS])
     limits = law.quantile(levels)
     below = np.concatenate([[0.0], np.cumsum((limits[1:] + limits[:-1]) / 2 * np.diff(levels))])
@@ -172,11 +172,11 @@ def _trials(law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def trial_rate(law: Law, limit: float) -> float:
-    """Return the gradients a second of a worker that gives up whatever takes longer than `limit` s.
+    """Return a worker's gradients per second if it gives up mini-batches after `limit` seconds.
 
-    F(t) / E[min(X, t)], to about .1 %: 1 / E[X] without a limit, and for exponential durations with
-    any. Raises ValueError for a limit that fewer than one of a million mini-batches exceed. Source:
-    2410.04285, where a trial has probability p_i = F(t_i).
+    The rate is F(t) / E[min(X, t)], to about 0.1 %. Without a limit, and for exponential durations,
+    the rate is 1 / E[X]. A ValueError if no mini-batch ends within the limit, or if fewer than one
+    of a million exceed it. Source: 2410.04285, where a trial has probability p_i = F(t_i).
 
         >>> from stragglers.delays import exponential
         >>> round(trial_rate(exponential(0.5), limit=0.1), 2)
@@ -204,7 +204,7 @@ def trial_rate(law: Law, limit: float) -> float:
 
 
 def best_limit(law: Law) -> float:
-    """Return the limit in seconds at which a worker has the most gradients a second."""
+    """Return the limit in seconds at which a worker has the most gradients per second."""
     limits, levels, below = (values[1:] for values in _trials(law))
     return float(limits[np.argmax(levels / (below + (1 - levels) * limits))])
 
@@ -222,9 +222,9 @@ def throughput_gain(
 ) -> float:
     """Return the ratio of samples per second of non-blocking to blocking rounds.
 
-    share * (E[T_max] + D) / (E[T] + D), 2211.00889, with D the seconds of `communication` in a
-    round; draw and in_flight as in `moments`. Infinite where only blocking rounds have no mean;
-    where neither has, ValueError.
+    The ratio is share * (E[T_max] + D) / (E[T] + D), 2211.00889, with D the seconds of
+    `communication` in a round; draw and in_flight as in `moments`. The ratio is inf if only
+    blocking rounds have an infinite mean. A ValueError if both have.
     """
     means = moments(law, workers, mini_batches, draw, in_flight)
     return means.share * _shorter(means.blocking, means.nonblocking, communication)
@@ -235,10 +235,10 @@ def speeds_gain(
 ) -> float:
     """Return the throughput gain of non-blocking rounds for workers always `factors` times slower.
 
-    `communication` of a round is in units of a mini-batch at factor 1: in seconds if the factors
-    are. Without it and with the speeds v = 1 / factors: sum_i floor(M v_i / v_max) v_max /
-    (M n min v) if others are "cut"; one worker s times slower gains s (n - 1 + 1/s) / n for large
-    M (2211.00889).
+    communication: of a round, in units of a mini-batch at factor 1, or in seconds if the factors
+    are. Without communication, and with speeds v = 1 / factors, the gain is sum_i floor(M v_i /
+    v_max) v_max / (M n min v) if mini-batches in flight are "cut". One worker s times slower gives
+    s (n - 1 + 1/s) / n for large M (2211.00889).
 
         >>> speeds_gain([4, 1, 1, 1], mini_batches=8)  # one of four workers is 4x slower
         3.25
@@ -270,12 +270,12 @@ def estimate_gain(
     landing: str = "neighbours",
     **options,
 ) -> float:
-    """Simulate non-blocking over blocking samples per second, with the same delays for both.
+    """Return the simulated ratio of samples per second of non-blocking to blocking rounds.
 
-    For settings without a closed form: durations with a memory (Markov, traces), and D-PSGD
-    (1705.09056) or MATCHA (1905.09435), given their `graph` or `links`, where blocking rounds wait
-    for neighbours. rounds: simulated of either rule. landing, in_flight: of the non-blocking
-    rounds. Further options as in `Setting`.
+    Both rules have the same delays. Simulation is for settings without a closed form: durations
+    with a memory (Markov, traces), and D-PSGD (1705.09056) or MATCHA (1905.09435), given their
+    `graph` or `links`, where blocking rounds wait for neighbours. rounds: of either rule. landing,
+    in_flight: of the non-blocking rounds. Further options as in `Setting`.
     """
     if rounds < 1:
         raise ValueError(f"theory: needs rounds >= 1 to simulate, got {rounds}; set at least 1")

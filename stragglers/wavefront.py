@@ -1,11 +1,11 @@
 """Event loop of nodes that work and meet in pairs, batched into wavefronts of disjoint pairs.
 
-A node works for some mini-batches and then meets a partner. Meetings are ordered by the time of
-their landing, ties by the node that asked for them. A row of the schedule takes `width` of them:
-the loop simulates until a window of meetings is pending, goes through it in order, and takes every
-meeting that shares no node with an earlier one of the window, taken or left. Each node thus keeps
-its own sequence, and as meetings of different nodes commute, the rows give the result of the order,
-to the last bit.
+A node computes some mini-batches and then meets a partner. Meetings are ordered by their landing,
+ties by the node that asked. A row of the schedule takes up to `width` meetings. The loop simulates
+until a window of meetings is pending, and goes through the window in order. A row takes every
+meeting that shares no node with an earlier meeting of the window, taken or left. Each node thus
+keeps its own sequence. Meetings of different nodes commute, so that the rows give the result of the
+order by time, bit for bit.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from stragglers import lookahead, speed_paths
 from stragglers.lookahead import Seconds, tree_of
 from stragglers.schedule import Schedule
 
-# Pending meetings per place of a row: with more, rows are hardly fuller, but less in order.
+# Pending meetings per meeting of a row; with more, rows are hardly fuller, but less in order.
 WINDOW_PER_WIDTH = 4
 
 
 class Nodes(NamedTuple):
-    """State of every node: its local steps, wait for a partner, or landing."""
+    """State of every node: its local steps, its wait for a partner, or its landing."""
 
     begin: np.ndarray  # [P] s, begin of its local steps
     end: np.ndarray  # [P] s, end of its local steps
@@ -31,19 +31,19 @@ class Nodes(NamedTuple):
     round: np.ndarray  # [P] int64, finished rounds of local steps
     asked: np.ndarray  # [P] int64, its drawn or met partner
     waits: np.ndarray  # [P] int64, the working node that it waits for, or -1
-    wake: np.ndarray  # [P] s, of its next look for a partner, inf if it has one or waits
+    wake: np.ndarray  # [P] s, its next look for a partner; inf if it has a partner or waits
     land: np.ndarray  # [P] s, landing of the meeting that it asked for, inf if there is none
 
 
 class Pending(NamedTuple):
-    """Simulated meetings in their order that are in no row yet; the first of a pair asked.
+    """Simulated meetings that are in no row yet, in order; the first node of a pair asked.
 
     A node that met itself is twice in its pair.
     """
 
     count: np.ndarray  # [1] int64, number of the W places in use
     pair: np.ndarray  # [W, 2] int64
-    steps: np.ndarray  # [W, 2] int64, local steps that each brings along
+    steps: np.ndarray  # [W, 2] int64, local steps that each node contributes
     first: np.ndarray  # [W, 2] int64, counter of the first local step
     begin: np.ndarray  # [W, 2] s, begin of the local steps
     end: np.ndarray  # [W, 2] s, end of the local steps
@@ -57,7 +57,7 @@ class Lookahead(NamedTuple):
     seconds: Seconds  # by the counter of a mini-batch
     partner: np.ndarray  # [P, R] int32, drawn partners
     steps: np.ndarray  # [P, R] int64; axes of one entry if all nodes or rounds have the same
-    cost: np.ndarray  # [P, R] s, likewise; of meetings with another node
+    cost: np.ndarray  # [P, R] s of meetings with another node; axes likewise
     links: tuple[np.ndarray, np.ndarray, float]  # see `stragglers.lookahead.links_of`
     round: np.ndarray  # [P] int64, round of the first column of the draws
 
@@ -94,10 +94,10 @@ def empty_window(width: int) -> Pending:
 def filled(
     nodes: Nodes, pending: Pending, time: float, blocking: bool, ahead: Callable, updates: int
 ) -> dict[str, np.ndarray]:
-    """Return rows after one that landed at `time`, as columns, and move `nodes` and `pending` on.
+    """Return the next rows as columns, and advance `nodes` and `pending`.
 
-    ahead: (nodes, [2] s until when paths of speeds and of links have to be known) -> Lookahead
-        that lets every node go on.
+    time: s, landing of the row before. ahead: (nodes, [2] s until which paths of speeds and of
+    links must be known) -> Lookahead that lets every node go on.
     """
     shape = updates, 2 * (pending.land.size // WINDOW_PER_WIDTH)
     columns = {name: np.empty(shape, kind) for name, kind in _COLUMNS.items()}
@@ -120,7 +120,7 @@ def filled(
 
 
 def wait(queues, end, i, j) -> None:
-    """Let i wait for j; of nodes that wait since the same time, the lowest number comes first."""
+    """Let i wait in the queue of j, by the begin of the waits, then by the lowest number."""
     waits, longest, behind = queues
     waits[i] = j
     before, other = -1, longest[j]
@@ -134,7 +134,7 @@ def wait(queues, end, i, j) -> None:
 
 
 def wait_no_more(queues, i) -> None:
-    """Let i leave the node that it waits for, if it waits."""
+    """Remove i from the queue of the node that it waits for, if it waits."""
     waits, longest, behind = queues
     j = waits[i]
     if j < 0:
@@ -152,10 +152,10 @@ def wait_no_more(queues, i) -> None:
 def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) -> int:
     """Fill rows from `row` on while everything is in the lookahead; return the next row.
 
-    place: [W], places of the pending meetings, in their order; behind them, free places.
-    until: [2] s, ends that paths of speeds and of links must reach, where they are too short.
+    place: [W], places of the pending meetings, in their order, and then the free places.
+    until: [2] s that paths of speeds and of links must reach for the next call; the loop sets them.
     trees: times at which nodes land and at which they wake, and levels, see `stragglers.lookahead`.
-    This function is compiled, except where durations are drawn when they are looked up.
+    The loop is compiled, unless durations are drawn when they are looked up.
     """
     seconds, drawn_partner, drawn_steps, cost, links, known = ahead
     slow_paths, of_link, until_known = links
@@ -230,7 +230,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
             lookahead.set_time(landing, levels, i, end[i] + longer)
 
     def meet(i, j):
-        """Land with j, both idle, after the longer communication of the two."""
+        """Let i and j, both idle, land after the longer communication of the two."""
         ready = max(end[i], end[j])
         longer = seconds_of(i, j, round_[i] - known[i], ready)
         longer = max(longer, seconds_of(j, i, round_[j] - known[j], ready))
@@ -325,7 +325,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
 
 
 def interactions(schedule: Schedule) -> Meetings:
-    """Return the meetings of a schedule of pairs, by landing, ties by the worker that asked."""
+    """Return the meetings of a schedule of pairs by landing, ties by the worker that asked."""
     width = schedule.workers.shape[1] // 2
     # An unused position brings no mini-batches along; a node that asks brings some.
     row, asked = np.nonzero(schedule.batches[:, :width])
@@ -337,7 +337,7 @@ def interactions(schedule: Schedule) -> Meetings:
 
 
 def meetings(schedule: Schedule, workers: int) -> np.ndarray:
-    """Count meetings of each two workers, symmetric [P, P]; on the diagonal, each with itself."""
+    """Return the meetings of each two workers, symmetric [P, P]; the diagonal: with themselves."""
     pairs = interactions(schedule).pairs
     counts = np.zeros((workers, workers), np.int64)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)

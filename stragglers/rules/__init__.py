@@ -1,4 +1,4 @@
-"""Waiting rules by the names that configs use; a rule is imported when it is asked for."""
+"""Waiting rules by the names that configs use; a rule is imported when its name is looked up."""
 
 import contextlib
 import functools
@@ -45,10 +45,10 @@ def showing(
     setting: Setting,
     known: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[str]:
-    """Return the rules for which `wanted` is true in a setting, as calls, for errors.
+    """Return the rules for which `wanted` is true in a setting, as calls for an error message.
 
-    known: own parameters to try first. Then each rule is built with the smallest numbers, with a
-    number for all workers, and with each of its switches; a rule that needs a file is left out.
+    known: values of own parameters to try first. Each rule is then built with the smallest values,
+    with the number of workers, and with each of its switches; a rule that needs a file is left out.
     """
     found = []
     for name in sorted(RULES):
@@ -62,7 +62,7 @@ def showing(
 
 
 def _trials(name: str, workers: int, known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield parameters with which a rule may do, the plainest first."""
+    """Yield parameter values with which a rule may be built, the plainest first."""
     needed, switches = _own(RULES[name])
     choices = []
     for key, kind in needed.items():
@@ -77,7 +77,7 @@ def _trials(name: str, workers: int, known: Mapping[str, Any]) -> Iterator[dict[
 
 @functools.cache
 def _own(factory: Callable[..., Rule]) -> tuple[dict[str, Any], list[str]]:
-    """Return the types of the own parameters that a rule needs, and its switches."""
+    """Return the types of a rule's required own parameters, and the names of its switches."""
     own = list(inspect.signature(factory, eval_str=True).parameters.values())[1:]
     needed = {one.name: one.annotation for one in own if one.default is one.empty}
     return needed, [one.name for one in own if one.default is False]
@@ -90,7 +90,7 @@ def _shown(value: Any) -> str:
     return "..." if isinstance(value, float) else str(value)
 
 
-LEAST = {int: (1,), float: (1e9,)}  # number to wait for; seconds
+LEAST = {int: (1,), float: (1e9,)}  # trial values: a number to wait for; seconds
 
 __all__ = ["RULES", "showing", *RULES]
 

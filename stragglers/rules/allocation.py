@@ -2,19 +2,19 @@
 
 A. Maranjyan, E. M. Saad, P. Richtarik, F. Orabona, *ATA: Adaptive Task Allocation for Efficient
 Resource Management in Distributed Machine Learning*, arXiv 2502.00775, after the authors' code. In
-round k = 1, 2, ... B mini-batches are computed by n workers, and the round ends with the last of
-them. With the mean mu_i of the K_i durations of worker i so far, worker i gets a_i tasks of
+round k = 1, 2, ... n workers compute B mini-batches (tasks), and the round ends with the last of
+them. Let mu_i be the mean of the K_i durations of worker i so far. Worker i gets a_i tasks, with
 
     s_i   <- max(0, mu_i - 4 e alpha (sqrt(c_i) + c_i)),    c_i = ln(2 k^2) / K_i
     a     <- the whole numbers of sum B that minimise max_i a_i s_i
 
-alpha bounds the spread of a duration. Without one it is 2 mu_i, as in ATA-Empirical, whose bounds
-are wide: a worker needs 515 ln(2 k^2) tasks, some thousands, before its s_i is above 0. As long as
-any is 0, those workers share all tasks evenly. Workers without a task so far get one first.
+alpha bounds the spread of a duration. The default is 2 mu_i, as in ATA-Empirical, whose bounds are
+wide: s_i is 0 until worker i has done 515 ln(2 k^2) tasks, some thousands. While some s_i are 0,
+the workers with s_i = 0 share all tasks evenly. A worker without a task so far gets one first.
 
-Ties go to the worker with the fewest tasks so far, then to the first, where the authors draw. A
+Ties go to the worker with the fewest tasks so far, then to the lowest number; the authors draw. A
 worker takes at most the M mini-batches of a full round. The greedy choice of the next task's worker
-is optimal, as the authors' recursion is.
+is optimal, as is the authors' recursion.
 """
 
 import heapq
@@ -31,11 +31,11 @@ from stragglers.schedule import Schedule, concatenate
 
 
 class Learnt(NamedTuple):
-    """State of the rounds, and what is known of each worker."""
+    """State of the rounds, with the total seconds and tasks of each worker."""
 
     clock: ClockState
     seconds: np.ndarray  # [P] s of all its tasks so far
-    tasks: np.ndarray  # [P] int64, number of them
+    tasks: np.ndarray  # [P] int64, number of these tasks
 
     @property
     def update(self) -> int:
@@ -46,7 +46,7 @@ class Learnt(NamedTuple):
 def scores(seconds: np.ndarray, tasks: np.ndarray, k: int, alpha: float | None) -> np.ndarray:
     """Return lower bounds [P] of the workers' mean durations after k rounds; -inf without a task.
 
-    seconds, tasks: [P] of all rounds so far. alpha: s, spread of a duration; None: twice the mean.
+    seconds, tasks: [P], of all rounds so far. alpha: s, spread of a duration; None: twice the mean.
     """
     known = np.maximum(tasks, 1)
     mean, c = seconds / known, math.log(2 * max(k, 1) ** 2) / known
@@ -56,13 +56,13 @@ def scores(seconds: np.ndarray, tasks: np.ndarray, k: int, alpha: float | None) 
 
 
 def allocated(score: np.ndarray, tasks: np.ndarray, total: int, most: int) -> np.ndarray:
-    """Return whole numbers [P] up to `most`, of sum `total`, that minimise max_i a_i score_i.
+    """Return whole numbers a [P] up to `most`, of sum `total`, that minimise max_i a_i score_i.
 
-    A score of -inf comes first, once; ties go to the worker with the fewest `tasks` [P].
+    A worker of score -inf gets its first task before the others. Ties go to the fewest `tasks` [P].
     """
     given = np.zeros(score.size, np.int64)
     waiting = [(s, 0, n, i) for i, (s, n) in enumerate(zip(score, tasks, strict=True))]
-    heapq.heapify(waiting)  # (max if it gets the next one, tasks of this round, of all, worker)
+    heapq.heapify(waiting)  # (a_i s_i with one more task, tasks this round, tasks so far, worker)
     for _ in range(total):
         _, _, before, i = heapq.heappop(waiting)
         given[i] += 1
@@ -76,8 +76,8 @@ def allocated(score: np.ndarray, tasks: np.ndarray, total: int, most: int) -> np
 def ata(setting: Setting, *, tasks: int, alpha: float | None = None) -> Rule:
     """Share out `tasks` mini-batches a round by the durations so far, and wait for all of them.
 
-    alpha: spread of a duration in seconds, smaller to learn faster; None: twice the mean so far.
-    Source: 2502.00775.
+    alpha: spread of a duration in seconds; a smaller one learns faster; None: twice the mean so
+    far. Source: 2502.00775.
     """
     clock = RoundClock(setting, round_clock.never, "all", "carry", "finish")
     workers, most = clock.workers, clock.mini_batches

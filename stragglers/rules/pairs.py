@@ -6,27 +6,27 @@ Every node works through its local steps at its own speed and then meets a rando
     random_pairs, blocking=True    both have done their local steps; the first one waits
     bipartite_pairs                one side of a bipartite graph asks, the other goes on alone
 
-Partners are drawn uniformly among a node's neighbours in `setting.graph`, or in proportion to the
-attribute "weight" of its edges. `setting.communication` is in seconds from the end of the local
-steps to the meeting, in which the node does not compute, or a function of the node's number of
-meetings; then scalar or [workers]. Both rules take these parameters:
+A partner is drawn among a node's neighbours in `setting.graph`, uniformly or in proportion to the
+edge attribute "weight". `setting.communication` is the seconds from the end of the local steps to
+the meeting, in which the node does not compute: a scalar or [workers], or a function from the
+node's number of meetings to either. Both rules take these parameters:
 
     local_steps    mini-batches before a meeting, by default all of `setting.mini_batches`
-    steps          "fixed", or "geometric" with this mean once it is capped at the mini-batches
-    width          meetings of a row, by default an eighth of the workers, or fewer where the graph
+    steps          "fixed", or "geometric": capped at the mini-batches, with this mean after the cap
+    width          meetings of a row, by default an eighth of the workers, or fewer if the graph
                    has fewer disjoint edges
 
 Bad values raise ValueError.
 
 A row of the schedule is a wavefront of disjoint meetings, which `stragglers.wavefront` takes from
-their order by time. Its first half are the nodes that asked, `partner` is the position of the other
-one, and `batches` the local steps that each brings along: 0 for a partner that never stopped. A
-node that meets itself, as its own partner, only delivers. An unused position has the number of
-workers as its worker, and itself as its partner. `version` is the row, as every node works on its
-own copy.
+the order of meetings by time. The nodes that asked fill the first half of a row. `partner` is the
+position of the other node. `batches` are the local steps that a node contributes, 0 for a partner
+that never stopped. A node that is its own partner meets itself and only delivers. An unused
+position has the number of workers as its worker, and is its own partner. `version` is the index of
+the row, as every node works on its own copy.
 
-A draw (of a neighbour, or of the local steps before a meeting) depends on the node and on how often
-it has drawn before, never on time. `PairProtocol` has the same meetings where time is real.
+A draw of a neighbour or of local steps depends on the node and on its number of earlier draws,
+never on time. `PairProtocol` makes the same draws in real time.
 """
 
 import functools
@@ -61,7 +61,7 @@ Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, round -> int
 
 
 def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
-    """Draw partners by the weights of a node's edges; a node that never asks meets itself."""
+    """Return draws of partners by the weights of edges; a node that never asks meets itself."""
     edges = [
         (i, j, links[j].get("weight", 1.0) if asks[i] else 1.0)
         for i, links in ((i, graph[i]) for i in range(len(graph)))
@@ -99,7 +99,7 @@ def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
 
 
 def _fixed(name: str, mean: float, most: int, seed: int) -> Draw:
-    """Return a draw of always `mean` local steps."""
+    """Return a draw that is always `mean` local steps."""
     if not 1 <= mean <= most or mean != int(mean):
         raise ValueError(
             f"{name}: needs a whole number 1 <= local_steps <= mini_batches={most}, got {mean}; "
@@ -143,10 +143,10 @@ class PairState(NamedTuple):
 
 
 class PairClock:
-    """Plan of pairs: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
+    """Clock that plans pairs: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
 
-    name: of the rule, for errors; asks: [P] bool, the nodes that meet neighbours, while the others
-    only meet themselves. The other parameters are as above. Bad values raise ValueError.
+    name: name of the rule, for errors. asks: [P] bool, True for nodes that meet neighbours; other
+    nodes meet only themselves. The other parameters are as above. Bad values raise ValueError.
     """
 
     def __init__(
@@ -216,9 +216,9 @@ class PairClock:
         )
 
     def costs(self, first: np.ndarray, columns: int) -> np.ndarray:
-        """Return the seconds of communication of nodes from their `first` rounds on.
+        """Return each node's seconds of communication from its `first` round on, [P, columns].
 
-        Meetings with another node count. The shape is [P, columns], or has axes of one entry.
+        The seconds are for meetings with another node. An axis has one entry if all are equal.
         """
         if not callable(self._communication):
             return np.ravel(self._seconds(0)).astype(np.float64)[:, None]
@@ -261,15 +261,15 @@ def check_neighbours(name: str, setting: Setting) -> None:
 
 
 class MeetingState(NamedTuple):
-    """Knowledge between two arrivals."""
+    """State of the protocol between two arrivals."""
 
     rounds: np.ndarray  # [P] int64, finished rounds of local steps of each node
     waits: np.ndarray  # [P] int64, the node that each waits for, or -1
-    since: np.ndarray  # [P] s, from which on it waits
+    since: np.ndarray  # [P] s, begin of its wait
 
 
 class PairProtocol:
-    """`AsyncProtocol` of pairs; an update lists the node that asked and its partner.
+    """Protocol of pairs on arrivals; an update lists the node that asked and its partner.
 
     A node that meets itself is alone in its update. The version of an arrival does not matter, as
     every node works on its own copy.
@@ -279,7 +279,7 @@ class PairProtocol:
         self._clock = clock
 
     def face(self) -> AsyncProtocol:
-        """Return the decision as a rule shows it."""
+        """Return the functions of the protocol as the `AsyncProtocol` of a rule."""
         apart = not self._clock.blocking
         return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
 
@@ -290,18 +290,18 @@ class PairProtocol:
         return MeetingState(zeros, np.full(workers, -1), np.zeros(workers))
 
     def mini_batches(self, state: MeetingState, worker: int) -> int:
-        """Return the local steps that the node is about to do."""
+        """Return the local steps that the node does next."""
         return int(self._clock.steps(worker, state.rounds[worker]))
 
     def begun(self, state: MeetingState, worker: int, version: int, now: float) -> MeetingState:
-        """Let the node do its local steps once more, and wait for none meanwhile."""
+        """Return the state in which the node repeats its local steps and waits for no node."""
         del version, now
         waits = state.waits.copy()
         waits[worker] = -1
         return state._replace(waits=waits)
 
     def on_arrival(self, state: MeetingState, worker: int, version: int, now: float) -> Decision:
-        """Let the node meet its partner, or wait for it if both have to stop."""
+        """Let the node meet its partner, or wait for the partner if both have to stop."""
         del version
         partner = int(self._clock.partner(worker, state.rounds[worker]))
         if not self._clock.blocking:
@@ -343,9 +343,9 @@ def random_pairs(
 ) -> Rule:
     """Let a node meet a random neighbour whenever it has done its local steps (1910.12308).
 
-    blocking: the partner has to end its local steps, too. If it waits for another node the two meet
-    at once; otherwise it meets, when it has ended them, the node that has waited longest for it,
-    instead of drawing. Both go on when the slower of them has communicated.
+    blocking: the partner also has to end its local steps. A partner that waits for another node
+    meets at once. A partner that still computes does not draw afterwards: it meets the node that
+    has waited longest for it. Both nodes go on after the longer one of their communications.
     Source: arXiv 1910.12308, Algorithms 1 and 2.
     """
     check_neighbours("random_pairs", setting)
@@ -363,10 +363,9 @@ def bipartite_pairs(
 ) -> Rule:
     """Let active nodes meet random passive neighbours; both sides compute (1710.06952).
 
-    Worker 0, and the smallest worker of any further component, is active, its neighbours are
-    passive, and so on. A passive node applies its own work alone: it meets itself, which takes no
-    communication. A graph without such sides raises ValueError. Source: arXiv 1710.06952, Section 3
-    (implementation).
+    In each component of the graph the first worker is active, its neighbours are passive, and so
+    on. A passive node applies its own work alone: it meets itself, without communication. A
+    ValueError if the graph is not bipartite. Source: arXiv 1710.06952, Section 3 (implementation).
     """
     check_neighbours("bipartite_pairs", setting)
     graph = setting.graph

@@ -1,4 +1,4 @@
-"""Waiting rule of a recorded schedule: offline studies of real runs."""
+"""Waiting rule that replays a recorded schedule: offline studies of real runs."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from stragglers.schedule import Schedule, load
 
 
 def recorded(schedule: Schedule) -> Rule:
-    """Return the rule that hands out `schedule` row by row, then nothing more.
+    """Return the rule that gives the rows of `schedule` in order, and then no more rows.
 
-    `held` of a segment is worked out from the rows behind it, so that stale reads across segments
-    are announced.
+    `held` of a segment are the versions that later rows read, so that stale reads across segments
+    are known ahead.
     """
     schedule.validate()
     workers = schedule.all_workers
@@ -40,7 +40,7 @@ def recorded(schedule: Schedule) -> Rule:
 
 
 def replay(setting: Setting, *, path: str) -> Rule:
-    """Return the rule of a file by `Schedule.save`, for a run with these numbers and links."""
+    """Return the rule of a file by `Schedule.save`; ValueError if the setting does not fit it."""
     schedule = load(path)
     if not schedule.updates:
         raise ValueError(

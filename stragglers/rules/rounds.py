@@ -2,17 +2,17 @@
 
 Non-blocking SGD, arXiv 2211.00889; Anytime Minibatch, 2006.05752; DropCompute, 2306.10598.
 
-All of them take some of these parameters:
+Each rule takes some of these parameters:
 
-    landing     at each worker once it is ready and has the messages of its "neighbours" in
-                `setting.graph` or `setting.links` (max-plus recursion), or at all workers once
-                "all" are ready; with neither graph nor links all workers are neighbours
+    landing     "neighbours": at each worker once it is ready and has its neighbours' messages
+                (max-plus recursion); "all": at all workers once all are ready. `setting.graph` or
+                `setting.links` gives the neighbours; without both, all workers are neighbours
     leftovers   "carry" unfinished mini-batches on into the next round, or "drop" them
-    in_flight   at the signal, "finish" the mini-batch that has begun, or "cut" it: it is redone in
-                the next round, in another time
+    in_flight   "finish" the mini-batch in flight at the signal, or "cut" it; a cut mini-batch that
+                is carried on is redone in the next round, with a new duration
 
-`setting.communication` is in seconds per round that follow the work, scalar or [workers]; or it is
-a tuple of `Transfer`, some of which travel beside the work; or a function from the round to either.
+`setting.communication` is the seconds per round after the work, scalar or [workers]; or a tuple of
+`Transfer`, some of which travel beside the work; or a function from the round to either.
 """
 
 import functools
@@ -29,7 +29,7 @@ from stragglers.round_clock import ClockState, RoundClock, Signal
 from stragglers.rule import Calibration, Goal, RoundView, Rule, Setting, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
 
-# A compiled program has nothing of a rule in rounds as a constant, not even its name.
+# A compiled program has no parameter of a rule in rounds as a constant, not even its name.
 DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", "in_flight")
 
 
@@ -65,7 +65,7 @@ def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "fin
 def neighbour_barrier(
     setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish"
 ) -> Rule:
-    """Wait at each worker for its neighbours' M mini-batches (1705.09056)."""
+    """Let each worker wait for its neighbours' M mini-batches (1705.09056)."""
     if setting.graph is None and setting.links is None:
         raise Unfit(
             "neighbour_barrier", "got neither graph nor links", "pass the graph, or use barrier"
@@ -94,7 +94,7 @@ def deadline(
     leftovers: str = "carry",
     in_flight: str = "finish",
 ) -> Rule:
-    """Let all compute for `seconds`, at most M mini-batches."""
+    """Let all workers compute for `seconds`, at most M mini-batches."""
     clock = RoundClock(setting, round_clock.until_deadline(seconds), landing, leftovers, in_flight)
     return _rule(clock, lambda view: view.elapsed >= seconds)
 
@@ -107,7 +107,7 @@ def quorum(
     leftovers: str = "carry",
     in_flight: str = "finish",
 ) -> Rule:
-    """Stop all at the k-th finished mini-batch."""
+    """Stop all workers at the k-th finished mini-batch of a round."""
     clock = RoundClock(setting, round_clock.until_quorum(k), landing, leftovers, in_flight)
     return _rule(clock, goal=Goal(lambda finished: finished, k))
 
@@ -123,10 +123,10 @@ def quorum_grace(
 ) -> Rule:
     """Wait for k workers with all M mini-batches, then `gamma` times as long again for the others.
 
-    If k workers are full after q seconds, all stop gamma q seconds later, with the mini-batches
-    that they have finished by then; each worker counts from its own beginning of the round. A grace
-    after a quorum is an idea of Decoupled DiLoCo (2604.21428), where no worker is stopped, as in
-    `quorum_async`; here it follows from the seconds of the quorum itself.
+    If k workers have M mini-batches after q seconds, all workers stop gamma q seconds later, with
+    the mini-batches that they have finished by then. Each worker counts q from its own beginning of
+    the round. A grace after a quorum is an idea of Decoupled DiLoCo (2604.21428), where no worker
+    is stopped, as in `quorum_async`. Here the grace is a share of the seconds of the quorum.
     """
     if not 1 <= k <= setting.workers:
         raise ValueError(
@@ -148,16 +148,16 @@ def quorum_grace(
 
 
 def anytime(setting: Setting, *, seconds: float, landing: str = "neighbours") -> Rule:
-    """Let all compute for `seconds`; unfinished mini-batches are lost (2006.05752)."""
+    """Let all workers compute for `seconds`; unfinished mini-batches are lost (2006.05752)."""
     return deadline(setting, seconds=seconds, landing=landing, leftovers="drop", in_flight="cut")
 
 
 def equal_work(setting: Setting, *, cost: float, landing: str = "neighbours") -> Rule:
-    """Wait for mini-batches of every worker that cost `cost` together; a round has at most M.
+    """Wait for mini-batches of total cost `cost` from every worker; a round has at most M.
 
-    The last of them is the one that reaches the cost, and nothing is cut or lost. A mini-batch
-    costs 1 in the mean of `sample_cost`, the seconds of its samples where `by_sample` draws them,
-    and 1 where delays do not belong to samples.
+    A worker's round ends with the mini-batch that reaches the cost; no work is cut or lost. The
+    cost of a mini-batch has mean 1 under `sample_cost`, is the seconds of its samples under
+    `by_sample`, and is 1 if delays do not belong to samples.
     """
     if not 0 < cost < math.inf:
         raise ValueError(f"equal_work: needs a finite cost > 0, got {cost}; 8.0 is 8 mini-batches")
@@ -194,9 +194,9 @@ def drop_compute(
 ) -> Rule:
     """Run `calibration` blocking rounds, then stop at their best deadline (2306.10598).
 
-    Mini-batches unfinished at the deadline are lost. The threshold is chosen for work that is cut
-    there, as in the paper. It is a pure function of the delays in the first rounds, so any segment
-    can work it out. On devices it follows from the real durations of these rounds.
+    Mini-batches unfinished at the end of a round are lost. The deadline is chosen for work that is
+    cut there, as in the paper. It is a pure function of the delays in the first rounds, so that any
+    segment can compute it. On devices the deadline follows from the real durations of these rounds.
     """
     if calibration < 1:
         raise ValueError(
@@ -239,10 +239,10 @@ def drop_compute_threshold(
 ) -> float:
     """Return DropCompute's tau, the computing seconds per round of highest throughput (2306.10598).
 
-    durations: seconds of every mini-batch, [rounds, workers, M], in rounds in which all were
-    finished; communication: seconds of a round, scalar or [rounds]. A threshold keeps mini-batches
-    that have ended by then, and ends the round there. Among `candidates` even quantiles of the
-    measured ends, tau gives most mini-batches per second; among equal ones it is the latest.
+    durations: [rounds, workers, M] s of every mini-batch, from rounds without a stop.
+    communication: s of a round, scalar or [rounds]. A threshold ends a round, and keeps the
+    mini-batches that have ended by then. The thresholds are `candidates` even quantiles of the
+    measured ends. tau gives the most mini-batches per second; among equal ones it is the latest.
     Missing or negative numbers raise ValueError.
     """
     durations = np.asarray(durations, np.float64)
@@ -268,10 +268,10 @@ def drop_compute_threshold(
 
 
 class AdaptiveState(NamedTuple):
-    """State of the rounds, and the durations behind the deadline."""
+    """State of the rounds, and the durations that give the next deadline."""
 
     clock: ClockState
-    past: np.ndarray  # [n, P] s of a mini-batch in each of the last rounds or more, or nan
+    past: np.ndarray  # [n, P] s per mini-batch in the last rounds, see `seconds_each`
 
     @property
     def update(self) -> int:
@@ -280,7 +280,7 @@ class AdaptiveState(NamedTuple):
 
 
 def round_deadline(past: np.ndarray, c: float, mini_batches: int) -> float:
-    """Return the seconds of a round, M (median + c MAD) of `past` [n, P]; inf without durations."""
+    """Return the deadline of a round in s, M (median + c MAD) of `past` [n, P]; inf without any."""
     seen = past[~np.isnan(past)]
     if not seen.size:
         return math.inf
@@ -297,10 +297,10 @@ def adaptive_deadline(
     leftovers: str = "carry",
     in_flight: str = "finish",
 ) -> Rule:
-    """Let all compute for M (median + c MAD) of the durations in the last `window` rounds.
+    """Let all workers compute for M (median + c MAD) of the durations in the last `window` rounds.
 
-    No worker is stopped in the first round. Durations are pooled over workers: a worker that is
-    always slow is stopped in every round, while less than half of the workers are slow.
+    No worker is stopped in the first round. Durations are pooled over workers. While fewer than
+    half of the workers are slow, a worker that is always slow is stopped in every round.
     """
     if not 0 <= c < math.inf:
         raise ValueError(f"adaptive_deadline: needs c >= 0, got {c}; 0 is the median itself")

@@ -7,22 +7,22 @@ been pushed. Two choices make four protocols:
     an update restarts all workers     k_sync                      k_batch_sync
     an update lets the others go on    k_async                     k_batch_async
 
-k = P: k_sync is fully synchronous. k = 1: both asynchronous ones are Async-SGD. k_sync is SGD with
-backup workers (1604.00981), k_batch_sync is Rennala SGD (2305.12387) with interruption. The largest
-staleness of a gradient is a third choice, see `rennala` and `ringmaster`. A fourth is a grace, in
-which an update waits on for workers that are nearly there: in `k_async` for some seconds, in
-`quorum_async` for as long as it keeps no worker waiting.
+With k = P, k_sync is fully synchronous. With k = 1, both asynchronous protocols are Async-SGD.
+k_sync is SGD with backup workers (1604.00981), k_batch_sync is Rennala SGD (2305.12387) with
+interruption. A third choice is the largest staleness of a gradient, see `rennala` and `ringmaster`.
+A fourth is a grace after the k-th push, in which an update takes further pushes: some seconds in
+`k_async`, and as long as no worker waits for the update in `quorum_async`.
 
 A contribution is `setting.mini_batches` mini-batches (a number, or one per worker): a gradient over
-all of them, or as many local steps. `setting.communication` is in seconds, or a function of the
-update, then scalar or [workers]. Bad values raise ValueError.
+all of them, or as many local steps. `setting.communication` is in seconds, scalar or [workers], or
+a function from the update to these. Bad values raise ValueError.
 
 AdaSync: wait for few gradients while the loss is high, for more as it falls.
 
 Dutta, Wang, Joshi, *Slow and Stale Gradients Can Win the Race*, arXiv 2003.10579. Over an interval
-of training at a fixed rate a bound on the error is a sum of the remaining descent, F E[T(K)], and
-of noise, c / K. At the start of every interval the rule takes the K that minimises it; c makes K_0
-the minimiser at the initial loss, so that the rate, smoothness and variance need not be known.
+at a fixed rate, the error has a bound of two terms: F E[T(K)] for the remaining loss F, and c / K
+for noise. At the start of every interval the rule takes the K that minimises the bound. With c such
+that K_0 is the minimiser at the initial loss F_0, the rate, smoothness and variance are not needed.
 
     k_batch_sync, k_batch_async    K = K_0 sqrt(F_0 / F), as E[T(K)] is proportional to K
     k_sync, k_async, iid delays    the minimiser over the table of E[T(K)] = E[X_{K:P}]
@@ -41,7 +41,7 @@ from stragglers.rule import AsyncProtocol, Decision, Goal, Rule, Setting, Trigge
 from stragglers.schedule import Schedule, concatenate
 from stragglers.server_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 
-# A compiled program has nothing of a server's rule as a constant, not even its name.
+# A compiled program has no parameter of a server's rule as a constant, not even its name.
 ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace", "grows")
 K_SYNC, K_BATCH_SYNC = Protocol(True, 1, True), Protocol(False, 1, True)
 K_ASYNC, K_BATCH_ASYNC = Protocol(True), Protocol(False)
@@ -80,28 +80,28 @@ def server_rule(name: str, setting: Setting, k: int, protocol: Protocol) -> Rule
 def k_sync(setting: Setting, *, k: int) -> Rule:
     """Update with the k fastest of all workers, and cancel the others.
 
-    The update is made at the k-th end of computing and does not wait for the bytes of pushes. They
-    delay the restart of all workers after it, of every worker by its own communication. Source:
-    1803.01113, K-sync.
+    The update is made at the k-th end of computing and does not wait for the bytes of pushes. After
+    the update every worker restarts after the seconds of its own communication. Source: 1803.01113,
+    K-sync.
     """
     return server_rule("k_sync", setting, k, K_SYNC)
 
 
 def k_batch_sync(setting: Setting, *, k: int) -> Rule:
-    """Update with the first k contributions, by any workers, and cancel those in flight.
+    """Update with the first k contributions, of any workers, and cancel contributions in flight.
 
-    A worker that has pushed begins another at the same version. Communication as in `k_sync`.
-    Source: 1803.01113, K-batch-sync.
+    A worker that has pushed begins another contribution at the same version. Communication is as in
+    `k_sync`. Source: 1803.01113, K-batch-sync.
     """
     return server_rule("k_batch_sync", setting, k, K_BATCH_SYNC)
 
 
 def k_async(setting: Setting, *, k: int, grace: float = 0.0) -> Rule:
-    """Update with the first k workers to push, which go on from it; the others are let alone.
+    """Update with the first k workers to push, which restart from it; the other workers go on.
 
-    grace: seconds for which an update waits on after the k-th push, and takes along further pushes
-    (2401.09135); it is made at once when all workers have pushed. Communication delays the restart
-    of the contributors. Source: 1803.01113, K-async.
+    grace: seconds after the k-th push in which the update takes further pushes (2401.09135); the
+    update is made at once when all workers have pushed. Communication delays the restart of the
+    contributors. Source: 1803.01113, K-async.
     """
     if not 0 <= grace < math.inf:
         raise ValueError(f"k_async: needs grace >= 0 in finite seconds, got {grace}; 0 is none")
@@ -118,22 +118,22 @@ def k_batch_async(setting: Setting, *, k: int) -> Rule:
 
 
 def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float = math.inf) -> Rule:
-    """Update with k workers, and all that push before the first of them is nearly back.
+    """Update with k workers, and all that push before the first of the k is due to push again.
 
-    A worker that has pushed goes on at once, without this update: it reads the newest version when
-    it pushes, and no worker waits for another. The first of an update's workers will push again
-    after about the seconds of its last contribution. At the k-th push some of these are left, and
-    the update waits for the share `gamma` of them, and for `grace` seconds at most. So a worker
-    that is less late than that comes along, and no time is lost by it: at the latest the update is
-    made when any of its workers is back. Only if the k-th worker is slower still, a worker that is
-    back waits until the update is made, as it is in an update only once. Where workers are
-    processes, a contribution lasts from its order to its delivery on the server's clock.
+    A worker that has pushed goes on at once from the newest version, without this update, and waits
+    for no other worker. The first worker of an update is expected to push again after the seconds
+    of its last contribution. At the k-th push some of these seconds are left. The update waits for
+    the share `gamma` of them, for `grace` seconds at most, and takes the pushes in that time. The
+    wait costs no time: the update is made at the latest when any of its workers is back. Only a
+    worker that is back before the k-th push waits for the update, as a worker is in an update only
+    once. If workers are processes, a contribution lasts from its order to its delivery on the
+    server's clock.
 
-    After Decoupled DiLoCo, arXiv 2604.21428, whose Eq. 3, as others' code quotes it, grants
+    The grace follows Decoupled DiLoCo, arXiv 2604.21428, whose Eq. 3, as others' code quotes it, is
     gamma (tau xi_step - xi_quorum - xi_sync). tau xi_step are the seconds of the local steps that
-    hide an exchange, here all of a contribution; xi_quorum are the seconds of the quorum. xi_sync,
-    the seconds of the exchange itself, is left out, so that this grace is longer by gamma xi_sync.
-    Communication lies between a push and the worker's next contribution.
+    hide an exchange, here of a whole contribution. xi_quorum are the seconds of the quorum.
+    xi_sync, the seconds of the exchange itself, is left out, so that this grace is longer by gamma
+    xi_sync. Communication lies between a push and the worker's next contribution.
     """
     if not 0 <= gamma <= 1:
         raise ValueError(f"quorum_async: needs 0 <= gamma <= 1, got {gamma}; 1 is all that is left")
@@ -144,10 +144,10 @@ def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float =
 
 
 def rennala(setting: Setting, *, k: int, interrupt: bool = False) -> Rule:
-    """Update with k contributions at the newest version, by any workers (arXiv 2305.12387).
+    """Update with k contributions at the newest version, of any workers (arXiv 2305.12387).
 
-    Contributions in flight at an update are ignored when they are pushed; interrupt=True: they are
-    cancelled, which is `k_batch_sync`.
+    Contributions in flight at an update are ignored when they are pushed. With interrupt=True they
+    are cancelled at the update, which is `k_batch_sync`.
     """
     return server_rule("rennala", setting, k, Protocol(False, 1, interrupt))
 
@@ -157,10 +157,10 @@ def ringmaster(
 ) -> Rule:
     """Run Async-SGD without gradients of a staleness of `limit` or more (arXiv 2501.16168).
 
-    interrupt: their workers begin anew as soon as they have this staleness. A large limit is
-    `k_batch_async`, limit 1 is `rennala`. grows: with limit=1 nothing is left to choose, as the
-    limit after t updates is sqrt(t - 1), rounded down (Ringmaster LMO, arXiv 2605.18174, as in the
-    authors' code, where the rate falls with t^(-3/4) and the momentum is 1 - t^(-1/2)).
+    interrupt: a worker begins anew as soon as its gradient has this staleness. A large limit is
+    `k_batch_async`, limit 1 is `rennala`. grows: after t updates the limit is sqrt(t - 1), rounded
+    down, if that is more (Ringmaster LMO, arXiv 2605.18174, as in the authors' code, where the rate
+    falls with t^(-3/4) and the momentum is 1 - t^(-1/2)); with limit=1 nothing is left to choose.
     """
     if limit < 1:
         raise ValueError(f"ringmaster: needs limit >= 1 updates, got {limit}; 1 allows no delay")
@@ -183,7 +183,7 @@ class AdaState(NamedTuple):
     k: int  # for the next update
     first_loss: float  # initial loss above the lowest one; nan before it is known
     next_choice: float  # s, begin of the next choice of k
-    first: int  # contributions of the update under way, more than k if these were held already
+    first: int  # contributions of the update under way, more than k if k were held before
 
     @property
     def update(self) -> int:
@@ -192,7 +192,7 @@ class AdaState(NamedTuple):
 
 
 def exponential_k(workers: int, k: int) -> Callable[[float], float]:
-    """Return (F_0 / F) -> K for E[T(K)] ~ log(P / (P - K)): K^2 / (P - K) ~ F_0 / F."""
+    """Return the function F_0 / F -> K for E[T(K)] ~ log(P / (P - K)): K^2 / (P - K) ~ F_0 / F."""
 
     def chosen(ratio: float) -> float:
         if k == workers:
@@ -205,9 +205,9 @@ def exponential_k(workers: int, k: int) -> Callable[[float], float]:
 
 
 def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[[float], float]:
-    """Return (F_0 / F) -> the K in 1..P that minimises F E[X_{K:P}] + c / K, for any distribution.
+    """Return the function F_0 / F -> K in 1..P that minimises F E[X_{K:P}] + c / K, for any law.
 
-    X is the time of this number of mini-batches.
+    X is the time of `mini_batches` mini-batches. A ValueError if E[X_{k:P}] is infinite.
     """
     seconds = sums_means(law, workers, mini_batches)
     finite = np.isfinite(seconds)
@@ -238,11 +238,11 @@ def adasync(
     k: int = 1,
     lowest_loss: float = 0.0,
 ) -> Rule:
-    """Run one of the four protocols whose K follows the loss (2003.10579).
+    """Run one of the four protocols with a K that follows the loss (2003.10579).
 
     protocol: k_sync, k_batch_sync, k_async or k_batch_async; interval: seconds for which a K holds;
-    k: K_0, which holds at the beginning; lowest_loss: limit of the training loss. K is rounded and
-    lies in 1..P. Rows have the K of their time. Bad values raise ValueError.
+    k: K_0, the K at the beginning; lowest_loss: limit of the training loss. K is rounded and lies
+    in 1..P. A row has the K of its time. Bad values raise ValueError.
     """
     workers = setting.workers
     if protocol not in PROTOCOLS:
@@ -271,7 +271,7 @@ def adasync(
 class _Adaptive:
     """Protocol whose K is a part of its state.
 
-    chosen: (F_0 / F) -> K, not rounded yet.
+    chosen: function F_0 / F -> K, before rounding.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class _Adaptive:
         self._server = Server(clock.protocol, clock.k, clock.mini_batches)
 
     def rule(self) -> Rule:
-        """Return the rule with its faces."""
+        """Return the rule, with its plan and its reactions to arrivals."""
         return Rule(
             self._clock.workers,
             lambda: self._begun(self._clock.init()),
@@ -323,19 +323,19 @@ class _Adaptive:
         return state._replace(protocol=self._server.begun(state.protocol, worker, version, now))
 
     def planned(self, state: AdaState, seconds: float, loss: float) -> AdaState:
-        """Choose K as `observe` does, for a plan of the update that is under way.
+        """Choose K as `observe` does, for a plan in which an update is under way.
 
-        What was pushed by now is in it. If that is enough by the new K, it ends with the next push.
+        That update keeps all earlier pushes; if the new K needs no more, one more push ends it.
         """
         _, row = self._clock.extend(state.protocol, 1, k=state.first)
         held = int((row.start + row.busy <= seconds).sum())
         state = self.observe(state, seconds, loss)
-        if held < state.first:  # else it is on its way to the workers
+        if held < state.first:  # else the update is made and on its way to the workers
             state = state._replace(first=max(state.k, held + 1))
         return state
 
     def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:
-        """Take note of the first loss; choose K anew by a later one once the interval is over."""
+        """Record the first loss; once the interval is over, choose K anew by a later loss."""
         loss = loss - self._lowest
         if not math.isfinite(loss):
             return state

@@ -3,14 +3,14 @@
 A. Maranjyan, O. Shaikh Omar, P. Richtarik, *MindFlayer SGD: Efficient Parallel SGD in the Presence
 of Heterogeneous and Random Worker Compute Times*, arXiv 2410.04285, after the authors' code. In
 every round worker i makes B_i trials, one after the other. A trial that takes longer than t_i
-seconds is given up, and the next one begins. The step is
+seconds is given up, and the next trial begins. The step is
 
     x <- x - rate / (sum_i p_i B_i) * (sum of the gradients that were ready in time)
 
-with p_i the probability that a trial is. The limit pays where durations have a heavy tail: see
-`stragglers.theory.trial_rate` and `best_limit`. Here all workers have as many trials, the M
-mini-batches of a round, and one limit. A step is on the mean of the gradients that are there; with
-`batch_power=1` in the optimizer, and a rate divided by the expected number, it is the paper's.
+with p_i the probability that a trial is ready in time. A limit pays if durations have a heavy tail:
+see `trial_rate` and `best_limit` of `stragglers.theory`. Here all workers have one limit and
+equally many trials, the M mini-batches of a round. A step takes the mean of the gradients that were
+ready. The paper's step needs `batch_power=1` in the optimizer, and a rate over the expected number.
 """
 
 from dataclasses import replace
@@ -26,9 +26,9 @@ from stragglers.schedule import Schedule
 
 
 def mindflayer(setting: Setting, *, seconds: float) -> Rule:
-    """Give up every mini-batch that takes longer than `seconds`, and wait for all M of everybody.
+    """Give up mini-batches that take longer than `seconds`; wait for M trials of every worker.
 
-    Samples of a trial that was given up are left out. Source: 2410.04285.
+    A given-up trial skips the last samples of a round. Bad values: ValueError. Source: 2410.04285.
     """
     process = as_process(setting.delay)
     if process.costs is not None:

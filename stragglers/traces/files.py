@@ -1,4 +1,4 @@
-"""Recorded durations in the files that practitioners have.
+"""Readers of recorded durations in common file formats.
 
 | file | durations of |
 |---|---|
@@ -47,16 +47,16 @@ IN_STEP = (
     "slow together, give in_step=True"
 )
 MOST_SHOWN = 16  # names of workers that an error lists on a line
-EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers by that over time, and the fewest times
+EQUAL, LEAST_EQUAL = 0.25, 10  # ratio of spreads, over workers to over time; fewest times
 
 
 class Columns(NamedTuple):
-    """The columns of a table of durations."""
+    """Names of the columns in a table of durations."""
 
     worker: str = "worker"
     time: str | None = "time"
     duration: str = "batch_time"
-    waiting: str | None = None  # is taken off a duration
+    waiting: str | None = None  # is subtracted from a duration
 
 
 HOSTS = {"node", "host", "hostname"}  # columns of machines, and of workers on one
@@ -77,7 +77,7 @@ class Place(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        """Return it for a reader."""
+        """Return the place as a text."""
         return f"{self.path} line {self.line}"
 
 
@@ -87,10 +87,10 @@ Rows = list[tuple[Place, list[str]]]
 class Recorded(NamedTuple):
     """Durations as they were recorded, before their unit is known.
 
-    durations, times: name of a worker -> numbers in the order of their times, and these, which are
-    places where there are none. column, clock: of these numbers, and of the times.
-    empty: rows without a value. in_step: True if workers seem to go in step. apart: communication
-    that a profile has beside the computing, of all workers, in the unit of the durations.
+    durations: name of a worker -> numbers in the order of time; times: the times of these numbers,
+    or their places in the file. column, clock: names of the columns of numbers and of times. empty:
+    number of rows without a value. in_step: True if workers seem to go in step. apart: all workers'
+    communication in profiles beside the computing, in the unit of the durations.
     """
 
     durations: dict[str, np.ndarray]
@@ -116,19 +116,19 @@ def trace(
     """Replay recorded durations from files, per worker in the order of `time`, cyclic.
 
     The head of this module lists the files. `worker`, `time` and `duration` name the columns of a
-    table, by default usual ones; without `time` the order is that of the rows. Lines that begin
-    with # or sep= are left out. A table with a column per worker, such as rank0, rank1, is in the
-    order of its times or steps, or of its rows where it has neither.
-    A duration is that of computing alone. If it includes a wait for other workers, `waiting` names
-    the column of that wait, which is subtracted.
-    Recorded numbers times `scale` are seconds, by default in the unit that ends the column's name,
-    as in batch_time_ms or duration_microseconds; `mean` scales durations, and the communication of
-    profiles with them, so that they have this mean. Workers are in the natural order of their
-    names, rank2 before rank10; workers beyond the file's reuse them in turn. Where a host has
-    several at one time, its name and their local_rank, gpu or device name them. The seed has no
-    effect. `read` of the process gives the facts about the file. Raises ValueError for an
-    unreadable file, for durations that can hardly be seconds, and, unless `in_step`, for those that
-    hardly differ between workers at one time though they do over time.
+    table; the defaults stand for usual names, too. With time=None the order is that of the rows.
+    Lines that begin with # or sep= are left out. A table with a column per worker, such as rank0,
+    rank1, is in the order of its times or steps, or else of its rows.
+    A duration is the time of computing alone. If durations include a wait for workers, `waiting`
+    names the column of the wait, which is subtracted.
+    Recorded numbers times `scale` are seconds. By default the end of the column's name gives the
+    unit, as in batch_time_ms or duration_microseconds. `mean` scales durations to this mean, and
+    with them the communication of profiles. Workers are in the natural order of their names, rank2
+    before rank10; workers beyond the file's reuse them in turn. If a host has several workers at
+    one time, its name and their local_rank, gpu or device name them. The seed has no effect. `read`
+    of the process has the facts about the file. A ValueError for an unreadable file, for durations
+    that can hardly be seconds, and, without `in_step`, for durations that vary over time but hardly
+    between workers at one time.
     """
     for value in (scale, mean):
         if value is not None and not 0 < value < math.inf:
@@ -182,8 +182,8 @@ def trace(
 def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     """Return the durations in a file, a folder or the files of a pattern.
 
-    wanted: the names of columns, see `stragglers.processes.trace`. scale: seconds of a recorded
-    number, by default as its column says. ValueError for what cannot be read.
+    wanted: names of the columns, see `trace`. scale: seconds of a recorded number; None: as the
+    name of its column says. A ValueError for a file that cannot be read.
     """
     try:
         rows, marks = _tables(path, wanted.worker)
@@ -270,7 +270,7 @@ def natural(name: str) -> str:
 
 
 def unit_of(column: str) -> str | None:
-    """Return the unit that ends the name of a column, of SECONDS; None where there is none."""
+    """Return the unit at the end of a column's name, a key of SECONDS; None without a unit."""
     ending = UNIT.search(column)
     prefix = (ending[1] or "").lower() if ending else None
     return None if prefix is None else PREFIXES.get(prefix, prefix) + "s"
@@ -279,15 +279,15 @@ def unit_of(column: str) -> str | None:
 # --- files ---
 
 DECIMAL = re.compile(r"^([-+]?\d*),(\d+)")  # a number with a decimal comma
-THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")  # or with commas that part thousands
+THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")  # or with commas between thousands
 APART = "communication apart"  # the column of a table that is made of profiles
-Marks = dict[str, str | None]  # path of a file -> its decimal mark, None: only the numbers say it
+Marks = dict[str, str | None]  # path of a file -> its decimal mark, None: the numbers decide it
 
 
 def _tables(path: str, worker: str) -> tuple[Rows, Marks]:
-    """Return the cells of all files of a path, with the name of a file where it is a worker.
+    """Return the rows of all files of a path, and the decimal mark of each file.
 
-    Then the decimal mark of each file.
+    The name of a file is added as its worker if the file has no column of workers.
     """
     place = Path(path).expanduser()
     pattern = f"{glob.escape(str(place))}/*" if place.is_dir() else f"{place}"
@@ -322,8 +322,8 @@ def _tables(path: str, worker: str) -> tuple[Rows, Marks]:
 def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None) -> dict[str, str]:
     """Return the decimal mark of every file.
 
-    It is a comma where one of a number cannot part thousands, and beside such a file where no
-    duration has a point. numbers: columns of numbers, of which `when` has times.
+    A file has a comma if a comma in one of its numbers cannot separate thousands. Beside such a
+    file, a file without a point in any duration has a comma, too. numbers, when: their columns.
     """
     with_commas, with_points = set(), set()
     for place, row in rows:
@@ -340,7 +340,7 @@ def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None)
 def _varying(paths: Sequence[str]) -> list[str]:
     """Return the number in which each path differs from the others, or the name of its file.
 
-    Where files in several folders have one name, it is the parts in which their paths differ.
+    If files in several folders have one name, the result is the parts in which the paths differ.
     """
     parts = [re.split("([0-9]+)", path) for path in paths]
     if len(set(map(len, parts))) == 1:
@@ -356,7 +356,7 @@ def _varying(paths: Sequence[str]) -> list[str]:
 
 
 def _cells(path: Path) -> tuple[Rows, str | None]:
-    """Return the cells of a file by their lines, and the decimal mark, see `_tables`."""
+    """Return the rows of a file with their lines, and the decimal mark, see `_tables`."""
     with reading.opened(path) as file:
         start = file.peek(4)
         if start.startswith(b"PAR1"):
@@ -380,7 +380,7 @@ def _cells(path: Path) -> tuple[Rows, str | None]:
 
 
 def _decoded(data: bytes) -> str:
-    """Return a text in UTF-8 or UTF-16, or in the code of western Windows, whose µ is no UTF-8."""
+    """Return a text in UTF-8, UTF-16 or Latin-1; the µ of Latin-1 is not valid in UTF-8."""
     try:
         return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -398,10 +398,10 @@ COMMENTS = "#", "sep="  # at the begin of a line; Excel understands the second
 
 
 def _of_text(path: Path, text: str) -> tuple[Rows, str | None]:
-    """Return the cells of lines that are no comments, and the decimal mark, see `_tables`.
+    """Return the rows of lines that are no comments, and the decimal mark, see `_tables`.
 
-    The header says what parts them, and may be the comment above numbers alone, as NumPy writes it,
-    or come again, as where files have been joined. Numbers have decimal commas between semicolons.
+    The header gives the delimiter. The header may be a comment above lines of numbers, as NumPy
+    writes it, or be repeated, as in joined files. With semicolons, numbers have decimal commas.
     """
     above, header, below = "", "", ""  # the last comment, and the two lines behind it
     for line in filter(None, map(str.strip, io.StringIO(text))):
@@ -452,7 +452,7 @@ def _of_parquet(file: io.BufferedReader) -> list[list[str]]:
 def _written(name: str, values: np.ndarray) -> list[str]:
     """Return the cells of a column; a missing value is empty, a date is seconds since 1970.
 
-    name: of the column, whose unit a span of time gets, by default seconds.
+    name: name of the column; its unit, by default seconds, is the unit of a time span.
     """
     if values.dtype.kind == "M":
         values = values - np.datetime64(0, "s")
@@ -462,7 +462,7 @@ def _written(name: str, values: np.ndarray) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as a cell, which is empty where it is missing."""
+    """Return a value as the text of a cell, which is empty for a missing value."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     missing = value is None or (isinstance(value, float) and math.isnan(value))
@@ -497,8 +497,8 @@ OPERATIONS = {"dp_rank", "stage", "rank", "step", "optype", "duration", "mb_id"}
 def _micro_batches(columns: dict[str, np.ndarray]) -> list[list[str]]:
     """Return the seconds of each micro-batch of a replica, in its slowest pipeline stage.
 
-    ByteDance's StragglerAnalysis (arXiv 2505.05713) records every operation of every rank. A
-    stage takes its forward and backward computing, the mean over its ranks.
+    ByteDance's StragglerAnalysis (arXiv 2505.05713) records every operation of every rank. The
+    seconds of a stage are its forward and backward computing, averaged over its ranks.
     """
     computing = np.isin(columns["optype"].astype(str), ("forward-compute", "backward-compute"))
     if not computing.any():
@@ -526,10 +526,10 @@ DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 
 
 def _of_profile(document: dict) -> list[list[str]]:
-    """Return the computing of each step that a rank's PyTorch profiler saw.
+    """Return the computing time of each step in the PyTorch profile of a rank.
 
-    A step is a ProfilerStep. The time in which collectives run on the device and nothing else does
-    is taken off: it is the exchange with its wait for others.
+    A step is a ProfilerStep. The time in which the device runs collectives and nothing else is
+    subtracted, as this is the exchange with its wait for other workers.
     """
     events = document.get("traceEvents")
     if not isinstance(events, list):
@@ -581,7 +581,7 @@ def _covered(intervals: Sequence[tuple[float, float]], begin: float, end: float)
 
 
 def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | None]:
-    """Return the places of the wanted columns, or of usual ones where a default is missing."""
+    """Return the places of the wanted columns, or of usual ones if a default name is missing."""
     plain, default = [_plain(column) for column in columns], Columns()
     names = list(wanted)
     for i, others in enumerate(USUAL):
@@ -607,7 +607,7 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
 def _unclear(
     path: str, columns: Sequence[str], parameter: str, name: str, said: str = "no column"
 ) -> ValueError:
-    """Return the refusal of a table without a column of this name, or with several."""
+    """Return the error for a table without a column of this name, or with several of them."""
     known = " ".join(", ".join(columns).split())[:200] or "none"
     instead = "have a column per worker, as gpu0_ms, gpu1_ms, ..."
     if parameter == "time":
@@ -619,9 +619,9 @@ def _unclear(
 
 
 def _long(path: str, rows: Rows, wanted: Columns) -> Rows:
-    """Return a table with a column per worker as one with a row per duration; others as they are.
+    """Return a table with a column per worker as a row per duration; other tables as they are.
 
-    Such columns differ in a number alone, and the table has no column of durations.
+    The names of such columns differ only in a number, and there is no column of durations.
     """
     columns, default = rows[0][1], Columns()
     names = [UNIT.sub("", column) for column in columns]
@@ -659,7 +659,7 @@ def _plain(column: str | None) -> str:
 
 
 def _joined(rows: Rows, whose: int, when: int | None) -> Rows:
-    """Return rows with workers as host0/1, where a host has several of them at one time."""
+    """Return rows with workers named as host0/1, if a host has several workers at one time."""
     plain, place = [_plain(column) for column in rows[0][1]], max(whose, when or 0)
     local = next((plain.index(name) for name in LOCAL if name in plain), None)
     pairs = [(row[whose], row[when or 0]) for _, row in rows if len(row) > place]
@@ -673,9 +673,9 @@ def _joined(rows: Rows, whose: int, when: int | None) -> Rows:
 
 
 def _as_written(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return the name of each worker, which a column of floats may have as 3.0 or 3.0e+00.
+    """Return the name of each worker; a column of floats may have worker 3 as 3.0 or 3.0e+00.
 
-    names: with the decimal mark of their file.
+    names: pairs of a name and the decimal mark of its file.
     """
     numbers = {(name, comma): _number(name, comma) for name, comma in names}
     floats = all("." in name.replace(comma, ".") and x.is_integer()
@@ -684,7 +684,7 @@ def _as_written(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str
 
 
 def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:
-    """Return True if durations vary over time, and at one time hardly over workers."""
+    """Return True if durations vary over time, but hardly between workers at one time."""
     each = [{at: seconds for at, _, seconds in rows} for rows in observed]
     common = sorted(set.intersection(*map(set, each)))
     if len(common) < LEAST_EQUAL:  # times of clocks: the order gives the step
@@ -700,7 +700,7 @@ def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:
 
 
 def _gap(names: Sequence[str]) -> str:
-    """Return a text about a gap in numbered names, as of missing records; "": there is none."""
+    """Return a text about a gap in numbered names, as of missing records, or "" without a gap."""
     parts = [re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, re.DOTALL) for name in names]
     if None in parts or len({(part[1], part[3]) for part in parts}) > 1:
         return ""
@@ -718,7 +718,7 @@ def _number(text: str | None, comma: str) -> float:
 
 
 def _time(text: str | None, comma: str) -> float:
-    """Return a number, or the seconds of a date and time; without a zone it is taken as UTC."""
+    """Return a number, or the seconds of a date and time; a date without a zone is in UTC."""
     seconds = _number(text, comma)
     if math.isnan(seconds):
         try:

@@ -1,10 +1,10 @@
-"""Statistics of recorded durations, and delays that have the same ones without end.
+"""Statistics of recorded durations, and delays of any length with the same statistics.
 
-A duration is the quantile of its worker at Phi(z), where z is Gaussian. Its autocorrelation gives
-the durations the recorded one; between workers z is correlated as durations are at equal counts.
-`stragglers/data` has the statistics of public traces, whose licences ask for their names: Alibaba's
-mini-batch times (cluster-trace-gpu-v2020, CC BY 4.0), and ByteDance's StragglerAnalysis (arXiv
-2505.05713, Apache 2.0).
+A duration is the quantile of its worker at Phi(z), where z is Gaussian. The autocorrelation of z
+gives durations the recorded autocorrelation. Between workers z is correlated as durations are at
+equal counts. `stragglers/data` has the statistics of public traces, whose licences ask for their
+names: Alibaba's mini-batch times (cluster-trace-gpu-v2020, CC BY 4.0), and ByteDance's
+StragglerAnalysis (arXiv 2505.05713, Apache 2.0).
 """
 
 import functools
@@ -25,16 +25,16 @@ PUBLIC = Path(__file__).parents[1] / "data" / "public_traces.json"
 PROBABILITIES = np.array(
     [0, 0.005, 0.02, 0.05, *np.arange(0.1, 0.91, 0.05), 0.95, 0.98, 0.995, 1.0]
 )
-LONGEST_LAG, LEAST = 128, 64  # mini-batches, and the fewest of a worker
-LENGTH = 4096  # mini-batches of a worker after which its durations come again
-CALIBRATIONS, SEEDS = 6, 8  # rounds, and the draws of each
+LONGEST_LAG, LEAST = 128, 64  # mini-batches; and the fewest mini-batches of a worker
+LENGTH = 4096  # mini-batches of a worker after which its durations repeat
+CALIBRATIONS, SEEDS = 6, 8  # rounds of the correction, and the draws of each round
 
 
 class Statistics(NamedTuple):
     """Statistics of durations.
 
     quantiles: of each worker at PROBABILITIES [workers, p]. autocorrelation: of z at lags of 1, 2,
-    4, ...; none is left at four times the last. between: correlation of z between workers at
+    4, ...; from four times the last lag on it is 0. between: correlation of z between workers at
     equal counts [workers, workers].
     """
 
@@ -44,15 +44,15 @@ class Statistics(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Quantities of a record by which statistics are judged."""
+    """Quantities of durations that drawn durations should share with recorded ones."""
 
     autocorrelation: np.ndarray  # of deviations from the worker's mean, at the lags
     share: float  # of the variance that lies between the means of workers
-    barrier: float  # seconds until the slowest has a mini-batch, over the mean
+    barrier: float  # mean seconds until all workers have a mini-batch, over the mean duration
 
 
 def moments(records: Sequence[np.ndarray], lags: int = 1) -> Moments:
-    """Return the moments of durations, worker by worker in the order of time; lags: how many."""
+    """Return the moments of durations, by worker in the order of time; lags: number of lags."""
     means = np.array([values.mean() for values in records])
     away = [values - mean for values, mean in zip(records, means, strict=True)]
     squares = sum(float(np.square(values).sum()) for values in away) or 1.0
@@ -68,9 +68,9 @@ def moments(records: Sequence[np.ndarray], lags: int = 1) -> Moments:
 
 
 def of(records: Sequence[np.ndarray]) -> Statistics:
-    """Return the statistics of durations, worker by worker in the order of time.
+    """Return the statistics of durations, given by worker in the order of time.
 
-    The autocorrelation of z is corrected until drawn durations have the recorded one.
+    CALIBRATIONS rounds correct z's autocorrelation, so that drawn durations have the recorded one.
     """
     shortest = min(map(len, records))
     if shortest < LEAST:
@@ -94,7 +94,7 @@ def of(records: Sequence[np.ndarray]) -> Statistics:
 
 
 def drawn(name: str, statistics: Statistics, read: str = "") -> Process:
-    """Return endless durations with these statistics; workers beyond the recorded reuse theirs."""
+    """Return durations with these statistics; workers beyond the recorded ones reuse theirs."""
 
     def bind(seed: int) -> Draw:
         table = np.empty((0, LENGTH))
@@ -111,7 +111,7 @@ def drawn(name: str, statistics: Statistics, read: str = "") -> Process:
 
 
 def like(path: str, **columns: Any) -> Process:
-    """Draw durations like a recorded trace, without end and for any number of workers.
+    """Draw durations like a recorded trace, of any length and for any number of workers.
 
     columns: all other parameters of the delay `trace`.
     """
@@ -158,15 +158,15 @@ def _public() -> dict[str, dict]:
 
 
 def workers(name: str) -> int:
-    """Return the workers of a public trace, 0 for any other name."""
+    """Return the number of workers of a public trace, 0 for any other name."""
     return len(_public()[name]["between"]) if name in _public() else 0
 
 
 def entry(about: str, records: Sequence[np.ndarray]) -> dict:
-    """Return the statistics of durations as they stand in the file of the public traces.
+    """Return the entry of durations in the file of the public traces.
 
-    That of job 1 is of `trace("job_1_norm.csv", mean=1).records`, and that of SE of
-    `trace("SE.parquet").records`; job 2 has a time twice, and takes time=None.
+    The entry of job 1 is of `trace("job_1_norm.csv", mean=1).records`, and the entry of SE of
+    `trace("SE.parquet").records`. Job 2 has a time twice, and takes time=None.
     """
 
     def short(values: np.ndarray, digits: int) -> list:
