@@ -77,7 +77,7 @@ if __name__ == "__main__":
         """The step that copies modules."""
 
         def run(self) -> None:
-            """Write the package, but for an editable install, which is the checkout."""
+            """Write the package; an editable install uses the checkout instead."""
             if not self.editable_mode:
                 assemble(Path(self.build_lib))
 

@@ -76,8 +76,9 @@ def async_diloco(
     suits rules that update at every push.
     """
     check_momentum("async_diloco", server_momentum)
+    period = workers if period is None else period
     whole("async_diloco", workers=workers, period=period)
-    if period is not None and period < 1:
+    if period < 1:
         raise ValueError(f"async_diloco: needs period >= 1, got {period}; 1 is Nesterov momentum")
-    server = delayed_nesterov(server_learning_rate, server_momentum, period or workers)
+    server = delayed_nesterov(server_learning_rate, server_momentum, period)
     return local_sgd(optimizer, server=server, weighting=weighting)

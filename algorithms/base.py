@@ -70,9 +70,9 @@ def choose(what: str, options: Mapping[str, Choice], name: str) -> Choice:
 
 
 def whole(name: str, **parameters: Any) -> None:
-    """Raise ValueError unless parameters are whole numbers or None; name: of the method."""
+    """Raise ValueError unless parameters are whole numbers; name: of the method."""
     for key, value in parameters.items():
-        if isinstance(value, bool) or not isinstance(value, Integral | None):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"{name}: {key} must be a whole number, got {value}; round it")
 
 

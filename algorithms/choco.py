@@ -53,7 +53,7 @@ class Choco(NamedTuple):
 
 
 def growth(chosen: Reducer, W: np.ndarray, size: int) -> Callable[[float], float]:
-    """Return gamma -> growth factor, per update, of differences of workers without gradients.
+    """Return gamma -> factor by which an update without gradients scales models' differences.
 
     size: entries of a parameter; the simulation starts from random models and follows at most
     ENTRIES of all workers. The factor is a lower bound, which misses growth below 1 % an update.

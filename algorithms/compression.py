@@ -13,10 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.base import AXIS
-from comms import quantise
 from comms.collectives import divide
 from comms.messages import Payload
-from comms.quantise import Codec
 
 
 class Draw(NamedTuple):
@@ -115,68 +113,6 @@ def dense() -> Reducer:
         return jax.lax.psum(x, AXIS), x, state
 
     return Reducer(lambda leaf: (), reduce, lambda leaf, *_: Payload((4 * math.prod(leaf.shape),)))
-
-
-def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Reducer:
-    """Sum arrays that every worker gathers from all; arguments as in `Encoder`."""
-
-    def reduce(x, state, draw):
-        message = encode(x, draw.own)
-        total = quantise.all_gather_sum(message, lambda held: decode(held, x.size), AXIS)
-        return total.reshape(x.shape), decode(message, x.size).reshape(x.shape), state
-
-    def payload(leaf, workers, update):
-        return Payload(gathered=(payload_bytes(math.prod(leaf.shape)),))
-
-    encoder = Encoder(encode, decode, payload_bytes)
-    return Reducer(lambda leaf: (), reduce, payload, encoder=encoder)
-
-
-def sent_twice(coder: Codec | Encoder) -> Callable:
-    """Return `Reducer.payload` for chunks that are sent as codes before and after their sum."""
-
-    def payload(leaf, workers, update):
-        size = math.prod(leaf.shape)
-        coded = quantise.two_phase_bytes(size, workers, coder)
-        return Payload((4 * size if workers == 1 else coded,), itemsize=1)
-
-    return payload
-
-
-def pushed_once(coder: Codec | Encoder) -> Callable:
-    """Return `Reducer.pushed` for codes that a worker pushes to a server."""
-    return lambda leaf: Payload(gathered=(coder.payload_bytes(math.prod(leaf.shape)),))
-
-
-def read_back(encoder: Encoder, x, key) -> jax.Array:
-    """Return the array that others decode from one message, as a server does from a single push."""
-    return encoder.decode(encoder.encode(x, key), x.size).reshape(x.shape)
-
-
-def two_phase(codec: Codec) -> Reducer:
-    """Sum arrays sent twice as codes, see `comms.quantise`; a lone worker's is encoded once.
-
-    A worker's part also holds the rounding error of its chunk of the sum, whether the worker is
-    busy or not, so that a memory around the reducer misses no error.
-    """
-
-    def reduce(x, state, draw):
-        if jax.lax.axis_size(AXIS) == 1:
-            return *[read_back(encoder, x, draw.own)] * 2, state
-        reduced = quantise.two_phase_all_reduce(x, codec, AXIS, draw.own)
-        rounding = quantise.at_own_chunk(reduced.left, x.size).reshape(x.shape)
-        return reduced.total, reduced.sent - rounding, state
-
-    def encode(x, key):
-        return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))
-
-    def decode(message, entries):
-        return codec.decode(jax.tree.map(lambda a: a[None], message), entries)[0]
-
-    encoder = Encoder(encode, decode, codec.payload_bytes)
-    return Reducer(
-        lambda leaf: (), reduce, sent_twice(codec), encoder=encoder, pushed=pushed_once(codec)
-    )
 
 
 def with_seed(inner: Reducer, seed: int | None) -> Reducer:

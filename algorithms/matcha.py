@@ -8,8 +8,8 @@ Non-blocking SGD over MATCHA (H. He, P. Dube, arXiv 2211.00889).
 
 Matching j is active with probability p_j, drawn from a seed that all workers share. The expected
 communication is a share `budget` of D-PSGD's on the whole graph. Periodic decentralised SGD
-activates the whole graph at once, with probability `budget`. It can also activate all links in each
-update of a stretch, as short as one average at the end: T. Zhu, T. Zhang, M. Wang, Z. Zhou, C.
+activates the whole graph at once, with probability `budget`. `periodic` can also use all links in
+each update of a stretch, such as the last update alone: T. Zhu, T. Zhang, M. Wang, Z. Zhou, C.
 Wang, *On the Surprising Effectiveness of a Single Global Merging in Decentralized Learning*, arXiv
 2507.06542, after the authors' code.
 """

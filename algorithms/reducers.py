@@ -14,6 +14,7 @@ message of its last reducer, and indices if `top_k` is in it.
 
 import functools
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import jax
@@ -21,12 +22,75 @@ import jax.numpy as jnp
 
 from algorithms import compression
 from algorithms.base import AXIS, choose
-from algorithms.compression import Encoder, Reducer, gathered, two_phase
+from algorithms.compression import Encoder, Reducer
 from comms import chunked, sparse
 from comms import quantise as codecs
 from comms.messages import Payload
+from comms.quantise import Codec
 
 INDEX_BYTES = 4  # bytes of an int32
+
+
+def gathered(encode: Callable, decode: Callable, payload_bytes: Callable) -> Reducer:
+    """Sum arrays that every worker gathers from all; arguments as in `Encoder`."""
+
+    def reduce(x, state, draw):
+        message = encode(x, draw.own)
+        total = codecs.all_gather_sum(message, lambda held: decode(held, x.size), AXIS)
+        return total.reshape(x.shape), decode(message, x.size).reshape(x.shape), state
+
+    def payload(leaf, workers, update):
+        return Payload(gathered=(payload_bytes(math.prod(leaf.shape)),))
+
+    encoder = Encoder(encode, decode, payload_bytes)
+    return Reducer(lambda leaf: (), reduce, payload, encoder=encoder)
+
+
+def sent_twice(coder: Codec | Encoder) -> Callable:
+    """Return `Reducer.payload` for chunks that are sent as codes before and after their sum."""
+
+    def payload(leaf, workers, update):
+        size = math.prod(leaf.shape)
+        coded = codecs.two_phase_bytes(size, workers, coder)
+        return Payload((4 * size if workers == 1 else coded,), itemsize=1)
+
+    return payload
+
+
+def pushed_once(coder: Codec | Encoder) -> Callable:
+    """Return `Reducer.pushed` for codes that a worker pushes to a server."""
+    return lambda leaf: Payload(gathered=(coder.payload_bytes(math.prod(leaf.shape)),))
+
+
+def read_back(encoder: Encoder, x, key) -> jax.Array:
+    """Return the array that others decode from one message, as a server does from a single push."""
+    return encoder.decode(encoder.encode(x, key), x.size).reshape(x.shape)
+
+
+def two_phase(codec: Codec) -> Reducer:
+    """Sum arrays sent twice as codes, see `comms.quantise`; a lone worker's is encoded once.
+
+    A worker's part also holds the rounding error of its chunk of the sum, whether the worker is
+    busy or not, so that a memory around the reducer misses no error.
+    """
+
+    def reduce(x, state, draw):
+        if jax.lax.axis_size(AXIS) == 1:
+            return *[read_back(encoder, x, draw.own)] * 2, state
+        reduced = codecs.two_phase_all_reduce(x, codec, AXIS, draw.own)
+        rounding = codecs.at_own_chunk(reduced.left, x.size).reshape(x.shape)
+        return reduced.total, reduced.sent - rounding, state
+
+    def encode(x, key):
+        return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))
+
+    def decode(message, entries):
+        return codec.decode(jax.tree.map(lambda a: a[None], message), entries)[0]
+
+    encoder = Encoder(encode, decode, codec.payload_bytes)
+    return Reducer(
+        lambda leaf: (), reduce, sent_twice(codec), encoder=encoder, pushed=pushed_once(codec)
+    )
 
 
 def top_k(ratio: float = 0.01) -> Reducer:
@@ -231,11 +295,11 @@ def ring(*reducers: Reducer) -> Reducer:
 
     def reduce(x, state, draw):
         if jax.lax.axis_size(AXIS) == 1:
-            return *[compression.read_back(coder, x, draw.own)] * 2, state
+            return *[read_back(coder, x, draw.own)] * 2, state
         keys = codecs.hop_keys(draw.own)
         return *codecs.ring_all_reduce(x, coder.encode, coder.decode, AXIS, keys), state
 
-    payload, pushed = compression.sent_twice(coder), compression.pushed_once(coder)
+    payload, pushed = sent_twice(coder), pushed_once(coder)
     return Reducer(
         lambda leaf: (), reduce, payload, "ring", pushed=pushed, amplifies=inner.amplifies
     )
@@ -251,7 +315,7 @@ def dma_ring(bucket: int = 1024, seed: int = 0) -> Reducer:
         keys = jax.vmap(lambda key: jax.random.fold_in(key, seed))(codecs.hop_keys(draw.own))
         return *kernel.all_reduce(x, bucket, AXIS, keys), state
 
-    payload, pushed = compression.sent_twice(encoder), compression.pushed_once(encoder)
+    payload, pushed = sent_twice(encoder), pushed_once(encoder)
     return Reducer(lambda leaf: (), reduce, payload, "dma_ring", pushed=pushed)
 
 

@@ -267,9 +267,9 @@ def codec_metrics(state: SwarmState) -> dict:
 
 
 def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | None):
-    """Return `messages`: one each way per meeting, and an answer if encoded, without retries.
+    """Return `messages`: of a meeting, one each way, and an answer if encoded; no retries.
 
-    Public copies are known before the gradient, unless meetings block.
+    They can leave before the gradient is known, unless meetings block.
     """
     said = {"beside_gradient": not blocking, "encoded": bits is not None}
 

@@ -261,7 +261,7 @@ def updates_of(workers: int) -> int:
 def all_reduce_sides(
     task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, loops=LOOPED
 ) -> dict[str, Callable]:
-    """Return all-reduce SGD and plain momentum SGD on the union batch; loops: name -> loop."""
+    """Return all-reduce SGD, and the same by hand on the union batch in each of `loops`."""
     rule = barrier(workers, mini_batches)
     ours = simulated(all_reduce(optimizer()), task, sampler, rule, updates, mini_batches)
     rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, -1)

@@ -99,8 +99,8 @@ def fixed(sizes, ready, cost, bytes: float = 25 * 2**20) -> Plan:
 def greedy(sizes, ready, cost) -> Plan:
     """Merge as in the authors' release of MG-WFBP; alpha is the cost of no bytes.
 
-    A bucket takes in the next layer if its gradient is ready before the bucket would have been
-    sent, and less than alpha after it could start. This is not optimal. Arguments as in `evaluate`.
+    A bucket takes in the next layer if that is ready before the bucket's sending would end, and
+    less than alpha after it could start. This is not optimal. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)

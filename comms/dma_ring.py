@@ -75,7 +75,7 @@ def all_reduce(
 
 
 def sized(bucket: int) -> Callable[[int], int]:
-    """Return (entries of a chunk -> bytes of a hop); ValueError for a bucket without tiles."""
+    """Return chunk entries -> bytes of a hop; ValueError unless LANES divides bucket > 0."""
     if bucket < 1 or bucket % LANES:
         raise ValueError(
             f"dma_ring: needs buckets of n x {LANES} entries, got {bucket}; 1024 fits"

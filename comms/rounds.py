@@ -12,8 +12,6 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from comms import matcha
-
 Weighted = list[tuple[int, int, float]]  # links of a round: two workers and their weight
 
 
@@ -231,6 +229,8 @@ def _joined(lists: Iterable[list]) -> list:
 
 def _of_links(n: int, links: Weighted) -> Round:
     """Return the links as matchings, each of which is a permutation."""
+    from comms import matcha  # solvers, which most runs do without
+
     graph = nx.empty_graph(n)
     graph.add_weighted_edges_from(links)
     matchings = matcha.decompose(graph)

@@ -188,7 +188,7 @@ def _with_bits(words, position, chosen):
 
 
 def _hashes(position, rows: int, columns: int, seed, ndim: int):
-    """Return row [rows, 1], bucket and sign [rows, k] of k positions, signs with `ndim` axes."""
+    """Return row [rows, 1], bucket [rows, k] and sign [rows, k, 1, ...], with ndim - 1 ones."""
     row = jnp.arange(rows, dtype=jnp.int32)[:, None]
     seeds = hashing.mix(row, seed)
     bucket = hashing.bucket(position[None], seeds, columns)

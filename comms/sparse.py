@@ -74,7 +74,7 @@ def _magnitude_bits(x) -> jax.Array:
 
 
 def _kth_largest(bits, k: int) -> jax.Array:
-    """Return the k-th largest of integers from 0 on, int32: its bits from the highest one down."""
+    """Return the k-th largest of non-negative int32, found bit by bit from the highest down."""
 
     def lower_bit(step, least):
         raised = least | (jnp.int32(1 << 30) >> step)

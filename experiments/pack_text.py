@@ -1,4 +1,4 @@
-"""Pack a data set of text into token files, which a run then streams.
+"""Pack a data set of text into token files, which a run then reads or streams.
 
     python -m experiments.pack_text --corpus=wiki40b --folder=DIR --length=1024
     python -m experiments.pack_text --corpus=input.txt --folder=DIR --length=256

@@ -200,8 +200,8 @@ def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:
 def to_the_end(config: ConfigDict, task: Task | None = None) -> ConfigDict:
     """Return the config with a number of samples in each schedule that is to end with the run.
 
-    They are the samples of all workers at the end of the budget, by the plan of the waiting rule;
-    on a real clock, where no plan knows the seconds, after `updates`. task: as of `prepare`. Raises
+    They are the samples of all workers in the budget, as the waiting rule plans them; on a real
+    clock, whose seconds no plan knows, in `updates` updates. task: as of `prepare`. Raises
     ValueError where no plan can tell.
     """
     config = registry.canonical(config)

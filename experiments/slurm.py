@@ -414,7 +414,7 @@ def run(
 
     If Slurm still has an arm's job from an earlier launch, the job is only followed.
     settings: submitit's, such as "partition=gpu,timeout_min=60". at_once: the most jobs that run at
-    the same time; 1: Slurm sets the limit. cluster: "local" runs processes without Slurm. Raises
+    the same time; 1: submitit's own limit. cluster: "local" runs processes without Slurm. Raises
     ValueError if Slurm does not accept the jobs. Returns the failures by paths of arms.
     """
     left = unfinished(groups, root, shown)

@@ -399,7 +399,7 @@ class Arm:
         self._ended |= self._is_over(schedule is None)
 
     def _is_over(self, waited: bool) -> bool:
-        """Return whether the last evaluation ends the run; waited: no update came before it."""
+        """Return whether the last evaluation ends the run; waited: it had no new update."""
         target, loss = self._config.target_loss, self._last["train_loss"]
         return (
             self.state.update >= self._config.updates
@@ -602,7 +602,7 @@ class Arm:
         return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
-        """Return metrics of messages that the data made differ from the plan; no clock has them.
+        """Return metrics of messages that data change from the plan; virtual clocks ignore it.
 
         fallback_share: the share of updates with such messages. fallback_bytes: their bytes beyond
         the plan, which `bytes_per_worker` has. fallback_seconds: their extra seconds, or None.

@@ -174,7 +174,8 @@ class _Core:
     def update(self, contribution, state: MethodState, params=None, **extra):
         """Return (the change of the parameters, the state after one exchange)."""
         method = self._method
-        self._check(_needed(params))
+        _needed(params)
+        self._check()
         full = "batches" not in extra
         given = self.given(state, extra)
         counted = jnp.asarray(given["batches"], jnp.int32)
@@ -241,7 +242,7 @@ class _Core:
             del known["count"]
         return known | extra
 
-    def _check(self, params) -> None:
+    def _check(self) -> None:
         """Raise ValueError in a wrapper that skips updates, and on an axis of the wrong size."""
         _refuse_conditions()
         workers, graph = jax.lax.axis_size(AXIS), self._method.graph

@@ -14,8 +14,7 @@ import numpy as np
 import scipy
 
 from stragglers.delays import Law
-
-IN_FLIGHT = {"cut": True, "finish": False}  # True if a mini-batch in flight at the signal is lost
+from stragglers.rule import IN_FLIGHT
 
 
 def order_statistic_mean(law: Law, k: int, workers: int) -> float:

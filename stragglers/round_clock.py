@@ -16,9 +16,9 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from stragglers.order_statistics import IN_FLIGHT
 from stragglers.processes import as_process
 from stragglers.rule import (
+    IN_FLIGHT,
     Links,
     Setting,
     check_nodes,

@@ -21,6 +21,8 @@ from stragglers.delays import Law
 from stragglers.processes import Process
 from stragglers.schedule import Schedule
 
+IN_FLIGHT = {"cut": True, "finish": False}  # True if a mini-batch in flight at the signal is lost
+
 
 class Transfer(NamedTuple):
     """Part of a round's exchange; the parts of a round travel one after the other.

@@ -29,7 +29,7 @@ MOST_LINKS = 4096  # most links that are ranked
 
 
 class Slow(NamedTuple):
-    """Slow worker or link of n rounds."""
+    """Slow column: a worker or a link."""
 
     column: int
     factor: float  # times the median of the others; inf for a worker that was cut off

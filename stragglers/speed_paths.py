@@ -99,7 +99,7 @@ def finish(path: Path, worker: np.ndarray, start: np.ndarray, work: np.ndarray) 
 
 
 def speeds(path: Path, worker: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Return the speeds of workers at some times [s], in their common shape."""
+    """Return workers' speeds at times [s]; `worker` and `at` are broadcast."""
     worker, at = np.broadcast_arrays(worker, at)
     return path.sojourns[worker, _last(path, SWITCH, worker, at), SPEED]
 

@@ -128,11 +128,18 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
     return saved / paid if paid > 0 else float("inf")
 
 
-def faster_above(line: Line, dense: Line) -> float | None:
-    """Return the bandwidth [byte/s] above which more bytes in less latency are faster, or None."""
+def faster_above(line: Line, dense: Line, hidden: float = 0.0) -> tuple[float, float] | None:
+    """Return the bandwidths [byte/s] between which more bytes in less latency are faster, or None.
+
+    hidden: as in `break_even`; without it, and for a long latency, the upper end is infinite.
+    """
     saved = dense.traffic - line.traffic
     paid = line.codec + line.latency - dense.latency
-    return saved / paid if saved < 0 and paid < 0 else None
+    if saved >= 0 or paid >= 0:
+        return None
+    shown = hidden + line.codec - dense.latency
+    most = dense.traffic / shown if hidden and shown > 0 else float("inf")
+    return (saved / paid, most) if saved / paid < most else None
 
 
 def _row(
@@ -150,6 +157,7 @@ def _row(
         "method": line.method, "bytes": line.sent, "codec_seconds": line.codec,
         "break_even": break_even(line, dense), "faster_above": faster_above(line, dense),
         "break_even_overlapped": break_even(line, dense, gradient if overlaps else 0.0),
+        "faster_above_overlapped": faster_above(line, dense, gradient if overlaps else 0.0),
         "networks": found,
     }  # fmt: skip
 
@@ -157,16 +165,19 @@ def _row(
 def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
     """Yield the table of break-even bandwidths, then the gains with a column for each network."""
 
-    def gigabits(bandwidth: float | None) -> str:
+    def gigabits(row: Mapping[str, Any], how: str = "") -> str:
+        below, above = row[f"break_even{how}"], row[f"faster_above{how}"]
+        if above:
+            least, most = (f"{8e-9 * bandwidth:.3g}" for bandwidth in above)
+            return f"above {least}" if most == "inf" else f"{least} to {most}"
         known = {None: "never", float("inf"): "always"}
-        return known.get(bandwidth) or f"{8e-9 * bandwidth:.3g}"
+        return known.get(below) or f"{8e-9 * below:.3g}"
 
     yield Numbers(
         "breaks even: the bandwidth below which it is faster than all-reduce",
         ("method", "MB sent", "codec\n[ms]", "breaks even\n[Gbit/s]", "overlapped\n[Gbit/s]"),
         [(row["method"], f"{1e-6 * row['bytes']:.3g}", f"{1e3 * row['codec_seconds']:.3g}",
-          f"above {gigabits(above)}" if (above := row["faster_above"])
-          else gigabits(row["break_even"]), gigabits(row["break_even_overlapped"]))
+          gigabits(row), gigabits(row, "_overlapped"))
          for row in summary["methods"]],
     )  # fmt: skip
     yield pivot(

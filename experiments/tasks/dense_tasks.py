@@ -243,5 +243,5 @@ AUGMENT = Kind("augment", AUGMENTATIONS, Augmentation)
 
 
 def _below(draw, number: int, bound: int) -> jax.Array:
-    """Return a whole number in [0, bound), bound at most 2^16, from a draw and a `number`."""
+    """Return the `number`-th whole number of a draw, in [0, bound), bound at most 2^16."""
     return ((lowbias32(draw ^ jnp.uint32(number)) >> 16) * bound >> 16).astype(jnp.int32)

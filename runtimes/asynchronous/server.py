@@ -333,8 +333,8 @@ Command = Begin | Stop
 class ParameterServer:
     """Server of a replicated method, or of a method whose workers have models beside the server's.
 
-    The server stores the workers' models. With an order, it sends a worker's model after `adopt` at
-    the version that the order reads. The returned contribution determines the worker's next model.
+    The server stores the workers' models. With an order goes the worker's model, as `adopt` returns
+    it at the order's version. The returned contribution determines the worker's next model.
 
     arrivals: the waiting rule. mini_batches: of a full contribution. batch_size: samples of a
     mini-batch. renews: a worker that begins anew takes new samples, because samples have costs.

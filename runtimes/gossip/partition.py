@@ -57,7 +57,7 @@ class PairProgram:
 
 
 class _Plan:
-    """Order of the steps of a program: messages and containers, each after its inputs.
+    """Steps of a program: messages and equations that hold some, after their inputs.
 
     All collectives whose inputs need the same number of earlier messages share one message.
     """

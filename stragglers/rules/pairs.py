@@ -146,7 +146,7 @@ class PairClock:
     """Clock that plans pairs: `init()` and `extend(state, updates)` as in `stragglers.rule.Rule`.
 
     name: name of the rule, for errors. asks: [P] bool, True for nodes that meet neighbours; other
-    nodes meet only themselves. The other parameters are as above. Bad values raise ValueError.
+    nodes meet only themselves. Other parameters: see the module. Bad values raise ValueError.
     """
 
     def __init__(

@@ -322,8 +322,8 @@ def _tables(path: str, worker: str) -> tuple[Rows, Marks]:
 def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None) -> dict[str, str]:
     """Return the decimal mark of every file.
 
-    A file has a comma if a comma in one of its numbers cannot separate thousands. Beside such a
-    file, a file without a point in any duration has a comma, too. numbers, when: their columns.
+    A file has a comma if a comma in one of its numbers cannot separate thousands. If one has, so
+    has each file without a point in its durations. numbers: columns; when: that of times.
     """
     with_commas, with_points = set(), set()
     for place, row in rows:

@@ -105,6 +105,7 @@ test_what_makes_no_sense_is_refused = refused(
     (lambda: use.centred_clipping(SGD, radius=0.0), "centred_clipping: needs radius > 0 and"),
     (lambda: run(use.centred_clipping(SGD, radius=1.0), "k_async", k=2),
      "all workers keep the same centre, but an update may have only 2 of 8"),
+    (lambda: use.powersgd(SGD, rank=None), "powersgd: rank must be a whole number, got None"),
     (lambda: use.trimmed_mean(SGD, trim=0.1), "trim must be a whole number, got 0.1; round it"),
     (lambda: use.krum(SGD, keep=1.5), "krum: keep must be a whole number, got 1.5"),
     (lambda: use.async_diloco(SGD, N, period=2.5), "period must be a whole number, got 2.5"),

@@ -36,13 +36,27 @@ def test_more_bytes_never_pay_and_fewer_for_nothing_always_do():
     # At lower bandwidths more bytes take longer, though fewer messages may be faster at this one.
     more = few._replace(traffic=9e6)
     assert break_even(more, late, hidden=0.2) is None
-    above = compression.faster_above(more, late)
+    above, most = compression.faster_above(more, late)
+    assert most == np.inf
     assert more.codec + more.seconds(above) == pytest.approx(late.seconds(above))
     assert more.codec + more.seconds(2 * above) < late.seconds(2 * above)
     assert compression.faster_above(few, late) is compression.faster_above(DENSE, DENSE) is None
-    row = compression._row(more, late, 0.2, {"1 GB/s": 1e9}, overlaps=False)
-    table, *_ = compression._tables({"methods": [row]})
-    assert table.rows[0][3] == f"above {8e-9 * above:.3g}"
+    # Behind a long gradient both are hidden at high bandwidths.
+    least, most = compression.faster_above(more, late, hidden=0.2)
+    assert least == above
+
+    def gains(bandwidth):
+        ours, theirs = (max(0.2, line.seconds(bandwidth)) for line in (more, late))
+        return more.codec + ours < theirs
+
+    at = (0.99 * least, 1.01 * least, 0.99 * most, 1.01 * most)
+    assert [*map(gains, at)] == [False, True, True, False]
+    assert compression.faster_above(more, late, hidden=1.0) is None
+    for overlaps, words in ((False, f"above {8e-9 * above:.3g}"),
+                            (True, f"{8e-9 * least:.3g} to {8e-9 * most:.3g}")):
+        row = compression._row(more, late, 0.2, {"1 GB/s": 1e9}, overlaps)
+        table, *_ = compression._tables({"methods": [row]})
+        assert [*table.rows[0][3:]] == [f"above {8e-9 * above:.3g}", words]
 
 
 def test_an_update_is_as_long_as_its_parts_where_the_network_lets_nothing_overlap():
@@ -73,7 +87,7 @@ def test_methods_are_weighed_for_a_config_by_codecs_that_take_time(config, monke
     dense = 4 * 4  # bytes that two workers send of four numbers, once each
     for row in methods.values():
         if row["bytes"] > dense:
-            above = row["faster_above"] or np.inf
+            above, _ = row["faster_above"] or (np.inf, np.inf)
             for one, gigabits in zip(row["networks"], compression.GIGABITS, strict=True):
                 assert (one["gain"] > 1) == (gigabits * 1e9 / 8 > above), row
             continue
