@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import optax
 
-from algorithms import all_reduce, dpsgd, matcha, mg_wfbp, top_k
+from algorithms import all_reduce, dpsgd, matcha, mg_wfbp, reducers, top_k
 from algorithms.base import scale_by_samples
 from comms import topology
 from experiments import distributed
@@ -115,6 +115,9 @@ def streamed(examples, workers=N) -> np.ndarray:
     return np.asarray(runtime.models(run))
 
 
+CODED = slices.fsdp(reducers.int8(), reducers.int8())
+
+
 def across(sharding, injector=None) -> dict[str, np.ndarray]:
     """Run a worker whose eight devices belong to all processes."""
     drawn = sampling.Sampler(data.iid(DATA["y"], 1, seed=0), 8, 0)
@@ -129,10 +132,11 @@ def across(sharding, injector=None) -> dict[str, np.ndarray]:
 
 
 def sliced() -> dict[str, np.ndarray]:
-    """Run a slice that lies across processes, divided, and whole where the host delays it."""
+    """Run a slice that lies across processes: divided, coded, and whole with delays of the host."""
     rule = planned.rule("barrier", delays.deterministic(0.002), 1, 2)
     delayed = inject.Injector(1, rule.trigger, 0, delay=delays.deterministic(0.002))
-    return flat({"fsdp": across(slices.fsdp()), "delayed": across(slices.replicated(), delayed)})
+    return flat({"fsdp": across(slices.fsdp()), "coded": across(CODED),
+                 "delayed": across(slices.REPLICATED, delayed)})  # fmt: skip
 
 
 # The first vector is known first; the second one goes before all parts of it but one.

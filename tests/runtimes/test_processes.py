@@ -31,9 +31,10 @@ def test_two_processes_do_what_one_does(tmp_path):
         assert both[f"{method}/time"][0] >= both[f"{method}/packed/clock/seconds"][0]
 
     np.testing.assert_allclose(both["sliced"], one_of_several.streamed(DATA, 4), rtol=2e-5)
-    whole = one_of_several.across("replicated")["models"]
-    for kind in ("fsdp", "delayed"):
-        np.testing.assert_allclose(both[f"across/{kind}/models"], whole, rtol=2e-5)
+    whole = one_of_several.across(one_of_several.slices.REPLICATED)["models"]
+    coded = one_of_several.across(one_of_several.CODED)["models"]
+    for kind, models in (("fsdp", whole), ("delayed", whole), ("coded", coded)):
+        np.testing.assert_allclose(both[f"across/{kind}/models"], models, rtol=2e-5)
         assert (both[f"across/{kind}/batches"] == 2).all()
     own = "injected/"
     check_what_happened({n.removeprefix(own): a for n, a in both.items() if n.startswith(own)})

@@ -61,17 +61,21 @@ def copies_differ(array):
 # A mean, links of a graph, a centre and a memory; local steps are of the tests below.
 @pytest.mark.parametrize("name", ["all_reduce", slow("matcha"), slow("easgd"), slow("top_k")])
 def test_a_method_gives_what_one_device_per_worker_gives(name):
-    """To float32 rounding, whole or divided; and all copies of a model are the same bits."""
+    """To float32 rounding, whole or divided; and all copies of a model are the same bits.
+
+    Coded messages are as close as bfloat16 is.
+    """
     single = build(METHODS[name](), devices_per_worker=1)
     alone, _ = single.advance(single.start(X0), np.inf, 12)
-    for sharding in (slices.replicated(), slices.fsdp()):
+    short = slices.fsdp(reducers.bf16(), reducers.bf16())
+    for sharding, near in ((slices.replicated(), 2e-5), (slices.fsdp(), 2e-5), (short, 5e-3)):
         runtime = build(METHODS[name](), sharding=sharding)
         run, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
         assert run.samples == schedule.batches.sum() * B == 12 * N * M * B
         ours, theirs = run.model.params, alone.model.params
         assert len(ours.sharding.device_set) == S * N and not copies_differ(ours)
         assert {len(shard.data) for shard in ours.addressable_shards} == {1}
-        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(ours, theirs, rtol=near, atol=near / 10)
 
 
 def test_a_model_with_an_empty_array_goes_through_several_dispatches():
