@@ -99,7 +99,7 @@ class _Watch:
         self._end, self._last, self._late = seconds, time.monotonic(), 0.0
         self._patience = min(PATIENCE, seconds / 2) if seconds else PATIENCE
         self._at: tuple = ()
-        self._heard: dict[int, tuple[str, float]] = {}  # process: (its words, seconds of them)
+        self._heard: dict[int, tuple[str, float]] = {}  # process -> (its words, their age [s])
         self._warned = False
 
     def look(self) -> None:
