@@ -1,6 +1,6 @@
 """One run on several processes: how they find each other, agree, and end when one of them does.
 
-`initialize` comes before anything else that JAX does, `connect` once its devices are there. Every
+`initialize` comes before any other use of JAX, and `connect` once JAX's devices are there. Every
 process then runs the same program; the first one alone writes. JAX's coordination service, in
 process 0, notices a process that has died or does not answer any more and ends all others; this
 module adds one sentence that says so and exit code 3. A process that leaves by itself, refused,
@@ -138,8 +138,8 @@ def initialize(
 def connect() -> None:
     """Connect all devices by a first collective, if they are CPUs of several processes.
 
-    All processes call it once their devices are there: JAX gives a process 30 s to reach its first
-    collective, and one process may compile for longer than another.
+    All processes call this once their devices are there: JAX gives a process 30 s to reach its
+    first collective, and one process may compile for longer than another.
     """
     if processes() == 1 or jax.default_backend() != "cpu":
         return

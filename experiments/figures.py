@@ -124,8 +124,8 @@ def mean_curve(
 ) -> Curve:
     """Return mean and spread of column `y` where all runs have values, interpolated in column `x`.
 
-    scale: a function that is applied before the mean is taken, and its inverse. Values for which it
-    is not finite are left out.
+    scale: a function that is applied before the mean is taken, and its inverse. Values are left out
+    if the function is not finite there.
     """
     forward, back = scale
     lines = []

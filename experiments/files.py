@@ -4,9 +4,9 @@ A file is written under a name that nobody can guess, in the same directory, and
 the old one when it is complete. Whatever goes wrong, as on a full disk, the old file stays and the
 error is one sentence, `NotWritten`. Only ordinary files are read, see `stragglers.reading`.
 
-A lock is a system lock on a file, held by the process that writes beside it. The system takes it
-from a process that dies; a file that is left behind locks nothing. If a file system has no locks,
-nobody is refused. The package filelock would leave the file behind and not name the holder.
+A lock is a system lock on a file, held by the process that writes beside it. The system releases
+the lock of a process that dies; a file that is left behind locks nothing. If a file system has no
+locks, nobody is refused. The package filelock would leave the file and not name the holder.
 """
 
 import contextlib

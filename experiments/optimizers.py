@@ -38,9 +38,9 @@ def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransf
 
 @functools.wraps(contrib.muon, assigned=())
 def muon(*args, **given) -> optax.GradientTransformation:
-    """Take Muon on the matrices of a model but its embeddings, AdamW on all else.
+    """Take Muon on the matrices of a model except embeddings, and AdamW on all other arrays.
 
-    The kernel of the last layer is included, which the author would leave to AdamW. optax would
+    Muon also gets the kernel of the last layer, which the author would leave to AdamW. optax would
     orthogonalise every array of two dimensions, a table of embeddings too, and no other array. (K.
     Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024.)
     """

@@ -273,7 +273,7 @@ def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
 
 
 def _shapes(config: ConfigDict, task: Task) -> Any:
-    """Return the shapes of a task's parameters, which no seed changes; ValueError for a bad one."""
+    """Return the shapes of a task's parameters, which no seed changes; ValueError if bad."""
     checked = [id(field) for field in task]
     if _CHECKED and _CHECKED[0] == checked:
         return _CHECKED[1]
@@ -413,7 +413,7 @@ def alike(config: ConfigDict) -> str | None:
         del shared[name]
     if not config.algorithm.get("by_seconds"):
         del shared["communication"]  # else constants: weights follow from it
-    drawing = {"exchange", "broadcast"} & {*config.algorithm}  # codecs that may draw alone
+    drawing = {"exchange", "broadcast"} & {*config.algorithm}  # codecs, which may draw
     if not (drawing or METHOD.wants(config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as in a sketch's hashes
         shared.pop("initial", None)  # else it may decide the method's parameters
@@ -441,12 +441,12 @@ def network(config: ConfigDict, shapes: Any) -> cost.Network:
 
 
 def _matching_seconds(config: ConfigDict, shapes: Any, partners: np.ndarray) -> np.ndarray:
-    """Return the seconds [M] of a model over each matching, without spells."""
+    """Return the seconds [M] of a model over each matching of `partners` [M, P], without spells."""
     return cost.matching_seconds(partners, cost.payload_bytes(shapes), network(config, shapes))
 
 
 def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
-    """Return what a round's exchange costs: seconds from the config, or on its network."""
+    """Return the cost of a round's exchange: the config's seconds, or seconds on its network."""
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
     links = network(config, shapes)
@@ -457,7 +457,7 @@ def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
 
 
 def own_links(config: ConfigDict, prepared: Prepared) -> np.ndarray | None:
-    """Return the matchings [M, P] of rounds in which workers wait for their own links, or None."""
+    """Return matchings [M, P] of P workers that wait only for their own links; else return None."""
     exchange, (_, algorithm, shapes, *_) = prepared.exchange, prepared
     if getattr(exchange, "spells", None) is None:
         return None  # all wait for the slowest
@@ -505,7 +505,7 @@ def _costed(
     task: Task,
     sampler: sampling.Sampler,
 ) -> delays.Law | processes.Process | None:
-    """Return the delay of mini-batches whose samples cost what `config.sample_cost` says."""
+    """Return the delay, with the costs of samples if `config.sample_cost` describes them."""
     packing = config.get("sample_cost")
     if packing is None:
         return delay
@@ -524,7 +524,7 @@ def _costed(
 
 
 def _costs_of_samples(task: Task, sampler: sampling.Sampler) -> processes.Cost:
-    """Return the costs of the samples of mini-batches, as `kept.by_cost` takes them."""
+    """Return the function (worker, counter) -> costs of a mini-batch's samples, for `by_cost`."""
     return lambda worker, counter: np.asarray(task.cost)[sampler.on_host(worker, counter)]
 
 

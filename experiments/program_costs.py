@@ -1,8 +1,8 @@
 """Costs of a traced program before anything is compiled, and what devices can do at best.
 
 The compiler fuses elementwise operations into their users, writes into donated buffers, and frees a
-buffer after its last use. This walks through a jaxpr as if it did so, in the order in which the
-program was written:
+buffer after its last use. This module walks through a jaxpr as if it did so, in the order of the
+program:
 
     FLOPs    of products and convolutions, by the type that they take; 2 for a multiply-add
     moved    every buffer is written once and read by everything that uses it

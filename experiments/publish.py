@@ -10,7 +10,7 @@
 A page has a table between two comments, `<!-- table: nonblocking -->` and `<!-- end -->`, the first
 of which names a paper of `experiments.papers`, or one of TABLES with its arguments, quoted as in a
 shell. The record of a sweep holds the command that repeats it, versions, the settings of its
-config, and a row per arm with means over seeds; that of an analysis holds its summary.
+config, and a row per arm with means over seeds. The record of an analysis has its summary instead.
 """
 
 import argparse
@@ -492,7 +492,7 @@ def of_ratios(quantity: str, names: str, *pairs: str) -> Iterator[str]:
 
 
 def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Give a record and its command, a line or two where that is too long, and its remark."""
+    """Give a record's path and command, on two lines if one is too long, and its remark."""
     parts = f"`docs/results/{name}.json`, by", f"`{found['command']}`"
     whole = " ".join(parts)
     yield ""

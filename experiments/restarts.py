@@ -35,7 +35,7 @@ class Gone(Exception):
 
 
 class RollCall:
-    """The roll call of one parent; `members`: the first numbers of the processes that go on."""
+    """The roll call of one parent; `members`: original numbers of the processes that go on."""
 
     def __init__(self, workdir: str, coordinator: str, processes: int, process: int):
         """coordinator: the address of process 0. process: the number of this parent's process."""
