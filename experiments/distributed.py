@@ -8,8 +8,8 @@ failed or asked by a signal, first gives its reason through the service; the oth
 second and repeat the reason. Shared texts and counters are keys of the service. JAX has no public
 name for the service yet: only this module uses private names of JAX.
 
-JAX's own preemption service is switched off: it takes SIGTERM for itself, and tells of the signal
-only at its own sync points. Here the run asks at every evaluation, see `asked_to_end`.
+JAX's own preemption service is switched off: it takes SIGTERM for itself, and tells only processes
+that ask for its sync point. Here the run asks at every evaluation, see `asked_to_end`.
 """
 
 import atexit
@@ -181,7 +181,7 @@ def check_address(address: str, listens: bool) -> None:
 
 
 def is_alone(environment: Mapping[str, str]) -> bool:
-    """Return whether the environment says that this process is the only one, or says nothing.
+    """Return whether the environment names this process as the only one; False if it says nothing.
 
     JAX itself would look for others in any pod, and give a single task only one of its GPUs.
     """

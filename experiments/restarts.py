@@ -100,7 +100,7 @@ class RollCall:
 
 
 def without(argv: Iterable[str], valued: Iterable[str], switches: Iterable[str] = ()) -> list[str]:
-    """Return the arguments of a command without flags that have a value and without switches."""
+    """Return the arguments of a command without `valued` flags, their values, and `switches`."""
     kept, arguments = [], iter(argv)
     for argument in arguments:
         name, equals, _ = argument.lstrip("-").partition("=")
