@@ -13,7 +13,7 @@ WITH_SPREAD = ("seconds_to_target", "train_loss", "test_loss", "test_accuracy", 
 
 
 def common(summaries: Sequence[Mapping]) -> tuple[float | None, str]:
-    """Return the target of all arms, None where they have several, and their clocks."""
+    """Return the target loss of all arms, or None if targets differ, and a text of their clocks."""
     targets = {summary["target_loss"] for summary in summaries}
     clocks = sorted({summary["clock"] for summary in summaries})
     return targets.pop() if len(targets) == 1 else None, " or ".join(clocks)
@@ -22,7 +22,7 @@ def common(summaries: Sequence[Mapping]) -> tuple[float | None, str]:
 def at_target(
     records: Sequence[Mapping], target_loss: float | None, column: str = "seconds"
 ) -> float | None:
-    """Return `column` when the training loss first is at most `target_loss`; None: never.
+    """Return the value of `column` where the loss first is at most `target_loss`; None: nowhere.
 
     Between two evaluations log(train_loss) is taken to be linear in the column. Nothing is
     interpolated at the first record, after a loss that is not finite, or at a loss of 0.
@@ -45,11 +45,11 @@ def at_target(
 def aggregate(summaries: Sequence[Mapping]) -> dict:
     """Return one summary of an arm from the summaries of its seeds.
 
-    Numbers that differ are averaged, null if any seed has null; `<field>_std` is the sample
-    standard deviation of the fields of WITH_SPREAD, null for a single seed, and `<field>_by_seed`
-    lists the fields of BY_SEED where there are several seeds. `seeds` lists the seeds and `reached`
-    says how many came to the target, as "k/n"; `stopped` comes from the first seed that has one.
-    Other fields, `seed` included, are the first seed's.
+    Numbers that differ are averaged; the mean is null if any seed has null. `<field>_std` is the
+    sample standard deviation of a field of WITH_SPREAD, null for a single seed. `<field>_by_seed`
+    lists a field of BY_SEED over several seeds. `seeds` lists the seeds, and `reached` is "k/n" if
+    k of n seeds came to the target. `stopped` comes from the first seed that has this field. All
+    other fields, `seed` included, are the first seed's.
     """
     summaries = plain(summaries)
     merged = {}

@@ -20,7 +20,7 @@ class Analysis(NamedTuple):
     summary: Mapping[str, Any]  # goes into summary.json, beside the name of the config
     tables: Sequence[Numbers | Table | str]  # printed one below the other; a text is a line
     figure: Figure | None = None
-    claims: Sequence[Claim] = ()  # rows of a paper; the rows of this record are judged
+    claims: Sequence[Claim] = ()  # claims of papers, judged on `summary`
 
 
 def check(workdir: str | os.PathLike, config: ConfigDict, overwrite: bool) -> None:

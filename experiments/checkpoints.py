@@ -1,12 +1,12 @@
 """Checkpoints of a run: `checkpoint/<evaluation>` below its workdir, also at its end.
 
 A checkpoint is written beside the older one, gets its number when it is complete, and only then the
-older one is removed: a kill at any moment leaves one of the two. It carries the SHA-256 of each of
-its files, which are compared before anything of it is used. The first process writes the arrays
-that every host has whole to `state.npz`. No host has the whole of arrays that are divided between
-devices, as with `sharding=fsdp`: the run waits while each process copies the parts on its devices,
-and goes on while that process writes them to a file of its own, `part_N.npz`. All processes then
-make a `Writing` and call `read`, in the same order.
+older one is removed: a kill at any moment leaves one of the two. A checkpoint carries the SHA-256
+of each of its files, which `read` compares first. The first process writes the arrays that every
+host has whole to `state.npz`. Arrays that are divided between devices, as with `sharding=fsdp`, are
+whole on no host. The run then waits while each process copies the parts on its devices, and goes on
+while each process writes these parts to a file of its own, `part_N.npz`. In this case all processes
+make every `Writing`, and call `read`, in the same order.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ DIVIDED = "divided"  # names -> types and shapes of arrays that lie in parts
 PACKED = "run/"  # prefix of what the runtime has packed
 BLOCK = 4096  # bytes that a file takes beyond its arrays, and an array beyond its elements
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
-_begun = itertools.count()  # checkpoints of divided state of this process, the same on all
+_begun = itertools.count()  # counts checkpoints of divided state, alike on all processes
 
 
 class Checkpoint(NamedTuple):
     """The state of a run between two evaluations."""
 
-    evaluation: int  # the number of the last one that was made; the start has 0
+    evaluation: int  # the number of the last evaluation; the start has 0
     records: int  # lines of metrics
     wall_seconds: float  # spent so far
-    packed: Mapping[str, np.ndarray | jax.Array]  # by the runtime; on devices what is divided
-    schedule: Schedule | None  # what happened; None: nothing yet, or the clock can tell it again
-    # `packed` with what is on the disk in parts, from what the runtime packs of a run that has just
-    # been started; None: all is in `packed`.
+    packed: Mapping[str, np.ndarray | jax.Array]  # by the runtime; divided arrays stay on devices
+    schedule: Schedule | None  # the past; None: nothing yet, or the clock can replay it
+    # Function from the packed state of a run that has just been started to the whole `packed`, with
+    # the divided arrays from the disk; None: all arrays are in `packed`.
     bring: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    # The last evaluation was that of an end, where a longer run has none: it is to be made again.
+    # The last evaluation was at a run's end; a longer run has none there and uses its number again.
     between: bool = False
     metrics: str = ""  # SHA-256 of the lines of metrics, which a run that goes on relies on
 
@@ -59,7 +59,7 @@ class Unreadable(ValueError):
 
     def __init__(self, path: Path | str, why: str, finished: bool = False):
         way = "--overwrite starts this run over"
-        if not finished:  # else the same command would miss the end that it goes on from
+        if not finished:  # a finished run that is trained longer needs its checkpoint
             way = f"remove {path}, and the same command starts this run over"
         super().__init__(f"{why}; {way}")
         self.path, self.why = path, why
@@ -69,9 +69,9 @@ class Unreadable(ValueError):
 
 
 class Writing:
-    """The writing of a checkpoint: of whole state on construction, of divided state in a thread.
+    """The writing of a checkpoint: during construction, or in a thread if the state is divided.
 
-    Raises NotWritten, with the older checkpoint left alone, where the disk has no room.
+    Raises NotWritten if the disk has no room; the older checkpoint stays.
     """
 
     def __init__(self, workdir: str | os.PathLike, checkpoint: Checkpoint):
@@ -134,7 +134,7 @@ class Writing:
         found[STATE] = files.digest(self._unfinished / STATE)
         files.write(self._unfinished / DIGESTS, json.dumps(found))
         path = self._folder / str(self._evaluation)
-        if path.exists():  # the end of a run that is trained longer: the older one gets one less
+        if path.exists():  # a run trained on from its end: the end's checkpoint gets one less
             files.move(path, path.with_name(str(self._evaluation - 1)))
         files.move(self._unfinished, path)
         if self._own is not None:
@@ -158,9 +158,9 @@ def _json(value: Any) -> np.ndarray:
 
 
 def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | None]:
-    """Return what the first process writes, and this one's parts of divided arrays, if any.
+    """Return the arrays that the first process writes, and this process's parts of divided ones.
 
-    Parts are copies, named after the array and their place in it.
+    The parts are copies, named after their array and their place in it; None: nothing is divided.
     """
     packed = {PACKED + name: value for name, value in checkpoint.packed.items()}
     divided = {name: value for name, value in packed.items() if isinstance(value, jax.Array)}
@@ -191,7 +191,7 @@ def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | 
 
 
 def _ends(index: tuple[slice, ...], shape: Sequence[int]) -> list[list[int]]:
-    """Return the start and end of a part along each axis; its `str` is JSON."""
+    """Return the start and end of a part along each axis; the `str` of this list is JSON."""
     return [[*part.indices(size)[:2]] for part, size in zip(index, shape, strict=True)]
 
 
@@ -201,7 +201,7 @@ def _ends(index: tuple[slice, ...], shape: Sequence[int]) -> list[list[int]]:
 def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
     """Return the checkpoint made after an evaluation; one that cannot be read raises Unreadable.
 
-    For divided state each process compares some digests, and `bring` reads the parts.
+    If state is divided, each process compares a share of the digests, and `bring` reads the parts.
     """
     path = folder_of(workdir) / str(evaluation)
     with _readable(path):
@@ -229,7 +229,7 @@ def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while a checkpoint is read into an Unreadable."""
+    """Turn any error while a checkpoint is read into an Unreadable."""
     try:
         yield
     except Exception as error:  # zip, JSON and NumPy raise many kinds
@@ -238,7 +238,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _compare_digests(path: Path) -> None:
-    """Raise ValueError unless the files are those that were written."""
+    """Raise ValueError unless a checkpoint has exactly the files that were written."""
     if not (path / DIGESTS).exists():
         raise ValueError("it is not complete")
     written = json.loads(files.read(path / DIGESTS))
@@ -259,7 +259,7 @@ def _brought(
     whole: Mapping[str, Any],
     like: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the packed state of `Checkpoint.bring`, with arrays divided as they are in `like`."""
+    """Return all packed arrays, as `Checkpoint.bring` does, divided as the arrays of `like` are."""
     found = dict(whole)
     for name, (kind, shape) in divided.items():
         short = name.removeprefix(PACKED)
@@ -327,8 +327,8 @@ def resumable(
 ) -> list[int | None]:
     """Return the evaluation from which each of several runs that train together resumes, or None.
 
-    All resume from the latest one that they share, or, if they share none, from their own latest.
-    unreadable: checkpoints that are passed over.
+    All runs resume from the latest evaluation that they share, or else each from its own latest.
+    unreadable: paths of checkpoints that are passed over.
     """
     complete = [
         {n for n in numbers(workdir) if folder_of(workdir) / str(n) not in unreadable}
@@ -345,7 +345,7 @@ def keep_only(workdir: str | os.PathLike, evaluation: int | None) -> None:
         return
     files.remove_tree(folder / UNFINISHED)
     for number in numbers(workdir) - {evaluation}:
-        # Out of sight first: a part of one is never taken for a checkpoint.
+        # Renamed first, so that a half-removed folder never counts as a checkpoint.
         files.move(folder / str(number), folder / UNFINISHED)
         files.remove_tree(folder / UNFINISHED)
     if evaluation is None:

@@ -26,7 +26,7 @@ def link(gigabits: float, workers: int) -> cost.Network:
 
 
 def networks(config: ConfigDict, shapes, gigabits: Sequence[float]) -> dict[str, cost.Network]:
-    """Return networks by their slowest rate: the config's, or if it has none one per rate given."""
+    """Return {slowest rate: network}: the config's network, or without one a network per rate."""
     if registry.is_number(config.communication):
         return {f"{rate:g} Gbit/s": link(rate, config.workers) for rate in gigabits}
     network = prepare.network(config, shapes)
@@ -36,7 +36,7 @@ def networks(config: ConfigDict, shapes, gigabits: Sequence[float]) -> dict[str,
 def step_rounds(
     arms: Mapping[str, tuple[prepare.Prepared, ConfigDict]], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Measure seconds (gradient, step) of several arms in rounds, in which all take turns.
+    """Return seconds (gradient, step) of each arm in each round; in a round all arms take turns.
 
     A disturbance slows all arms of a round, so that the spread over rounds shows how far their
     ratios can be trusted.
@@ -51,18 +51,18 @@ def step_rounds(
 
 
 def programs(arm: prepare.Prepared, config: ConfigDict) -> dict[str, Callable[[], object]]:
-    """Return two programs of a worker: its gradient, and its step with an exchange on its own.
+    """Return two programs of a lone worker: "gradient", and "step", which exchanges a gradient.
 
-    The second encodes, and decodes one message where messages of several workers are gathered. Work
-    that is only for other workers is left out, as the rounding of `int8_all_reduce` and the lists
-    of `sparcml`.
+    The step encodes the gradient, and decodes one message where messages of several workers are
+    gathered. Work only for other workers is left out, such as the rounding of `int8_all_reduce` and
+    the lists of `sparcml`.
     """
     params = arm.task.init(jax.random.key(config.seed))
     examples = jax.tree.map(jnp.asarray, tasks.take(arm.task.train, slice(config.batch_size)))
     losses = tasks.first_draw(arm.task)
     gradient = jax.jit(jax.grad(lambda p: losses(p, examples).mean()))
     state = arm.algorithm.exchange.init(params), arm.algorithm.server.init(params)
-    if arm.algorithm.settled:  # after a warm-up, as bytes are counted
+    if arm.algorithm.settled:  # the state after a warm-up, for which bytes are counted, too
         state = state[0]._replace(update=jnp.int32(arm.algorithm.settled)), state[1]
 
     @jax.jit

@@ -1,10 +1,10 @@
 """Config files and flags: how a config is read, and its grids on the command line.
 
 A config file has get_config([argument]) and may have sweep(), claims, numbers, figures or
-analyse(). If it asks several questions, VARIANTS has a `configs.base.Variant` of these for every
-further one, whose name is the first word of the argument:
---config=configs/nonblocking.py:tuned,delay=pause. Flags of the form --config.ENTRY=VALUE change its
-config before anything else reads it; a value is whatever `registry.read` knows, and it is checked
+analyse(). A file with several questions has VARIANTS: the name of every further question -> a
+`configs.base.Variant` of these functions. The name is the first word of the argument, as in
+--config=configs/nonblocking.py:tuned,delay=pause. Flags of the form --config.ENTRY=VALUE change the
+config before anything else reads it. `registry.read` reads the values, which are checked
 afterwards. Grids make an arm of every combination of the values that some entries take:
 
     --grid='optimizer.learning_rate=0.05,0.1,0.2' --grid='wait=barrier,deadline(seconds=0.3)'
@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[1]
 class ConfigFile(NamedTuple):
     """A config file, or a variant of it, with the values of the command line.
 
-    path: as it was given, without an argument. config: with `values` applied. values: dotted entry
-    -> value, from the command line.
+    path: the given path without its argument. config: the file's config with `values` applied.
+    values: dotted entry -> value, from the command line.
     """
 
     path: str
@@ -51,8 +51,8 @@ def read(
 ) -> ConfigFile:
     """Return the config of `file.py`, `file.py:argument` or a run's config.json.
 
-    flags: as `overrides` finds them. trusted: modules that a config.json may name, beside those
-    that the flags name.
+    flags: entry -> text, from `overrides`. trusted: modules that a config.json may name, beside the
+    modules that the flags name.
     Raises ValueError for a file that cannot be used, and for a flag that names no entry.
     """
     prefixes = list(itertools.accumulate(path.split(":"), "{}:{}".format))
@@ -106,7 +106,7 @@ def load(path: str) -> Any:
     spec = importlib.util.spec_from_file_location("_config", found)
     module = importlib.util.module_from_spec(spec)
     with _code_of(path, f"{path} ends the program (sys.exit); leave that out"):
-        # Python itself would take the code of a file of the same second and size for this one's.
+        # Python's import may run the cached code of an older file of the same second and size.
         exec(compile(found.read_bytes(), found, "exec"), vars(module))
     return module
 
@@ -119,7 +119,7 @@ def _variant(path: str, variants: Mapping[str, Any], name: str) -> Any:
 
 @contextlib.contextmanager
 def _code_of(path: str, ends: str) -> Iterator[None]:
-    """Turn any error of a config file's code into a ValueError; ends: its text for an exit."""
+    """Turn any error of a config file's code into ValueError; ends: its text if the code exits."""
     try:
         yield
     except SystemExit as error:
@@ -146,7 +146,7 @@ def swept_arms(module: Any, config: ConfigDict) -> Iterator[tuple[str, dict]]:
 
 
 def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dict[str, str | bool]]:
-    """Split the arguments: the ones of the form --config.ENTRY=VALUE become entry -> text.
+    """Return the other arguments, and {entry: text} from flags of the form --config.ENTRY=VALUE.
 
     As with other flags the value may be the next argument, and a switch needs none: --config.ENTRY
     is true, --noconfig.ENTRY is false. The last flag of an entry counts.
@@ -172,11 +172,11 @@ def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dic
     return rest, found
 
 
-_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")  # as one with a comma in a grid
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")  # as a value with a comma in a grid
 
 
 def value(config: ConfigDict, key: str, text: str | bool) -> Any:
-    """Return what a flag says: a literal, a bare word or a part, and otherwise the text as it is.
+    """Return the value of a flag's text: a literal, a bare word, a part, or else the text itself.
 
     A number that replaces a float is a float; a value that replaces a text is a text, or None.
     """

@@ -1,15 +1,15 @@
 """One run on several processes: how they find each other, agree, and end when one of them does.
 
-`initialize` comes before anything else that JAX does, `connect` once its devices are there. Every
+`initialize` comes before any other use of JAX, and `connect` once JAX's devices are there. Every
 process then runs the same program; the first one alone writes. JAX's coordination service, in
-process 0, notices a process that has died or does not answer any more and ends all others; what is
-added here is one sentence that says so and exit code 3. A process that leaves by itself, refused,
-failed or asked by a signal, first says why through the service, so that the others end within a
-second and repeat it. Shared texts and counters are keys of the service, for which JAX has no public
-name yet: only this module uses private names of JAX.
+process 0, notices a process that has died or does not answer any more and ends all others; this
+module adds one sentence that says so and exit code 3. A process that leaves by itself, refused,
+failed or asked by a signal, first gives its reason through the service; the others end within a
+second and repeat the reason. Shared texts and counters are keys of the service. JAX has no public
+name for the service yet: only this module uses private names of JAX.
 
-JAX's own preemption service is switched off: it takes SIGTERM for itself, and only a process that
-asks for its sync point learns of it. Here the run asks at every evaluation, see `asked_to_end`.
+JAX's own preemption service is switched off: it takes SIGTERM for itself, and tells only processes
+that ask for its sync point. Here the run asks at every evaluation, see `asked_to_end`.
 """
 
 import atexit
@@ -35,7 +35,7 @@ import numpy as np
 from experiments import endings
 from runtimes import phases
 
-try:  # what jax.process_index() knows, without a backend
+try:  # the source of jax.process_index(), but it starts no backend
     from jax._src.distributed import global_state
 except ImportError as error:
     raise ImportError(
@@ -44,23 +44,23 @@ except ImportError as error:
         "experiments/distributed.py from where it is now"
     ) from error
 
-BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # where process 0 listens, if not at the address of others
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # where process 0 listens, if the others use another address
 JOINING = 60  # s that a process waits for the others, one of which may have been refused
-HEARTBEAT = 30  # s without one after which a process counts as dead
-FAREWELL = 30  # s that a process which ends waits for the others to end
-LISTENING = 0.5  # s of one question whether somebody has left
-OWN_WORDS = 0.7  # s in which a process that hears of it may leave for a reason of its own
-HEARING = 2.0  # s that a process which leaves waits for the others to hear why
-HOURS = 1e5  # s of a wait that a death ends before
+HEARTBEAT = 30  # s without a heartbeat after which a process counts as dead
+FAREWELL = 30  # s that an ending process waits for the others to end
+LISTENING = 0.5  # s of one wait for the news that a process has left
+OWN_WORDS = 0.7  # s after such news in which a process may leave for a reason of its own
+HEARING = 2.0  # s that a leaving process waits for the others to hear its reason
+HOURS = 1e5  # s of a wait without a limit, as the death of a process ends it
 REFUSED, DEAD = 2, 3  # exit codes: the input was at fault; another process has gone
 LEFT, ASKED, ROUNDS = "gossax/left", "gossax/asked", "gossax/rounds"  # keys of the service
 
 _kept: list = []  # the handler of SIGABRT, which C does not keep alive
 _joining: list[str] = []  # the sentence of a process that still looks for the others
 _seen: list[int] = []  # signals that this process was sent, even while it is busy in C
-_agreed, _starts = itertools.count(), itertools.count()  # values exchanged; starts of a tally
-_leaving = threading.Lock()  # whoever leaves first decides how
-_said = threading.Lock()  # whoever says first why this process ends is the only one
+_agreed, _starts = itertools.count(), itertools.count()  # counters of exchanges, of tallies
+_leaving = threading.Lock()  # its first holder decides how this process leaves
+_said = threading.Lock()  # its first holder alone prints why this process ends
 _over = threading.Event()  # nobody needs to listen any more
 
 
@@ -71,8 +71,8 @@ def initialize(
 ) -> None:
     """Join the other processes of this run; without any, do nothing.
 
-    coordinator_address: "host:port" at which process 0 listens. Without arguments the environment
-    says who is there: Slurm, Open MPI up to 4, a Kubernetes job or a TPU pod, as JAX knows them.
+    coordinator_address: "host:port" at which process 0 listens. Without arguments JAX finds the
+    processes by the environment of Slurm, Open MPI up to 4, a Kubernetes job or a TPU pod.
     Raises ValueError for incomplete or wrong arguments or environments, and if processes do not
     find each other.
     """
@@ -101,7 +101,7 @@ def initialize(
         if BIND not in os.environ:
             options["coordinator_bind_address"] = coordinator_address  # else on all interfaces
         if "KUBERNETES_SERVICE_HOST" in os.environ:
-            options["cluster_detection_method"] = "deactivate"  # nothing is left to ask it for
+            options["cluster_detection_method"] = "deactivate"  # the arguments already say all
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
     _end_by_a_sentence()  # JAX aborts where it cannot reach process 0, too
@@ -138,8 +138,8 @@ def initialize(
 def connect() -> None:
     """Connect all devices by a first collective, if they are CPUs of several processes.
 
-    All processes call it once their devices are there: JAX gives a process 30 s to reach its first
-    collective, and one process may compile for longer than another.
+    All processes call this once their devices are there: JAX gives a process 30 s to reach its
+    first collective, and one process may compile for longer than another.
     """
     if processes() == 1 or jax.default_backend() != "cpu":
         return
@@ -155,7 +155,7 @@ def connect() -> None:
 
 
 def check_address(address: str, listens: bool) -> None:
-    """Raise ValueError for an address that names no host or port, or where nobody can listen."""
+    """Raise ValueError for no host or port, or with `listens` if process 0 cannot listen there."""
     start = f"several processes: coordinator_address={address!r}"
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 2**16:
@@ -167,7 +167,7 @@ def check_address(address: str, listens: bool) -> None:
             host.strip("[]"), int(port), type=socket.SOCK_STREAM
         )
         with socket.socket(family, kind) as probe:
-            # A port whose last connections are only being forgotten is free, as for JAX.
+            # A port of closed connections in TIME_WAIT counts as free, as for JAX.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as error:
@@ -181,7 +181,7 @@ def check_address(address: str, listens: bool) -> None:
 
 
 def is_alone(environment: Mapping[str, str]) -> bool:
-    """Return whether the environment says that this process is the only one, or says nothing.
+    """Return whether the environment names this process as the only one; False if it says nothing.
 
     JAX itself would look for others in any pod, and give a single task only one of its GPUs.
     """
@@ -243,7 +243,7 @@ def is_writer() -> bool:
 
 
 def say(name: str, text: str, again: bool = False) -> None:
-    """Put a text where every process can `hear` it; again: it may replace an earlier one."""
+    """Put a text where every process can `hear` it; again: the text may replace an earlier one."""
     global_state.client.key_value_set(name, text, allow_overwrite=again)
 
 
@@ -264,7 +264,7 @@ def texts(folder: str) -> dict[str, str]:
 
 
 def agreed(value: Any) -> Any:
-    """Return what process 0 passes, a JSON value, on every process; all call it and wait."""
+    """Return the JSON value that process 0 passes; all processes call this function and wait."""
     if processes() == 1:
         return value
     name = f"gossax/{next(_agreed)}"
@@ -275,7 +275,7 @@ def agreed(value: Any) -> Any:
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return the JSON values of all processes, in their order; all call it and wait."""
+    """Return the JSON values of all processes, in their order; all call this function and wait."""
     name, others = f"gossax/{next(_agreed)}", range(1, processes())
     if not is_writer():
         say(f"{name}/{process_id()}", json.dumps(value))
@@ -286,10 +286,10 @@ def gathered(value: Any) -> list[Any]:
 class SharedTally:
     """A `stragglers.inject.Tally` that all processes share; all begin and close the same rounds.
 
-    A counter per round holds its points: the process that completes it sets another key, for which
-    a thread of every process that asks waits. No collective is used, as processes that compute
-    could not join it, and a round costs a message per addition and one per process. The last
-    process that closes a round deletes its keys.
+    A counter per round holds its points. The process that completes the points sets another key; in
+    every process that calls `over`, a thread waits for this key. No collective is used, as busy
+    processes could not join it. A round costs a message per addition and one per process. The last
+    process that closes a round deletes the keys of the round.
     """
 
     def __init__(self):
@@ -303,7 +303,7 @@ class SharedTally:
         self._over, self._threads = set(), {}
 
     def add(self, round_index: int, points: int) -> bool:
-        """Add points to a round, and end it if it has enough; return True if it was not over."""
+        """Add points to a round, which ends with enough points; return True if it was not over."""
         total = self._needed
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has gone: all soon end
             counter = f"{self._place}/{round_index}/points"
@@ -348,9 +348,9 @@ class SharedTally:
 
 
 def asked_to_end() -> int | None:
-    """Return the signal that any of the processes was sent while it trains; None: none.
+    """Return a signal to end that any process has received in training, or None.
 
-    All processes call it together and get the same answer.
+    All processes call this function together and get the same answer.
     """
     number = endings.asked()
     if processes() > 1 and is_writer():
@@ -359,18 +359,18 @@ def asked_to_end() -> int | None:
 
 
 def signalled() -> int | None:
-    """Return the signal that this process or, as far as is known, another one was sent."""
+    """Return a signal that this process or, by the service, another one has received, or None."""
     return endings.asked() or (_seen[-1] if _seen else _noted())
 
 
 def _noted() -> int | None:
-    """Return the signal that a process has noted in the service."""
+    """Return a signal that a process has noted in the service, or None."""
     found = texts(ASKED) if processes() > 1 else {}
     return next(map(int, found.values()), None)
 
 
 def is_lost(error: BaseException | type) -> bool:
-    """Return whether an error means that another process has gone; others are of this process."""
+    """Return whether an error means that another process has gone, not a fault of this process."""
     if processes() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
         return False
     return not str(error).startswith("RESOURCE_EXHAUSTED")
@@ -379,12 +379,12 @@ def is_lost(error: BaseException | type) -> bool:
 def leave(code: int, why: str = "") -> None:
     """Exit: with code 0 once all processes are done, with another code within a few seconds.
 
-    why: what the others are to hear. The usual end would wait for the others, while they wait for
-    this process.
+    why: the reason, for the others to hear. With a plain `sys.exit`, this process and the others
+    would wait for each other.
     """
     if processes() > 1:
         if code:
-            _leaving.acquire()  # never given back: who comes second waits for the end
+            _leaving.acquire()  # never released: a second thread waits for the end
             sys.stdout.flush()
             sys.stderr.flush()
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was quicker
@@ -398,12 +398,12 @@ def leave(code: int, why: str = "") -> None:
 
 
 def give_up(code: int, why: str) -> None:
-    """End this process at once, from any thread, as its main thread does not go on.
+    """End this process at once, from any thread, for a main thread that stands still.
 
-    code: `DEAD`, or that of a signal. why: a sentence, which the others hear and repeat.
+    code: `DEAD`, or a signal's exit code. why: a sentence, which the others hear and repeat.
     """
     for reader in multiprocessing.active_children():
-        reader.kill()  # one that is stopped would stay behind
+        reader.kill()  # a stopped reader would otherwise stay behind
     if code == DEAD:
         _last_words(f"as {why}")
     else:
@@ -415,7 +415,7 @@ def give_up(code: int, why: str) -> None:
 
 
 def _part(code: int) -> NoReturn:
-    """Exit once all processes know that one leaves, within HEARING s; process 0 goes last."""
+    """Exit when all processes know that one leaves, within HEARING s; process 0 exits last."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         meet("gossax/parting", HEARING)
     time.sleep(0.1 * is_writer())
@@ -432,7 +432,7 @@ def _hear_of_who_leaves() -> None:
             return  # the service is gone, as JAX will say
         if message["process"] == process_id() or _over.is_set():
             return
-        time.sleep(OWN_WORDS)  # what is refused or asked to end is often all of them
+        time.sleep(OWN_WORDS)  # often all processes are refused or asked to end
         _leaving.acquire()
         sys.stdout.flush()
         _last_words(f"as process {message['process']} has left ({message['why']})")
@@ -510,7 +510,7 @@ def _end_by_a_sentence() -> None:
                 leave(1, f"{kind.__name__}: {' '.join(str(error).split())[:200]}")
             return
         os.write(2, f"JAX: {' '.join(str(error).split())[:500]}\n".encode())
-        time.sleep(4 * LISTENING)  # if it has said why it left, that is known by now
+        time.sleep(4 * LISTENING)  # by now any reason of the lost process has arrived
         _last_words()
         leave(DEAD, "it has lost another one")
 

@@ -27,27 +27,27 @@ from experiments import prepare, program_costs, registry, runtime_builders, task
 from runtimes import bodies, data_feed, rounds, slices, worker
 from stragglers.rule import most_mini_batches
 
-PLANNED = 64  # updates, over which what is sent is a mean
-# Of devices that an arm may be meant for, where the one at hand has no known peak.
+PLANNED = 64  # updates over which the sent bytes are averaged
+# Devices whose times are shown if the device at hand has no known peak.
 ELSEWHERE = ("A100-SXM4-80GB", "H100", "TPU v5e", "TPU v6e")
 
 
 class Traced(NamedTuple):
     """A device's program, and the shapes of its arguments."""
 
-    program: Callable  # of the arguments; may be called under `jax.make_jaxpr`
-    arguments: tuple[Any, ...]  # the first is given away
-    shared: tuple[Any, ...]  # what of the arguments every device has whole
+    program: Callable  # function of the arguments that `jax.make_jaxpr` can trace
+    arguments: tuple[Any, ...]  # the first is donated
+    shared: tuple[Any, ...]  # the arguments that every device has whole
     axes: tuple[tuple[str, int], ...] = ()
-    devices: int = 1  # that share the rest and the work
+    devices: int = 1  # that divide the other arguments and the work
 
 
 class Forecast(NamedTuple):
     """Costs of an arm: a device's memory at its largest, and its work in an update."""
 
     parameters: int
-    sent: float  # bytes of a worker in an update, in the mean
-    sent_in_slice: float  # bytes of a device to the others of its worker in an update
+    sent: float  # mean bytes that a worker sends in an update
+    sent_in_slice: float  # bytes that a device sends to its worker's other devices in an update
     memory: float  # bytes
     flops: Mapping[str, float]  # by the type that products take
     moved: float  # bytes
@@ -107,7 +107,7 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
 
 def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
-    """Return a worker's round, as `runtimes.mesh` has it on a device that nobody watches.
+    """Return a worker's round as a device of `runtimes.mesh` runs it, see `runtimes.rounds.plain`.
 
     If a worker's devices divide its model, the exchange is taken to work on parts of it.
     """
@@ -177,7 +177,7 @@ def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
 
 def _addressed(task: tasks.Task, taken: tuple[int, ...]) -> tuple[Any, Any]:
-    """Return the shapes of the indices of samples, and of their augmentation's draws, if any."""
+    """Return the shapes of sample indices, and of the augmentation's draws, or None without one."""
     draws = None if task.augment is None else jax.ShapeDtypeStruct(taken, jnp.uint32)
     return jax.ShapeDtypeStruct(taken, jnp.int32), draws
 
@@ -237,7 +237,7 @@ def _number(value: float) -> str:
 
 
 def _part(size: int, leaf: Any, split: Any) -> jax.ShapeDtypeStruct:
-    """Return a device's part of an array that lies on a slice of this size as `split` says."""
+    """Return the shape of a device's part of an array that `split` divides by `size` devices."""
     shape = list(leaf.shape)
     if slices.SLICE in split:
         shape[split.index(slices.SLICE)] //= size

@@ -1,10 +1,10 @@
-"""The end of a program that is asked to by ctrl-C, SIGTERM or SIGHUP.
+"""The end of a program at ctrl-C, SIGTERM or SIGHUP.
 
 There are three phases. Until `raising` there is nothing to tidy up: the program prints a sentence
 and exits. From then on ctrl-C raises KeyboardInterrupt and other signals raise `Asked`, so that
 work under way is tidied up. Within `deferred`, where a run trains, a signal is only noted: the run
-asks at every evaluation, makes a checkpoint and raises the exception itself. The same signal a
-second time does not wait for that. A scheduler sends its signal to all processes, each of which
+asks at every evaluation, makes a checkpoint and raises the exception itself. A second signal of the
+same kind raises at once. A scheduler sends its signal to all processes, each of which
 also gets it from its parent: a repeat within `SAME` seconds, ctrl-C excepted, does not count.
 
 A signal that was ignored when the program began, as SIGHUP under nohup, stays ignored. Loading this
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 
 OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside ctrl-C
-SAME = 2.0  # seconds, within which a signal that comes again is the one that was sent before
+SAME = 2.0  # seconds within which a repeated signal counts as one
 
 
 class Asked(BaseException):
@@ -32,7 +32,7 @@ class Asked(BaseException):
 
 
 _asked: list[int] = []  # signals that have been noted and not yet raised
-_deferring = 0  # nested `deferred`
+_deferring = 0  # number of `deferred` blocks around the code that runs now
 _last: dict[int, float] = {}  # signals and when they came
 
 
@@ -60,8 +60,8 @@ def sentence(number: int, starts_over: bool = False) -> str:
 def out_at_once(code: int | str | None) -> None:
     """Exit at once if the code is a signal's; otherwise ignore signals from now on.
 
-    The runtime of devices may crash if it is taken down while they compute. With other codes the
-    program is done, and no signal is to disturb its end.
+    JAX's runtime may crash if it is taken down while devices compute, so no exit handlers run. With
+    other codes the program is done, and no signal is to disturb its end.
     """
     if isinstance(code, int) and code > 128:
         sys.stdout.flush()
@@ -84,7 +84,7 @@ def raising() -> None:
 
     def again(unraisable) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt | Asked):
-            # It came in a callback, where Python drops exceptions: it comes once more.
+            # Python drops exceptions of callbacks, so the signal is sent once more.
             number = getattr(unraisable.exc_value, "number", signal.SIGINT)
             _last.clear()
             threading.Timer(0.02, os.kill, (os.getpid(), number)).start()
@@ -122,7 +122,7 @@ def _raise(number: int, _) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Only note a signal within this block, for a run that looks at `asked`; raise at its end."""
+    """Only note signals in this block, whose run looks at `asked`; raise for them at its end."""
     global _deferring
     _deferring += 1
     try:
@@ -134,7 +134,7 @@ def deferred() -> Iterator[None]:
 
 
 def is_deferred() -> bool:
-    """Return whether a run trains that looks at `asked` itself."""
+    """Return whether signals are only noted, see `deferred`."""
     return _deferring > 0
 
 

@@ -38,7 +38,7 @@ from runtimes.asynchronous.pool import SESSION, Resources, environment
 from runtimes.base import WorkersLost
 from stragglers import slow_worker
 
-OUTPUT = "output.txt"  # of an arm in a process of its own: what that printed
+OUTPUT = "output.txt"  # the printed text of an arm's own process
 POLL_SECONDS = 0.5
 SECONDS_BETWEEN_LINES = 5.0
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -47,7 +47,7 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 class Arm(NamedTuple):
     """One run: its place below the workdir and its config.
 
-    first: the first of the seeds that repeat it; None: its own.
+    first: the first seed of the runs that repeat this one; None: its own seed.
     """
 
     path: str
@@ -65,7 +65,7 @@ class Watched(NamedTuple):
 
     on_record: Callable[[dict], None]
     ended: Callable[[str | None], None]  # with the reason of a failure; None: it has finished
-    noted: Callable[[str], None] = lambda text: None  # what else has happened, in a sentence
+    noted: Callable[[str], None] = lambda text: None  # with a sentence on any other event
 
 
 class Shown:
@@ -129,7 +129,7 @@ def here(
         group = waiting.pop(0)
         failure = _run(group, root, shown, log_to, how)
         if failure is not None and len(group) > 1:
-            # It may be the fault of one: each of them has a chance of its own.
+            # One arm may be at fault, so each arm of the group runs again by itself.
             waiting[:0] = [[arm] for arm in group]
         elif failure is not None:
             failures[group[0].path] = failure
@@ -143,7 +143,7 @@ def _run(
     watched = [shown.arm(arm.config) for arm in group]
     workdirs = [root / arm.path for arm in group]
     configs, notes = [arm.config for arm in group], [one.noted for one in watched]
-    names = names if distributed.is_writer() else ()  # one log of a run
+    names = names if distributed.is_writer() else ()  # one process alone logs a run
     failure = None
     for workdir in workdirs:
         (workdir / records.ERROR).unlink(missing_ok=True)
@@ -160,14 +160,14 @@ def _run(
     except Exception as error:  # whatever it is, the other arms can do without this one
         said = registry.sentence if isinstance(error, ValueError) else registry.brief
         failure = said(f"{type(error).__name__}: {error}")
-        # Another process writes there, or has gone and is the one to say why.
+        # Another process writes there, or has gone and gives the reason itself.
         others = isinstance(error, files.InUse) or distributed.is_lost(error)
         if len(group) == 1 and distributed.is_writer() and not others:
             with contextlib.suppress(files.NotWritten):  # as on a full disk
                 files.make(workdirs[0])
                 files.write(workdirs[0] / records.ERROR, f"{failure}\n\n{traceback.format_exc()}")
         if distributed.processes() > 1 or isinstance(error, WorkersLost):
-            raise  # the others wait in the middle of this arm, or there is nobody left to run one
+            raise  # other processes wait inside this arm, or no worker is left
     for one in watched:
         one.ended(failure)
     return failure
@@ -188,7 +188,7 @@ def command(argv: Sequence[str], group: Sequence[Arm]) -> list[str]:
 class Job(NamedTuple):
     """A group that runs somewhere else."""
 
-    poll: Callable[[], str | None]  # None while it runs; then how it ended, where "" means well
+    poll: Callable[[], str | None]  # None while it runs, then how it ended; "": well
     stop: Callable[[], None]  # asks it to end if it still runs, and waits until it has
     kill: Callable[[], None] = lambda: None  # ends it at once
     note: Callable[[], str | None] = lambda: None  # what has happened since, in a sentence
@@ -314,7 +314,7 @@ def local(
 
 
 def process_words(code: int | None, output: Path, what: str = "its process") -> str | None:
-    """Return how a process has ended, see `Job`; code: its exit code or, negative, the signal."""
+    """Return how a process has ended, see `Job`; code: its exit code, or minus its signal."""
     if not code:
         return code if code is None else ""
     how = f"exit code {code}" if code > 0 else endings.name_of(-code)
@@ -331,7 +331,7 @@ def ray_resources(settings: str) -> Resources:
 
 
 def _read(flag: str, settings: str, kinds: Mapping[str, type], way_out: str) -> dict[str, Any]:
-    """Return what "name=value,name=value" says; kinds: types by the names that it may have."""
+    """Return {name: value} from "name=value,name=value"; kinds: known name -> type of its value."""
     found = {}
     for item in filter(None, settings.split(",")):
         name, _, value = (text.strip() for text in item.partition("="))
@@ -355,7 +355,7 @@ def on_ray(
 ) -> dict[str, str]:
     """Run groups as tasks of Ray, whose records arrive through the file system that they share.
 
-    settings: what a task takes, see `ray_resources`. at_once: tasks that may run at the same time;
+    settings: a task's shares, see `ray_resources`. at_once: tasks that may run at the same time;
     1: as many as there is room for. A task whose node is lost is started again on another one,
     where its run goes on from the last checkpoint.
     """
@@ -369,7 +369,7 @@ def on_ray(
     task = ray.remote(
         num_cpus=resources.cpus,
         num_gpus=resources.gpus,
-        max_retries=-1,  # of nodes that are lost; a command that fails has an exit code
+        max_retries=-1,  # after lost nodes; a failed command returns its exit code
         runtime_env={"env_vars": environment(resources)},
     )(_execute)
 
@@ -396,7 +396,7 @@ def on_ray(
 
 
 def _execute(command: Sequence[str], output: str, folder: str) -> int:
-    """Run a command on the task's node; return its exit code. It ends with the task's process."""
+    """Run a command, which ends with the task's process, and return the command's exit code."""
 
     def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
@@ -421,7 +421,7 @@ def _execute(command: Sequence[str], output: str, folder: str) -> int:
 # --- JobSets of Kubernetes: a Job of Pods per arm, one Pod per process of the run ---
 
 PORT = 8476
-# What --pods may say, and the value where it does not.
+# Settings of --pods -> their defaults.
 SETTINGS = {
     "image": "", "processes": 1, "gpus": 0, "tpus": 0, "accelerator": "", "topology": "",
     "claim": "", "mount": "/gossax/runs", "restarts": 3,
@@ -432,7 +432,7 @@ GPU_LABEL = "cloud.google.com/gke-accelerator"
 
 
 def read_pods(settings: str) -> dict[str, Any]:
-    """Return what "image=IMAGE,processes=4,tpus=4" says, with defaults; else ValueError."""
+    """Return all settings of "image=IMAGE,tpus=4", or their defaults; ValueError for wrong ones."""
     kinds = {name: type(default) for name, default in SETTINGS.items()}
     way_out = f"name=value, of {', '.join(SETTINGS)}"
     found = SETTINGS | _read("--pods", settings, kinds, way_out)
@@ -454,16 +454,16 @@ def read_pods(settings: str) -> dict[str, Any]:
 def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JobSet of an arm; pods: see `read_pods`.
 
-    Processes find each other by the names that a JobSet gives its Pods. A Job whose Pod has failed
-    is started again as a whole, which goes on from the last checkpoint.
+    Processes find each other by the names that a JobSet gives its Pods. If a Pod fails, its Job is
+    started again as a whole, and goes on from the last checkpoint.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", path.lower()).strip("-")[:24].strip("-")
-    whole = "\0".join([path, *command])  # with the workdir: an arm of one sweep is no other's
+    whole = "\0".join([path, *command])  # has the workdir: names differ between sweeps
     own = hashlib.sha256(whole.encode()).hexdigest()[:6]
     name = "-".join(filter(None, ("gossax", slug, own)))
     count, words = pods["processes"], ["python", "launch.py", *command[2:]]
-    words = [word.replace("$(", "$$(") for word in words]  # else Kubernetes' variables
-    # Also of one process, or JAX would look for others in a Pod with an index.
+    words = [word.replace("$(", "$$(") for word in words]  # else Kubernetes would expand it
+    # Also for one process, or JAX would look for others in a Pod with an index.
     words += [f"--coordinator_address={name}-arm-0-0.{name}:{PORT}"]
     words += [f"--num_processes={count}", "--process_id=$(JOB_COMPLETION_INDEX)"]
     devices = {"nvidia.com/gpu": pods["gpus"], "google.com/tpu": pods["tpus"]}

@@ -26,19 +26,19 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 1.5,
 KIND_COLOURS = {"compute": "#0072B2", "wait": "#D9D9D9", "communicate": "#E69F00"}
 EVENT_MARKERS = {"joined": ">", "lost": "X", "restored": "^"}
 SIZE = (4.6, 3.0)  # inches of the axes' part of a figure, about a column of a paper
-MOST_ARMS = 8  # as many curves as a reader can tell apart in one figure
-MOST_DRAWN = 60  # arms in all small figures together
+MOST_ARMS = 8  # the most curves that a reader can tell apart in one figure
+MOST_DRAWN = 60  # the most arms with a curve, pale ones included
 MOST_STRIPS = 5
-MOST_LANES = 16  # workers of a strip
-CYCLES = 4  # of the slowest worker, which a strip shows, unless others have very many in this time
-MOST_CYCLES = 40
+MOST_LANES = 16  # the most workers that a strip shows
+CYCLES = 4  # mini-batches of the slowest worker that strips show
+MOST_CYCLES = 40  # the most that a strip shows of its own slowest worker
 NO_DISTANCE = 1e-9  # squared consensus distance of models that are equal but for rounding
 FOLDER = "figures"  # of a workdir, for a paper
 # Text that stays text: TrueType in a PDF, where some publishers refuse Type 3, and words in an SVG.
 _FONTS = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "figure"}
 _LOGARITHM = (np.log, np.exp)
 _PERCENT = (lambda values: 100 * values, lambda values: values)
-# Columns of the metrics: their axes, whether those are logarithmic, and how seeds are averaged.
+# Column of metrics -> (part of a file name, axis label); _UP adds: logarithmic, scale of means.
 _ACROSS = {
     "seconds": ("time", "{} time [s]"), "samples": ("samples", "samples seen by all workers"),
     "bytes_per_worker": ("bytes", "bytes sent per worker [B]"), "update": ("updates", "updates"),
@@ -63,15 +63,15 @@ class Curve(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """Curves of arms over one axis, wherever they are drawn."""
+    """Curves of arms over one axis, for any kind of figure."""
 
-    name: str  # of a file
+    name: str  # of its file
     y: str
     x: str
     logarithmic: bool
     curves: Mapping[str, Curve]  # by arm
     target: float | None = None
-    top: float | None = None  # of the vertical axis, where an arm that diverges would hide others
+    top: float | None = None  # end of the vertical axis, if a diverging arm would hide others
 
 
 class Look(NamedTuple):
@@ -80,9 +80,9 @@ class Look(NamedTuple):
     staleness: np.ndarray  # [S] share of contributions that were 0, 1, ... updates old
     idle: np.ndarray  # [workers] share of the run in which a worker waits
     seconds: np.ndarray  # [workers] s of a mini-batch, nan for a worker without any
-    tail: float  # how many times longer one in a hundred mini-batches takes than the median
-    first: Stretches  # the first ones
-    events: tuple[Event, ...]  # all of them
+    tail: float  # the 99th percentile of mini-batch times over their median
+    first: Stretches  # the first stretches of the schedule
+    events: tuple[Event, ...]  # all events of the schedule
     found: Diagnostics
 
 
@@ -124,8 +124,8 @@ def mean_curve(
 ) -> Curve:
     """Return mean and spread of column `y` where all runs have values, interpolated in column `x`.
 
-    scale: a function that is applied before the mean is taken, and its inverse. Values for which it
-    is not finite are left out.
+    scale: a function that is applied before the mean is taken, and its inverse. Values are left out
+    if the function is not finite there.
     """
     forward, back = scale
     lines = []
@@ -155,8 +155,8 @@ def plots(
 ) -> list[Plot]:
     """Return the plots for which the records of some arms have values.
 
-    curves: (arm's name, runs); looks: by the arm's name, of those with a schedule.
-    clock: what `seconds` are, "virtual" or "wall".
+    curves: (arm's name, runs). looks: arm's name -> `Look`, for arms with a schedule.
+    clock: the kind of `seconds`, "virtual" or "wall".
     """
     made = []
     for up, (short, label, logarithmic, scale) in _UP.items():
@@ -256,10 +256,10 @@ def _fill(axes: Axes, shown: Plot, lines: Mapping[str, Mapping]) -> None:
 
 
 def canvas(shown: Sequence[Plot], lines: Mapping[str, Mapping], size=SIZE) -> Figure:
-    """Return plots side by side above their common legend; size: inches without it."""
-    entry = 0.7 + 0.062 * max(map(len, lines), default=0)  # inches, of the longest name in it
+    """Return plots side by side above a common legend; size: inches without the legend."""
+    entry = 0.7 + 0.062 * max(map(len, lines), default=0)  # inches of a legend's entry
     columns = max(1, min(2 * len(shown), int(size[0] / entry)))
-    below = 0.5 + 0.2 * -(-len(lines) // columns)  # inches, which is drawn sooner than fitted
+    below = 0.5 + 0.2 * -(-len(lines) // columns)  # inches; computed, as fitting takes longer
     width, height = size[0], size[1] - 0.5 + below
     made = Figure(figsize=(width, height), dpi=150)
     sides = {"left": 0.65 / width, "right": 1 - 0.15 / width, "wspace": 0.25}
@@ -284,13 +284,13 @@ def draw(curves: Sequence[tuple[str, Runs]], target_loss: float | None, clock: s
 def every(
     curves: Sequence[tuple[str, Runs]], looks: Mapping[str, Look], target: float | None, clock: str
 ) -> dict[str, Figure]:
-    """Return all figures of some arms by the name of a file; their labels are captions."""
+    """Return all figures of some arms by file name; the label of a figure is its caption."""
     lines, found = _chosen(curves, looks, target, clock)
     return {one.name: canvas([one], lines) for one in found if one.name in _STILL}
 
 
 def _chosen(curves, looks, target, clock) -> tuple[dict[str, dict], list[Plot]]:
-    """Return line styles of the best ranked arms, and plots in which the next ones are pale."""
+    """Return line styles of the best arms, and plots, which draw the next best arms, too (pale)."""
     names = ranked(curves, target)
     most = set(names[:MOST_ARMS])
     lines = styles([name for name, _ in curves if name in most])
@@ -346,7 +346,7 @@ def mark(axis: Axis) -> None:
 def draw_strips(strips: Sequence[Strip]) -> Figure:
     """Return a figure of every worker's first work, a strip per arm over the same time.
 
-    Of many workers, some and the slowest are shown.
+    If an arm has more than MOST_LANES workers, some of them and the slowest are shown.
     """
     lanes = [lanes_of(strip) for strip in strips]
     until, counts = window(strips), [len(own) for own in lanes]
@@ -370,7 +370,7 @@ def draw_strips(strips: Sequence[Strip]) -> Figure:
                 style |= {"linestyle": "", "markeredgewidth": 0.4, "label": event.kind}
                 at, marker = ([event.time], [lane[event.worker]]), EVENT_MARKERS[event.kind]
                 (handles[event.kind],) = axes.plot(*at, marker, clip_on=False, zorder=3, **style)
-        last = np.zeros(1 + drawn.update.max(), np.int64)  # landings at all workers of updates
+        last = np.zeros(1 + drawn.update.max(), np.int64)  # ns at which updates end
         np.maximum.at(last, drawn.update, drawn.end)
         landed = (last[np.unique(drawn.update)] <= until * NANOSECONDS).sum()
         axes.set_title(f"{literal(strip.name)}: {landed} updates", loc="left", fontsize=9, pad=4)
@@ -400,16 +400,16 @@ def lanes_of(strip: Strip) -> np.ndarray:
 
 
 def window(strips: Sequence[Strip]) -> float:
-    """Return the seconds to show: CYCLES of the slowest worker, at most MOST_CYCLES of a strip."""
+    """Return the seconds to show: CYCLES of the slowest worker, up to MOST_CYCLES of any strip."""
     cycles, known = [], []  # s
     for strip in strips:
         drawn = strip.first
         at = drawn.worker[drawn.kind == KINDS.index("compute")]
         times, last = np.bincount(at, minlength=1 + drawn.worker.max()), np.zeros(strip.workers + 1)
         np.maximum.at(last, drawn.worker, drawn.end / NANOSECONDS)
-        often = np.flatnonzero(times > 0)  # no mini-batch takes a nanosecond otherwise
+        often = np.flatnonzero(times > 0)  # a worker has none if its mini-batches take under 1 ns
         cycles += [(last[often] / times[often]).max()] if often.size else []
-        # Of a run that is not drawn to its end, nothing is known any later.
+        # If a run has more stretches than are drawn, nothing after the last one is known.
         known += [drawn.begin.max() / NANOSECONDS] if drawn.begin.size == MOST_STRETCHES else []
     ends = max(strip.first.end.max() for strip in strips) / NANOSECONDS
     few = (CYCLES * max(cycles), MOST_CYCLES * min(cycles)) if cycles else ()

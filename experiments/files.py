@@ -4,9 +4,9 @@ A file is written under a name that nobody can guess, in the same directory, and
 the old one when it is complete. Whatever goes wrong, as on a full disk, the old file stays and the
 error is one sentence, `NotWritten`. Only ordinary files are read, see `stragglers.reading`.
 
-A lock is a system lock on a file, held by the process that writes beside it. The system takes it
-from a process that dies; a file that is left behind locks nothing. If a file system has no locks,
-nobody is refused. The package filelock would leave the file behind and not name the holder.
+A lock is a system lock on a file, held by the process that writes beside it. The system releases
+the lock of a process that dies; a file that is left behind locks nothing. If a file system has no
+locks, nobody is refused. The package filelock would leave the file and not name the holder.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ def write(path: str | os.PathLike, content: str | bytes, durable: bool = True) -
 
 
 class Lines:
-    """A file to which lines are added; each is with the system when `add` returns."""
+    """A file to which lines are added; the system has a line when its `add` returns."""
 
     def __init__(self, path: str | os.PathLike):
         """Open an ordinary file that is there."""
@@ -195,7 +195,7 @@ def sync(folder: str | os.PathLike) -> None:
 def held(path: Path, waits: bool = False) -> Iterator[None]:
     """Hold the lock `path`, whose directory is made if need be.
 
-    If another process holds it, raises InUse, or with `waits` waits until a signal asks to end.
+    If another process holds it, raises InUse; with `waits`, waits for it, or for a signal to end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     said = False

@@ -25,15 +25,15 @@ _LARGEST = sys.float_info.max  # beyond it a whole number of JSON is no float
 
 
 class Damaged(ValueError):
-    """An error of a file with other content than is written under its name."""
+    """An error about a file whose content is not of the kind that its name stands for."""
 
 
 class Format(NamedTuple):
     """A kind of JSON object: a file, or a line of one.
 
-    fields: patterns of fields that are present: a type, a test, a list of a pattern, a tuple of
-    alternatives, or another format. needed: the names of required fields. way_out: the remedy if
-    damaged, with {path} and {folder} for its place.
+    fields: name -> pattern of a field if present. A pattern is a type, a test, a list of a pattern,
+    a tuple of alternatives, or another format. needed: the names of required fields. way_out: the
+    remedy if damaged, with {path} and {folder} for its place.
     """
 
     fields: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Format(NamedTuple):
 def read(path: str | Path, form: Format, sealed: bool = True) -> dict[str, Any]:
     """Return the object in a JSON file; Damaged where there is none of this kind.
 
-    sealed: the file of a finished run has to have its digest.
+    sealed: whether a file of a finished run has to match the run's digest of it.
     """
     with reading(path, form):
         if sealed:
@@ -54,7 +54,7 @@ def read(path: str | Path, form: Format, sealed: bool = True) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(path: str | Path, form: Format) -> Iterator[None]:
-    """Turn what goes wrong while a file is read into Damaged."""
+    """Turn any error while a file is read into Damaged."""
     try:
         yield
     except (OSError, ValueError, RecursionError, MemoryError) as error:
@@ -141,7 +141,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return _is_finite(value) and 0 <= value < 1e18  # s or bytes, whose squares are numbers
+    return _is_finite(value) and 0 <= value < 1e18  # s or bytes; their squares are finite
 
 
 def _are_texts(value: Any) -> bool:
@@ -161,7 +161,7 @@ def _is_share(value: Any) -> bool:
 
 
 def _is_table(value: Any, cell: Any = str) -> bool:
-    """Return whether a table has as many cells of this pattern in each row as columns."""
+    """Return whether each row of a table has one cell of this pattern per column."""
     whole = fits(value, Format({"columns": [str], "rows": [[cell]]}, ("columns", "rows")))
     return whole and all(len(row) == len(value["columns"]) for row in value["rows"])
 
@@ -183,7 +183,7 @@ _MEASURED = (
     "train_loss", "test_loss", "test_accuracy", "consensus_distance", "bytes_per_worker",
     "communication_seconds", "wall_seconds", "input_wait_seconds",
 )  # fmt: skip
-BY_SEED = (  # fields of which a summary of several seeds has every seed's number
+BY_SEED = (  # fields whose number for each seed is in a summary of several seeds
     "seconds_to_target", "updates_to_target", "communication_seconds_to_target", "train_loss",
     "final_train_loss", "test_accuracy", "updates", "samples", "staleness_mean", "train_loss_long",
     "train_loss_short",
@@ -219,7 +219,7 @@ LINE = Format(
     "remove the summary.json and the checkpoint of {folder}, and the same command trains that run "
     "again and leaves all others",
 )  # fmt: skip
-# Of a run that goes into tables and figures, and of one that goes on.
+# Fields of a metrics line that figures need; a run that goes on needs one more.
 _DRAWN = ("update", "samples", "seconds", "train_loss", "consensus_distance", "bytes_per_worker")
 WHOLE_LINE = LINE._replace(needed=_DRAWN)
 RESUMED_LINE = LINE._replace(needed=(*_DRAWN, "communication_seconds"))
@@ -268,7 +268,7 @@ PROFILE = Format(
     "write it with experiments.profiling.save, or as docs/extend.md says",
 )
 MEASURED_PROFILE = PROFILE._replace(needed=("layers", *_TIMES))
-# A record of docs/results: of which a number is quoted, and which has a section of its own.
+# A record of docs/results: QUOTED for single numbers, PUBLISHED for a section of its own.
 QUOTED = Format(
     {
         **NOTE.fields, **dict.fromkeys(("count", "seeds"), _is_count), "settings": _are_texts,

@@ -30,7 +30,7 @@ Arrays = Mapping[str, np.ndarray]
 class Given:
     """An `init` of a task that returns given parameters, whatever the key.
 
-    own: the `init` that draws them.
+    own: the task's own `init`, which draws parameters.
     """
 
     def __init__(self, own: Callable[[jax.Array], Any], params: Any):
@@ -50,7 +50,7 @@ def read(path: str, shapes: Any) -> Any:
     check(path)
     try:
         found = _reader(path)(path)
-    except Exception as error:  # a reader meets any bytes
+    except Exception as error:  # any bytes may be in a file
         why = f"{type(error).__name__}: {registry.brief(error)}"
         raise ValueError(f"initial {path} cannot be read ({why}); give {KINDS}") from error
     wanted = dict(named_leaves(shapes))
@@ -143,7 +143,7 @@ def _orbax(path: str) -> Arrays:
 def _matching(found: Arrays, wanted: Mapping[str, Any]) -> Arrays:
     """Return the arrays, named so that they fit the wanted names best."""
     tried = [found, {name.replace(".", "/"): array for name, array in found.items()}]
-    for arrays in tried:  # which grows
+    for arrays in tried:  # the loop adds to `tried`
         paths = {tuple(name.split("/")): array for name, array in arrays.items()}
         inside = {"/".join(path[1:]): a for path, a in paths.items() if path[0] == PARAMS}
         tried += [inside] if inside else []

@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 PATIENCE = 10.0  # s for what a connection says next
 RECENT = 5.0  # s after which a browser that asks no more is gone
 PAUSE = 1.0  # s between two looks at the records, at least
-SHARE = 0.2  # of the time, at most, that goes into making pages
+SHARE = 0.2  # the largest share of time that goes into making pages
 QUIET = 3.0  # s without a new record and without anybody at work after which all has ended
 BETWEEN_QUEUES = 30.0  # s between two questions to Slurm
 _FOLLOWED = (records.CONFIG, records.METRICS, records.SUMMARY, records.ERROR)
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
     finished: int
     failed: int
-    left: Sequence  # neither finished nor failed, whether begun or not
+    left: Sequence  # runs that have neither finished nor failed, begun or not
 
     def __str__(self):
         failed = f", {self.failed} failed" if self.failed else ""
@@ -56,7 +56,7 @@ def state(root: Path) -> State:
 
 
 class Attendance:
-    """A truth value: whether a process or a job of Slurm works on a workdir now."""
+    """An object that is true while a process or a job of Slurm works on a workdir."""
 
     def __init__(self, root: Path):
         self._root, self._asked, self._queued = root, -BETWEEN_QUEUES, False
@@ -83,7 +83,7 @@ class Attendance:
 def page(root: Path, version: int, looks: dict[tuple, figures.Look]) -> tuple[str, str]:
     """Return the page of the records so far, and the progress of its runs in a sentence.
 
-    looks: facts about schedules by `_schedules`; new ones are added.
+    looks: key of `_schedules` -> facts about an arm's schedules; new arms are added.
     """
     arms, unfinished = report.gather(root)
     failed = sum(one.state.startswith("failed") for one in unfinished)
@@ -126,7 +126,7 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self, port: int):
         """Raise ValueError where the port is taken; 0 takes any that is free."""
         self.asked = -float("inf")  # when a browser asked last
-        self.has_heard = threading.Event()  # a browser, that all has ended
+        self.has_heard = threading.Event()  # whether a browser has got the news that all has ended
         self.page, self.answer = b"", {"version": 0, "state": "", "ended": False}
         try:
             super().__init__((HOST, port), _Handler)
@@ -251,7 +251,7 @@ def _follow(root: Path, attended: Attendance, server: Server) -> None:
             try:
                 server.show(*page(root, server.answer["version"] + 1, looks))
                 is_shown = True
-            except (ValueError, OSError) as error:  # the last one stays, and it is tried again
+            except (ValueError, OSError) as error:  # the last page stays until the next try
                 server.answer = server.answer | {"state": registry.sentence(error)}
         if not attended and time.monotonic() - changed > QUIET:
             end = f"{state(root)}; nobody is at work any more"

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from experiments import formats, initial, records, registry, tasks
 from stragglers import schedule
 
-LOOKED_AT = 5  # runs below a folder that is none
+LOOKED_AT = 5  # runs to look for below a folder that is no run
 RUN = formats.CONFIG._replace(way_out="give the folder of a run that is whole")
 
 
@@ -48,7 +48,7 @@ class Run:
         self.records: list[dict] = records.read_metrics(self.workdir) if measured else []
 
     def _file(self, name: str) -> Path | None:
-        """Return the path of a file, None without one; Damaged if the run finished with another."""
+        """Return the path of a file, or None if missing; Damaged if its digest differs."""
         path = self.workdir / name
         if not path.exists():
             return None

@@ -33,7 +33,7 @@ def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
         nonlocal writer
         seconds, where = record["seconds"], str(workdir / "tensorboard")
         if writer is None:
-            # Without a step to purge from: samples and bytes are steps, too, which it would purge.
+            # No purge_step, as it would also purge points whose steps are samples or bytes.
             writer = tensorboardX.SummaryWriter(where)
             writer.add_text("config", f"```\n{config}\n```", walltime=seconds)
         axes = {"": "update", "_by_samples": "samples", "_by_bytes": "bytes_per_worker"}
@@ -54,7 +54,7 @@ def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
     """Log to the project "gossax" of Weights & Biases; WANDB_MODE=offline needs no network.
 
     Curves are over updates; samples, seconds and bytes can be chosen as axis. A run that resumes
-    from a checkpoint resumes its run there, too; one that starts over makes another.
+    from a checkpoint resumes its run there, too; a run that starts over makes another.
     """
     import wandb as client
 
@@ -74,7 +74,7 @@ def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
                 config=config.to_dict(),
                 id=files.read_text(known),
                 resume="allow",
-                reinit="create_new",  # arms that train together have a run each
+                reinit="create_new",  # each of several arms that train together has its run
             )
             run.define_metric("*", step_metric="update")
         run.log(_finite(record))

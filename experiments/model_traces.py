@@ -26,11 +26,11 @@ def from_model(
 ) -> LayerTrace:
     """Return the trace of a flax model for inputs of `shape`, its mini-batch included, and `dtype`.
 
-    A layer is a module with parameters of its own. Layers are in the order of their first use; the
-    FLOPs of operations without parameters, or of a second use of shared ones, belong to the layer
-    before, whose gradient has to wait for them. Backward takes twice the FLOPs of forward: the
-    gradients of a product's two factors. Raises ValueError for a speed that is not positive, and
-    for loops of unknown length.
+    A layer is a module with parameters of its own. Layers are in the order of their first use. The
+    FLOPs of operations without parameters, or of a second use of shared ones, belong to the newest
+    layer at that point, whose gradient has to wait for them. Backward takes twice the FLOPs of
+    forward: the gradients of a product's two factors. Raises ValueError for a speed that is not
+    positive, and for loops of unknown length.
     """
     if not flops_per_second > 0:
         raise ValueError(
@@ -66,9 +66,9 @@ _LOOPS = ("while", "cond")  # run an unknown part of their body
 
 
 def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times: int):
-    """Add the FLOPs of a program, run `times` times, to the layers, which are in order of use.
+    """Add the FLOPs of a program, run `times` times, to `flops`, by layer in order of first use.
 
-    origins: for each input the layer whose parameter it is, or None. Returns the outputs' layers.
+    origins: per input the layer whose parameter it is, or None. Returns the same of the outputs.
     """
     known = dict(zip(jaxpr.invars, origins, strict=True))
 
@@ -111,8 +111,8 @@ def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times:
 class DenseNet(nn.Module):
     """DenseNet (arXiv 1608.06993) with GroupNorm: [b, 224, 224, 3] -> [b, classes].
 
-    DenseNet-201, 20.0 M parameters, by default; (6, 12, 36, 24) that grow by 48 make DenseNet-161,
-    28.7 M.
+    The default is DenseNet-201 of 20.0 M parameters. blocks=(6, 12, 36, 24) and growth=48 make
+    DenseNet-161 of 28.7 M parameters.
     """
 
     blocks: Sequence[int] = (6, 12, 48, 32)  # of each stage
@@ -149,9 +149,9 @@ def vgg16(classes: int = 1000) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """BERT-Base's encoder and tied output (arXiv 1810.04805): [b, s] tokens -> logits.
+    """BERT-Base's encoder and tied output (arXiv 1810.04805): tokens [b, s] -> [b, s, vocabulary].
 
-    It has 108.9 M parameters, and no segment embeddings, pooler or transform before the output.
+    It has 108.9 M parameters. Segment embeddings, pooler and the output's transform are left out.
     """
 
     vocabulary: int = 30_522
@@ -191,10 +191,10 @@ def is_file(name: str) -> bool:
 
 
 def build(name: str, batch: int, flops_per_second: float) -> LayerTrace:
-    """Return the trace of `googlenet` as measured, of a CSV file, or of one of `MODELS`.
+    """Return the measured trace of `googlenet`, or the trace of a CSV file or of one of `MODELS`.
 
-    name: the path of a file ends with .csv, see `comms.iteration.read`. Raises ValueError for an
-    unknown name.
+    name: googlenet, a model, or a path that ends with .csv, see `comms.iteration.read`. Raises
+    ValueError for an unknown name.
     """
     if name == "googlenet":
         return googlenet()

@@ -2,8 +2,8 @@
 
 An update of a non-blocking method holds a varying number of samples, so a rate follows the samples
 that all workers have seen (arXiv 2211.00889). An optimizer of optax is therefore built with rate 1
-and its updates are scaled. If that differs from its own use of the rate, as a trial finds, it is
-built whole, with a constant rate, or refused.
+and its updates are scaled. If a trial finds that the optimizer uses its rate in another way, the
+optimizer is built with its own constant rate, or refused if the rate changes.
 
 A part may also be a list, `[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]`, which
 is `optax.chain`; then exactly one of its members, or the chain itself, has the learning rate.
@@ -27,7 +27,7 @@ from experiments import registry
 from experiments.registry import Kind, Part, is_number, is_part, text
 from experiments.registry import spec as spec_of
 
-# What belongs to the rate of a part.
+# Parameters of a part about its learning rate.
 RATE = ("learning_rate", "schedule", "warmup_samples", "batch_power")
 
 
@@ -38,9 +38,9 @@ def momentum(decay: float = 0.9, nesterov: bool = False) -> optax.GradientTransf
 
 @functools.wraps(contrib.muon, assigned=())
 def muon(*args, **given) -> optax.GradientTransformation:
-    """Take Muon on the matrices of a model but its embeddings, AdamW on all else.
+    """Take Muon on the matrices of a model except embeddings, and AdamW on all other arrays.
 
-    The kernel of the last layer is included, which the author would leave to AdamW. optax would
+    Muon also gets the kernel of the last layer, which the author would leave to AdamW. optax would
     orthogonalise every array of two dimensions, a table of embeddings too, and no other array. (K.
     Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024.)
     """
@@ -51,9 +51,9 @@ def muon(*args, **given) -> optax.GradientTransformation:
 def selective_transform(
     optimizer: optax.GradientTransformation, freeze_mask: Callable | bool
 ) -> optax.GradientTransformation:
-    """Train what a mask, or a function that makes one, leaves free.
+    """Train the parameters that a mask, or a function that makes one, does not freeze.
 
-    optax itself takes only a tree of booleans, and a function counts as True.
+    optax itself takes only a tree of booleans; a function would count as True.
     """
 
     def labels(params):
@@ -64,7 +64,7 @@ def selective_transform(
 
 
 def hidden_matrices(params: optax.Params) -> Any:
-    """Return per array the axes of rows and columns for Muon, None for what is left to AdamW.
+    """Return, for each array, the axes of its rows and columns for Muon, or None for AdamW.
 
     AdamW gets vectors, and tables whose name begins with "embed", as Flax calls them; Muon gets the
     last layer's kernel, too. The last axis of a convolution's kernel holds the columns; a kernel of
@@ -100,17 +100,17 @@ TRANSFORMS = _of_optax() | {
     "muon": muon,
     "selective_transform": selective_transform,
 }
-# Whose rate only scales their updates, whatever their other numbers are; a test tries them all. Two
-# of them do so without these parameters: a rate of its own, and momentum after the rate.
+# SCALED: optimizers whose rate only scales their updates, whatever their other numbers are; a test
+# tries all. The two in APART do so unless this is set: a second rate, momentum after the rate.
 APART = {muon: "adam_learning_rate", optax.rmsprop: "momentum"}
 SCALED = frozenset({
     optax.adabelief, optax.adadelta, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw,
     optax.adamw, optax.adan, optax.amsgrad, optax.lamb, optax.lion, muon, optax.novograd,
     optax.radam, optax.rmsprop, optax.sgd, optax.sign_sgd, optax.signum, optax.yogi,
 })  # fmt: skip
-# Parameters that say how much of the past stays, in whichever optimizer they stand.
+# Parameters of any optimizer that give the share of the past that stays.
 SHARES = ("decay", "momentum", "decay_rate", "b1", "b2", "b3")
-TRIED = 40  # updates of an optimizer that is not listed
+TRIED = 40  # updates in the trial of an optimizer that is not in SCALED
 
 
 def step(boundaries: tuple[float, ...], factor: float = 0.1) -> optax.Schedule:
@@ -153,11 +153,11 @@ MASK = Kind("mask", MASKS, Callable)
 def build(part: Part, entry: str = "optimizer") -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of a part.
 
-    part: {name, learning_rate, schedule: {name, ...}, warmup_samples, batch_power, **its own}.
-    learning_rate: positive. schedule: a factor of it, see SCHEDULES. warmup_samples: the rate grows
+    part: {name, learning_rate, schedule: {name, ...}, warmup_samples, batch_power, **others}.
+    learning_rate: positive. schedule: its factor, see SCHEDULES. warmup_samples: the rate grows
     linearly over this many samples. batch_power: see `algorithms.base.scale_by_samples`. A list of
-    such parts is their chain. entry: of the config, for errors. Anything that does not fit raises
-    ValueError.
+    such parts is their chain. entry: the part's entry, for errors. Raises ValueError for
+    anything that does not fit.
     """
     described = _Described(part, entry)
     if not described.has_rate:
@@ -217,7 +217,7 @@ class _Described:
         )
         self._check()
         self.members = [_Described(one, entry) for one in self.spec.get("*", ())]
-        # By the parameter, or by the parameter and a label of the parameters of the model.
+        # Key: a parameter's name, or (that name, label of some of the model's parameters).
         self.inner = {at: _Described(one, entry) for at, one in self._described_inside()}
         self.has_rate = self.is_rated or any(
             one.has_rate for one in (*self.members, *self.inner.values())
@@ -240,7 +240,7 @@ class _Described:
                 )
 
     def _described_inside(self) -> Iterator[tuple[Any, Part]]:
-        """Yield the transforms among the parameters, by the names of these or by labels."""
+        """Yield (key, part) for each transform among the parameters, with the keys of `inner`."""
         for name, parameter in self.parameters.items():
             value, kind = self.own.get(name), str(parameter.annotation)
             transform = "GradientTransformation" in kind
@@ -342,13 +342,13 @@ class _Described:
         inner = any(isinstance(v, Mapping) for v in self.own.values())
         if self.factory in SCALED and not (apart or inner):
             return True
-        self.make(1.0)  # refuses what it cannot use, by the entry of the config
+        self.make(1.0)  # errors then name the entry of the config
         return found_to_scale(text(self.own), self.is_steady)
 
 
 @functools.cache
 def found_to_scale(written: str, steady: bool) -> bool:
-    """Return whether a rate, falling unless `steady`, only scales updates in a trial; compiles."""
+    """Return whether a rate only scales updates in a compiled trial; steady: of a constant rate."""
     described = _Described(written, "optimizer")
     rates = np.full(TRIED, 0.3, np.float32) if steady else np.geomspace(0.5, 0.1, TRIED, dtype="f4")
     rng = np.random.default_rng(0)
@@ -369,7 +369,7 @@ def found_to_scale(written: str, steady: bool) -> bool:
                 if not np.allclose(rate * a, b, rtol=1e-3, atol=1e-7):
                     return False
             params = jax.tree.map(lambda p, u: np.asarray(p + u), params, theirs)
-    except Exception:  # as for a rate that it cannot follow
+    except Exception:  # as for an optimizer that takes no schedule
         return False
     return True
 
@@ -382,7 +382,7 @@ def _try(transform: optax.GradientTransformationExtraArgs, who: Callable[[], str
         updates, _ = transform.update(params, state, params, samples=jnp.float32(0))
         return state, updates
 
-    shapes = {"matrix": (4, 3), "vector": (5,)}  # what wants examples in the first axis finds none
+    shapes = {"matrix": (4, 3), "vector": (5,)}  # differ, so that no axis can be one of examples
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     try:
         state, updates = jax.eval_shape(once, params)
@@ -429,7 +429,7 @@ def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
         )
     learning_rate, warmup, power = numbers
     shape = _schedule(spec["schedule"]) if "schedule" in spec else constant()
-    warmup = float(warmup)  # whole numbers beyond 32 bits are none to a device
+    warmup = float(warmup)  # as whole numbers of a device have 32 bits
 
     def warmed(samples):
         return shape(samples) * jnp.clip((samples + 1) / warmup, 0.0, 1.0)

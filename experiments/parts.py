@@ -1,4 +1,4 @@
-"""The place from which config files have always imported `part`, beside `experiments.registry`."""
+"""An older place of `part` and `as_part` for config files; `experiments.registry` has both."""
 
 from experiments.registry import as_part, part
 

@@ -56,22 +56,22 @@ SPELLS = Kind(
 )
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process), nested=("law",))
 RULE = Kind("wait", RULES, Rule, ("setting",))
-# Of methods that plan with measured times; no other arm imports it.
+# Functions of modules that only arms with costs of samples, or with a profile, import.
 KEPT_NAMES = ("by_cost", "effective_share", "offered", "weights")
 KEPT = Registry({name: f"stragglers.kept:{name}" for name in KEPT_NAMES})
 _OF_PROFILES = ("check", "for_config", "measures", "save")
 PROFILING = Registry({name: f"experiments.profiling:{name}" for name in _OF_PROFILES})
 
-FARTHEST = 1_000_000  # updates, as many as a config has that says nothing of them
+FARTHEST = 1_000_000  # updates, the default of configs; it counts as no limit
 AT_ONCE = 4096  # updates that are planned at once
-AT_LEAST = 64  # updates of a plan that is made until it has enough mini-batches
-NO_DELAY = "none"  # of workers that take as long as they take
-ALIKE = delays.deterministic(1.0)  # of workers whose times do not matter
-ANY_SPEED = delays.uniform(0.0, 1.0)  # of devices that take as long as they take
+AT_LEAST = 64  # updates planned at first for PILOTED mini-batches; then twice as many
+NO_DELAY = "none"  # the delay of workers at their own speed
+ALIKE = delays.deterministic(1.0)  # a delay for checks that depend on no times
+ANY_SPEED = delays.uniform(0.0, 1.0)  # a delay in place of devices' own speed
 SHORTEST_DELAY = 1e-9  # s
 LOOKED_AT = 64  # mini-batches of a worker, for the usual time of one
-COUNTED = 2**17  # mini-batches, for the shares that were kept
-PILOT = 2**31  # in the seed of the delays of a plan that is made for weights
+COUNTED = 2**17  # mini-batches for which `kept` counts the kept shares
+PILOT = 2**31  # a bit of the seed that differs in the plan for weights of samples
 PILOTED = 2**15  # mini-batches of such a plan
 
 
@@ -82,15 +82,15 @@ class Prepared(NamedTuple):
     algorithm: Algorithm
     shapes: Any  # of the parameters
     runtime: Runtime
-    exchange: Cost  # what a round's exchange takes
-    delay: delays.Law | processes.Process | None  # seconds of mini-batches, None: their own
+    exchange: Cost  # the cost of a round's exchange
+    delay: delays.Law | processes.Process | None  # s of mini-batches; None: workers' own speed
     sampler: sampling.Sampler
-    config: ConfigDict  # with an end of every schedule of a rate
+    config: ConfigDict  # with the end of every learning-rate schedule
     decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
-    cuts_off: bool = False  # as of its rule
-    cancels: bool = False  # as of its rule's turnout, as is the next one
+    cuts_off: bool = False  # whether its rule does
+    cancels: bool = False  # as in the turnout of its rule, like `wastes`
     wastes: bool = False
-    profile: Any = None  # that was measured for the method
+    profile: Any = None  # the profile that was measured for the method
 
 
 def prepare(
@@ -103,10 +103,10 @@ def prepare(
     """Build and check every part of an arm; raises ValueError before anything is compiled.
 
     task: built from the same `config.task` for another arm, with which this one then shares
-    compiled programs. settled: run the model for a profile that is to be measured, and for
-    parameters that the method leaves to a gradient (`Algorithm.decide`); else the times of such a
-    profile have no meaning, and such a method cannot run. kept: file of the profile with which the
-    run began; if it exists, no profile is measured.
+    compiled programs. settled: whether to run the model, which measures a profile and decides the
+    parameters that a method leaves to a gradient (`Algorithm.decide`). If not, the profile's times
+    have no meaning, and such a method cannot run. kept: file of the profile with which the run
+    began; if it exists, no profile is measured.
     """
     config = registry.canonical(config)
     registry.check_arm(config)
@@ -115,7 +115,7 @@ def prepare(
     if "graph" in wanted:
         graph = GRAPH.build(config.graph, n=config.workers)
         topology.check(graph, config.workers, f"graph {registry.text(config.graph)!r}")
-    else:  # a name that nobody knows would stand in the records
+    else:  # else an unknown name would be in the records
         GRAPH.checked(registry.spec(config.graph), ("n",))
     task, shapes = _task(config, task)
     shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
@@ -126,7 +126,7 @@ def prepare(
     if "profile" in wanted:
         profile = PROFILING["for_config"](config, task, settled, kept)
     assembled = functools.partial(_algorithm, task, shapes, graph, wanted, profile)
-    if is_open(config):  # by a plan that no measured profile and no gradient changes
+    if is_open(config):  # its plan depends on no measured profile or gradient
         drafted = _changed(config, **_ends(config, 1))
         planned = assembled(drafted)
         rule = _fitted(drafted, planned, shapes, delay)[1]
@@ -139,7 +139,7 @@ def prepare(
     exchange, rule = _fitted(config, algorithm, shapes, delay)
     if config.get("sample_weight"):
         task = _weighted(config, task, sampler, algorithm, exchange, delay)
-    # In another process, to which the initial parameters are sent.
+    # For another process, to which the initial parameters are sent.
     again = functools.partial(_runtime_again, config.to_dict() | {"initial": None})
     runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
     if place.delayed and delay is None:
@@ -200,16 +200,16 @@ def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:
 def to_the_end(config: ConfigDict, task: Task | None = None) -> ConfigDict:
     """Return the config with a number of samples in each schedule that is to end with the run.
 
-    They are the samples of all workers in the budget, as the waiting rule plans them; on a real
-    clock, whose seconds no plan knows, in `updates` updates. task: as of `prepare`. Raises
-    ValueError where no plan can tell.
+    The number is the samples of all workers that the waiting rule plans within the budget. On a
+    real clock, whose seconds no plan knows, only `updates` limits the plan. task: see `prepare`.
+    Raises ValueError if no plan gives the number.
     """
     config = registry.canonical(config)
     return prepare(config, task).config if is_open(config) else config
 
 
 def is_open(config: ConfigDict) -> bool:
-    """Return whether a schedule of a rate is to end with the run; config: a canonical one."""
+    """Return whether a learning-rate schedule is to end with the run; config: canonical."""
     if not all(isinstance(config.get(name), ConfigDict) for name in ("optimizer", "algorithm")):
         return False  # as `registry.check_arm` will say
     return any(config[name].to_dict() != ended for name, ended in _ends(config, 1).items())
@@ -273,7 +273,7 @@ def _task(config: ConfigDict, task: Task | None) -> tuple[Task, Any]:
 
 
 def _shapes(config: ConfigDict, task: Task) -> Any:
-    """Return the shapes of a task's parameters, which no seed changes; ValueError for a bad one."""
+    """Return the shapes of a task's parameters, which no seed changes; ValueError if bad."""
     checked = [id(field) for field in task]
     if _CHECKED and _CHECKED[0] == checked:
         return _CHECKED[1]
@@ -282,7 +282,7 @@ def _shapes(config: ConfigDict, task: Task) -> Any:
         tasks.check(task, shapes)
     except ValueError as error:
         raise ValueError(f"task {registry.text(config.task)!r}: {error}") from error
-    _CHECKED[:] = checked, shapes, (task.init, task.losses)  # which keeps their ids theirs
+    _CHECKED[:] = checked, shapes, (task.init, task.losses)  # kept alive: ids stay unique
     return shapes
 
 
@@ -299,7 +299,7 @@ def _drawn_shapes(task: Task) -> Any:
 
 
 _PLAIN = (TypeError, ValueError, ArithmeticError, FlaxError)  # whose texts say what is wrong
-_CHECKED: list[Any] = []  # of the last task: the arms of a sweep share it
+_CHECKED: list[Any] = []  # (ids, shapes, functions) of the last task, which arms share
 
 
 def _algorithm(
@@ -329,7 +329,7 @@ def _algorithm(
 
 
 def _check_method(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None:
-    """Raise ValueError for a method with parts that are no transforms, or without its messages."""
+    """Raise ValueError if parts of a method are no transforms, or its messages no `Payload`s."""
     who = f"algorithm {config.algorithm.name!r}"
     for name in ("exchange", "work", "server"):
         part = getattr(algorithm, name)
@@ -355,7 +355,7 @@ def _check_method(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None
 
 
 def _built_parts(names: Collection[str], written: dict, seed: int, graph: nx.Graph | None) -> dict:
-    """Return what the parts among these parameters of a method describe, by name."""
+    """Return {parameter: built object} for the parameters of a method that are parts."""
 
     def mixing_matrix(W: Any) -> Any:
         known = not registry.is_part(W) or (isinstance(W, str) and W in mixing.MIXINGS)
@@ -412,18 +412,18 @@ def alike(config: ConfigDict) -> str | None:
     ):  # fmt: skip
         del shared[name]
     if not config.algorithm.get("by_seconds"):
-        del shared["communication"]  # else weights follow from it, which are constants
-    drawing = {"exchange", "broadcast"} & {*config.algorithm}  # codecs that may draw alone
+        del shared["communication"]  # else constants: weights follow from it
+    drawing = {"exchange", "broadcast"} & {*config.algorithm}  # codecs, which may draw
     if not (drawing or METHOD.wants(config.algorithm, "seed")):
-        del shared["seed"]  # else a constant of the program, as of which hashes sketch
-        shared.pop("initial", None)  # else it may decide of the method
+        del shared["seed"]  # else a constant of the program, as in a sketch's hashes
+        shared.pop("initial", None)  # else it may decide the method's parameters
     if optimizers.rate_is_data(config.optimizer):
         del shared["optimizer"]["learning_rate"]
     try:
         rule = _built_rule(config, ALIKE, 0.0)
         constants = {key: value for key, value in shared["wait"].items() if key not in rule.data}
         shared["wait"] = [rule.asynchronous, constants]
-    except ValueError:  # it needs the graph of a method, and shares with nobody but itself
+    except ValueError:  # it needs a method's graph; all its entries count as constants
         shared["wait"] = [shared["wait"]]
     return json.dumps(shared, sort_keys=True, default=str)
 
@@ -441,12 +441,12 @@ def network(config: ConfigDict, shapes: Any) -> cost.Network:
 
 
 def _matching_seconds(config: ConfigDict, shapes: Any, partners: np.ndarray) -> np.ndarray:
-    """Return the seconds [M] of a model over each matching, without spells."""
+    """Return the seconds [M] of a model over each matching of `partners` [M, P], without spells."""
     return cost.matching_seconds(partners, cost.payload_bytes(shapes), network(config, shapes))
 
 
 def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
-    """Return what a round's exchange costs: seconds from the config, or on its network."""
+    """Return the cost of a round's exchange: the config's seconds, or seconds on its network."""
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
     links = network(config, shapes)
@@ -457,7 +457,7 @@ def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
 
 
 def own_links(config: ConfigDict, prepared: Prepared) -> np.ndarray | None:
-    """Return the matchings [M, P] of rounds in which workers wait for their own links, or None."""
+    """Return matchings [M, P] of P workers that wait only for their own links; else return None."""
     exchange, (_, algorithm, shapes, *_) = prepared.exchange, prepared
     if getattr(exchange, "spells", None) is None:
         return None  # all wait for the slowest
@@ -505,7 +505,7 @@ def _costed(
     task: Task,
     sampler: sampling.Sampler,
 ) -> delays.Law | processes.Process | None:
-    """Return the delay of mini-batches whose samples cost what `config.sample_cost` says."""
+    """Return the delay, with the costs of samples if `config.sample_cost` describes them."""
     packing = config.get("sample_cost")
     if packing is None:
         return delay
@@ -524,7 +524,7 @@ def _costed(
 
 
 def _costs_of_samples(task: Task, sampler: sampling.Sampler) -> processes.Cost:
-    """Return the costs of the samples of mini-batches, as `kept.by_cost` takes them."""
+    """Return the function (worker, counter) -> costs of a mini-batch's samples, for `by_cost`."""
     return lambda worker, counter: np.asarray(task.cost)[sampler.on_host(worker, counter)]
 
 
@@ -572,10 +572,10 @@ def _weighted(
 def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str, Any]:
     """Return shares of samples, by cost, that a schedule's first rows have kept; {} without costs.
 
-    kept_long, kept_short: shares of the most expensive tenth and of the cheaper half;
-    kept_by_tenth: of all tenths; kept_cost: mean cost of kept samples over the mean of offered
-    ones.
-    effective_share: of the kept samples, as `kept.effective_share` has it, where they have weights.
+    kept_long, kept_short: shares of the most expensive tenth and of the cheaper half.
+    kept_by_tenth: shares of all tenths. kept_cost: mean cost of kept samples over the mean cost of
+    offered samples. effective_share: `stragglers.kept.effective_share` of the kept samples, if they
+    have weights.
     """
     if prepared.delay is None or processes.as_process(prepared.delay).costs is None:
         return {}

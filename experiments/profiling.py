@@ -39,7 +39,7 @@ SIZES = tuple(2**power for power in range(12, 27))  # bytes: 4 KiB to 64 MiB
 class Profile(NamedTuple):
     """Inputs of a plan; `layers` alone are enough for plans that look at no times.
 
-    error: relative distance of the last ready time from the whole backward pass, timed apart.
+    error: last ready time over the time of the whole backward pass, timed separately, minus 1.
     contention: seconds of computing beside all-reduces, as in `ready`, over seconds without them.
     """
 
@@ -110,10 +110,10 @@ def measure(
 ) -> Profile:
     """Time the gradient of `batch_size` examples, and all-reduces up to the model's size.
 
-    overlap: with "threads" the gradient is timed in stages, each a program of its own, beside
-    all-reduces, and all-reduces while another thread computes, as in training.
-    Of several processes all call this, and all get what process 0 has measured: workers that plan
-    different buckets would wait for each other for ever.
+    overlap: with "threads", as in training, the gradient is timed in stages, each a program of its
+    own, beside all-reduces, and all-reduces are timed while another thread computes.
+    All of several processes call this function and get the measurement of process 0: workers that
+    plan different buckets would wait for each other for ever.
     """
     devices = jax.devices() if devices is None else devices
     if overlap == THREADS:
@@ -170,7 +170,7 @@ def for_config(config, task: Task, measured: bool = True, kept: Path | None = No
     """Return the profile that `config.profile` names, for the mini-batches of a round.
 
     "none": the order of the layers alone. "measure": measured, once in a process for arms that
-    would measure the same; "measure:PATH": and saved there. Anything else is the path of a saved
+    would measure the same. "measure:PATH": also saved at PATH. Anything else is the path of a saved
     one. measured: if False, a measurement is replaced by times without meaning. kept: file of an
     earlier measurement, which replaces a new one if it exists.
     """
@@ -238,7 +238,7 @@ def measure_all_reduce(
 
 
 def sizes_of(task: Task) -> tuple[int, ...]:
-    """Return the sizes to measure for a model: up to one beyond its own, as buckets have tokens."""
+    """Return the sizes [bytes] to measure: up to the first that is not below the model's size."""
     payload = payload_bytes(jax.eval_shape(task.init, jax.random.key(0)))
     return SIZES[: 2 + sum(size < payload for size in SIZES[1:])]
 
@@ -263,7 +263,7 @@ def backward_order(task: Task, batch_size: int) -> list[list[str]]:
 
 
 def _computed(jaxpr, variable) -> tuple[int, ...]:
-    """Return where a program computes a variable: an equation's number, then within its body."""
+    """Return where a program computes a variable: an equation's number, then places in its body."""
     for index, eqn in enumerate(jaxpr.eqns):
         for place, out in enumerate(eqn.outvars):
             if out is variable:
@@ -271,17 +271,16 @@ def _computed(jaxpr, variable) -> tuple[int, ...]:
                 if inner is None or len(inner.outvars) != len(eqn.outvars):
                     return (index,)
                 return (index, *_computed(inner, inner.outvars[place]))
-    return ()  # a constant, or what the program was given
+    return ()  # a constant, or an input of the program
 
 
 def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Profile:
     """Return a profile without all-reduces: ready times of gradients, by cutting the backward pass.
 
-    The gradient with respect to the last layers alone needs no more of the backward pass; the time
-    of the forward pass is taken off. Programs run in turns, `steps` each. Noise
-    that would let an earlier layer be ready first is evened out (isotonic regression). A cut
-    program is fused as its own, so single layers are less certain than the whole. Compiles a
-    program per layer.
+    The gradient of only the last layers needs only the beginning of the backward pass. The time of
+    the forward pass is subtracted. Programs run in turns, `steps` each. Isotonic regression removes
+    noise by which an earlier layer would be ready first. The compiler fuses each cut program in its
+    own way, so single layers are less certain than the whole. Compiles a program per layer.
     """
     layers = backward_order(task, batch_size)
     params = jax.jit(task.init)(jax.random.key(0))
@@ -303,9 +302,9 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Profile:
 def measure_stages(task: Task, batch_size: int, devices: Sequence, rounds: int = 10) -> Profile:
     """Return a profile without all-reduces, of training in threads with a bucket per layer.
 
-    Stages are timed as they run, see `runtimes.overlapped`: a program each, while nothing is
-    exchanged, then beside the all-reduces of all layers. Of several processes all call this.
-    `devices` are the first ones.
+    Stages, a program each, are timed as `runtimes.overlapped` runs them: first while nothing is
+    exchanged, then beside the all-reduces of all layers. All of several processes call this
+    function. devices: the first devices of all.
     """
     from algorithms.mg_wfbp import mg_wfbp
     from runtimes.mesh import Mesh
@@ -370,7 +369,7 @@ class _First(NamedTuple):
 
 
 def _mean_loss(task: Task) -> Callable:
-    """Return (params, examples) -> mean loss; changing draws are taken as at the start."""
+    """Return (params, examples) -> mean loss; any random draw is the first one of worker 0."""
     losses = tasks.first_draw(task)
     return lambda params, examples: losses(params, examples).mean()
 

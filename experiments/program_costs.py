@@ -1,8 +1,8 @@
 """Costs of a traced program before anything is compiled, and what devices can do at best.
 
 The compiler fuses elementwise operations into their users, writes into donated buffers, and frees a
-buffer after its last use. This walks through a jaxpr as if it did so, in the order in which the
-program was written:
+buffer after its last use. This module walks through a jaxpr as if it did so, in the order of the
+program:
 
     FLOPs    of products and convolutions, by the type that they take; 2 for a multiply-add
     moved    every buffer is written once and read by everything that uses it
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-# Primitives that only give another shape to what is there.
+# Primitives that only give another shape to a value.
 _VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient", "optimization_barrier"})
 # Primitives with a body that is a part of the program around them.
 _CALLS = {
@@ -41,12 +41,12 @@ _FUSED = frozenset({
     "rsqrt", "select_n", "shift_left", "shift_right_logical", "sign", "sin", "slice", "sqrt",
     "square", "sub", "tanh", "transpose", "xor",
 })  # fmt: skip
-MOST_TIMES = 2  # that a value is computed anew
-# Primitives whose result may lie where something that they read ends.
+MOST_TIMES = 2  # the most times that a fused value is computed
+# Primitives whose result may take the memory of a value that they are the last to read.
 _SHARING = _FUSED | {"dynamic_update_slice", "scan", "scatter", "scatter-add", "while"}
-# Of products: two for every element of the contracted dimensions; of a convolution, the kernel
-# without its output channels, whose input channels belong to one group. Zeros that dilate an input,
-# as in the gradient of a strided one, are not multiplied.
+# FLOPs for each element of the result: two for each term of a product's sum. A convolution sums
+# over the kernel of one output channel, with the input channels of its group. Zeros that dilate the
+# input, as in the gradient of a strided convolution, are not multiplied.
 FLOPS_PER_ELEMENT = {
     "dot_general": lambda eqn: (
         2 * math.prod([eqn.invars[0].aval.shape[d] for d in eqn.params["dimension_numbers"][0][0]])
@@ -184,7 +184,7 @@ def of_jaxpr(jaxpr: core.Jaxpr, given_away: Iterable[int] = ()) -> Costs:
     program = _Program(jaxpr)
     size, own = program.bytes, set(program.arguments)
     filling = [any(out in program.sources[out] for out in op.outputs) for op in program.ops]
-    last = {}  # place in the program after which nothing reads a buffer
+    last = {}  # buffer -> place in the program after which nothing reads it
     for t, op in enumerate(program.ops):
         if filling[t]:
             last |= dict.fromkeys((*op.outputs, *program.read(op)), t)
@@ -207,7 +207,7 @@ def of_jaxpr(jaxpr: core.Jaxpr, given_away: Iterable[int] = ()) -> Costs:
         moved += inner.moved + program.moved(op)
         new = [size[out] for out in op.outputs if out not in in_place]
         ending = [size[value] for value in ends_at.get(t, ()) if value not in in_place | own]
-        # Where something that is read ends, a result of its size takes its place.
+        # A result takes the place of a buffer of its size that is read for the last time.
         taken = sum((Counter(new) & Counter(ending)).elements()) if program.shares(op) else 0.0
         alive += sum(new) - taken
         peak = max(peak, alive + inner.memory + sum(size[value] for value in _turned(op)))
@@ -319,7 +319,7 @@ def peak_of(kind: str) -> Peak | None:
 def roofline(flops: Mapping[str, float], moved: float, peak: Peak) -> float:
     """Return the seconds of a step at best: the longer of computing and of moving bytes.
 
-    flops: by the name of the type that products take; 16 bits have the rate of bfloat16.
+    flops: by the name of the type that products take; all 16-bit types have the rate of bfloat16.
     """
     rates = {
         name: peak.bfloat16 if jnp.dtype(name).itemsize == 2 else peak.default for name in flops

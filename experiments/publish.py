@@ -10,7 +10,7 @@
 A page has a table between two comments, `<!-- table: nonblocking -->` and `<!-- end -->`, the first
 of which names a paper of `experiments.papers`, or one of TABLES with its arguments, quoted as in a
 shell. The record of a sweep holds the command that repeats it, versions, the settings of its
-config, and a row per arm with means over seeds; that of an analysis holds its summary.
+config, and a row per arm with means over seeds. The record of an analysis has its summary instead.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def _dumps(value: Any, depth: int = 0) -> str:
 
 
 def settings(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
-    """Return every entry's text where all arms agree, else a digest of all of them."""
+    """Return each entry's text if all arms agree, or a digest of all arms' texts if they differ."""
     found = {}
     written = {name: {entry: _text(config[entry]) for entry in config
                       if entry not in ("name", "baseline", "seed")}
@@ -374,7 +374,7 @@ def threshold() -> float:
 def of_headlines(*names: str) -> Iterator[str]:
     """Give the first claim of these papers, by default of all, with its verdict.
 
-    The claim is a headline if there is one, and its verdict is independent of the choosing seeds.
+    Headlines come first. A claim counts only if its verdict stays when other seeds choose settings.
     """
     rows = []
     for paper in papers(names or PAPERS):
@@ -425,10 +425,10 @@ def of_verdicts() -> Iterator[str]:
 def of_points(name: str, *words: str) -> Iterator[str]:
     """Give numbers of a benchmark's points by one of their fields, or by two.
 
-    words: rows=FIELD, columns=FIELD if there are any, and value=FIELD,... of which each may end
-    with a factor and its heading, FIELD*1000:ms, or with % for a signed percentage; also=FIELD
-    stands in brackets beside it. digits=NUMBER of decimals, of what is not whole; over=ROW: every
-    number is that of this row over its own; all other words choose points, as hosts=2.
+    words: rows=FIELD, columns=FIELD if wanted, value=FIELD,... for numbers. A value can end
+    in a factor and a heading, FIELD*1000:ms, or in % for a signed percentage. also=FIELD: a
+    number in brackets. digits=NUMBER: decimals of numbers that are not whole. over=ROW: the number
+    of this row over each number. All other words choose points, as hosts=2.
     """
     asked = dict(word.split("=", 1) for word in words)
     values, digits = asked.pop("value").split(","), asked.pop("digits", "2")
@@ -466,7 +466,7 @@ def of_points(name: str, *words: str) -> Iterator[str]:
 
 
 def of_arms(name: str, quantities: str, *groups: str) -> Iterator[str]:
-    """Give quantities, with commas between them, of groups of a sweep's arms at their best."""
+    """Give quantities (with commas between) of groups of a sweep's arms at their best settings."""
     found = record(name)
     (numbers,) = stats.at_best(*quantities.split(","))(arms(found))
     rows = [row for row in numbers.rows if not groups or row[0] in groups]
@@ -492,7 +492,7 @@ def of_ratios(quantity: str, names: str, *pairs: str) -> Iterator[str]:
 
 
 def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Give a record and its command, a line or two where that is too long, and its remark."""
+    """Give a record's path and command, on two lines if one is too long, and its remark."""
     parts = f"`docs/results/{name}.json`, by", f"`{found['command']}`"
     whole = " ".join(parts)
     yield ""

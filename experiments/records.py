@@ -306,7 +306,7 @@ def check_initial(workdir: Path, config: ml_collections.ConfigDict) -> None:
 
 
 def is_ours(workdir: Path, config: ml_collections.ConfigDict) -> str | None:
-    """Return None if a run of this code is there, else the reason against it."""
+    """Return None if the workdir has a run of this code, else the fault of its config.json."""
     path = workdir / CONFIG
     refuse(workdir, (CONFIG,), ours=True)
     if not path.exists():

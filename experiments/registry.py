@@ -40,7 +40,7 @@ LISTED = 100  # characters of a list of names at most
 CLOSE = 0.7  # share of characters that a mistyped name needs in common with a known name
 _LONGEST = 1000  # characters of a sentence at most
 _QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|\S{200,}")
-# Characters that change the order in which others are shown.
+# Characters that change the order in which a text is shown.
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -121,7 +121,7 @@ PLACES = (*PARTS, *NUMBER_OR_PART, "sharding")  # all entries that may hold part
 UNREADABLE = (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError)
 # Either a quoted text, which stays as it is, or the name of a user's own factory.
 _BROUGHT = re.compile(r"""("[^"]*"|'[^']*')|\b([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)""")
-# Stands for the colon of such a name, which Python's grammar refuses; no text can contain it.
+# Replaces the colon of such a name, which Python's grammar refuses; no user's text has this.
 _COLON = f"._{secrets.token_hex(16)}_."
 _ASSIGNED = re.compile(r"""(\w+)\s*=\s*([^\s,()'"\[\]{}=]*)""")
 _PATH = re.compile(r".*[/~\\*].*|[A-Za-z_][\w.-]*\.\w+")
@@ -382,7 +382,7 @@ def check(config: ConfigDict, entries: Entries) -> None:
 
 # --- factories by their names ---
 
-# By the name of an annotation: such a value in words, and a test for it.
+# Name of an annotation -> (such a value in words, a test for it).
 _VALUES = {
     "bool": ("true or false", lambda value: isinstance(value, bool)),
     "int": ("a whole number", lambda value: is_number(value, Integral)),
@@ -519,7 +519,7 @@ class Kind(NamedTuple):
 
 
 def first_sentence(factory: Callable) -> str:
-    """Return the first paragraph of a docstring on one line; a partial has its function's."""
+    """Return the first paragraph of a docstring on one line; for a partial, its function's."""
     words = inspect.getdoc(getattr(factory, "func", factory)) or ""
     return " ".join(words.partition("\n\n")[0].split())
 

@@ -35,7 +35,7 @@ class Gone(Exception):
 
 
 class RollCall:
-    """The roll call of one parent; `members`: the first numbers of the processes that go on."""
+    """The roll call of one parent; `members`: original numbers of the processes that go on."""
 
     def __init__(self, workdir: str, coordinator: str, processes: int, process: int):
         """coordinator: the address of process 0. process: the number of this parent's process."""
@@ -100,7 +100,7 @@ class RollCall:
 
 
 def without(argv: Iterable[str], valued: Iterable[str], switches: Iterable[str] = ()) -> list[str]:
-    """Return the arguments of a command without flags that have a value and without switches."""
+    """Return the arguments of a command without `valued` flags, their values, and `switches`."""
     kept, arguments = [], iter(argv)
     for argument in arguments:
         name, equals, _ = argument.lstrip("-").partition("=")

@@ -228,13 +228,13 @@ class _Job:
         try:
             codes = [(_result(path.result_pickle), path.stderr) for path in left]
         except (ValueError, OSError) as error:
-            # Slurm may kill the process that requests a requeue, which leaves an error, and do it.
+            # Slurm may kill the process that requests a requeue, and yet requeue the job.
             seen = self._seen(self._job.job_id)
             if seen is None or not seen.ended:
                 return None
             return registry.brief(f"{self.name} ended: {error}")
         if failed := [(code, path) for code, path in codes if code]:
-            # A killed process, with a negative code, before processes that have lost it.
+            # min: a killed process, with a negative code, before processes that have lost it.
             return process_words(*min(failed), self.name)
         return ended
 

@@ -35,7 +35,7 @@ FEW, STEP = 5, 1.5  # for a headline: the fewest seeds, and the largest factor b
 RATES = ("rate", "outer")  # settings that are learning rates
 SECONDS, END, ACCURACY = "seconds_to_target", "final_train_loss", "test_accuracy"
 BYTES, BYTES_THERE = "bytes_per_worker", "bytes_to_target"
-# For analyses: share of the time that counts, s of an exchange, mini-batches over a barrier's.
+# Quantities of analyses: useful share of time, s of an exchange, mini-batches over a barrier's.
 GOODPUT, SPENT, GAIN = "goodput", "mean", "gain"
 COUNTED = (BYTES, GOODPUT, SPENT)  # without noise: from shapes, or from one long simulation
 HIGHER = (ACCURACY, GOODPUT, GAIN)  # quantities of which more is better
@@ -222,7 +222,7 @@ def named(arms: Iterable[Arm], *names: str) -> list[Arm]:
 
 
 def point(points: Iterable[Arm], fields: Mapping[str, Any], quantity: str) -> Arm:
-    """Return the first point with these fields as an arm; values in a list are its seeds."""
+    """Return the first point with these fields as an arm; a list of values has one per seed."""
     name = ", ".join(map(str, fields.values()))
     found = (one for one in points if fields.items() <= one.items())
     if (one := next(found, None)) is None:
@@ -402,8 +402,8 @@ def compare(
     """Return the verdict on "ours is at most `bound` times theirs, plus `margin`".
 
     For a HIGHER quantity, ours has to be at least `bound` times theirs, minus `margin`. Differences
-    in accuracy count from half a test sample on, as seeds may agree by rounding. The claim holds
-    without a test if any other quantity equals its bound in every seed.
+    in accuracy count from half a test sample on, as seeds may agree by rounding. COUNTED quantities
+    need no test. A claim on any other quantity holds untested if each seed is at the bound.
     """
     if "_to_target" in quantity:
         reached(ours, theirs)

@@ -4,7 +4,7 @@ Programs that are compared take turns in one process, so that other load on the 
 them. Such load can only lengthen a run. The slower half of the runs thus reflects the host, and the
 faster half reflects the program. The mean of the faster half varies less than the minimum, which
 falls with the number of runs. Load raises this mean less than the median: each slowed run raises
-the median's rank among the other runs.
+the median's rank among the undisturbed runs.
 """
 
 import time

@@ -144,7 +144,7 @@ def _check_grids(user: Iterable[str], grids: Iterable[str]) -> None:
 def _at_points(
     named: Sequence[tuple[str, ConfigDict]], grids: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, ConfigDict]]:
-    """Yield every arm at every point of the grids; its baseline is the one at the same point.
+    """Yield every arm at every point of the grids; an arm's baseline is at the same point.
 
     If a single arm's baseline is no point of its grid, the first point becomes the baseline.
     """

@@ -20,8 +20,8 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
 
     Speed-up: the baseline's seconds to the target over this arm's seconds. Fell back: the share of
     updates in which a method sent other messages than planned, whose bytes count; the column is
-    there if a method can do so. Kept long: the share of gradients that were kept of the most
-    expensive tenth of the samples, if samples have costs.
+    there if a method can do so. Kept long: the kept share of the gradients of the most expensive
+    tenth of the samples, if samples have costs.
     """
     by_name = {arm["name"]: arm for arm in arms}
     named = {arm["baseline"] for arm in arms}

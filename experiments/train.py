@@ -226,7 +226,7 @@ class Saver:
             endings.end(number)
 
     def end(self, arm: "Arm") -> dict:
-        """Write a checkpoint of a run's end, so that it can be trained longer, and its summary.
+        """Write a checkpoint of a run's end, for longer training, and return the run's summary.
 
         With infinite seconds between checkpoints, none is written, and older ones are removed.
         """
@@ -430,7 +430,7 @@ class Arm:
         return entry
 
     def _measured(self) -> dict[str, float]:
-        """Return measurements of the runtime; waits for input include those before a resumption."""
+        """Return measurements of the runtime; input waits include waits before a resumption."""
         measured = self._runtime.measured(self.state)
         if "input_wait_seconds" in measured:
             measured["input_wait_seconds"] += self._waited
@@ -602,10 +602,10 @@ class Arm:
         return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
-        """Return metrics of messages that data change from the plan; virtual clocks ignore it.
+        """Return metrics of messages that data change from the plan, which virtual clocks ignore.
 
         fallback_share: the share of updates with such messages. fallback_bytes: their bytes beyond
-        the plan, which `bytes_per_worker` has. fallback_seconds: their extra seconds, or None.
+        the plan, which `bytes_per_worker` includes. fallback_seconds: their extra seconds, or None.
         """
         config, algorithm, shapes = self._config, *self._prepared[1:3]
         if algorithm.fallbacks is None:

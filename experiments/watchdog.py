@@ -2,8 +2,8 @@
 
 A thread of each process publishes the phase of the process in JAX's coordination service, about
 once a second. A process that has waited for long reads the phases of all processes. Then it prints
-for which process the run waits, and at last ends the run. One look adds only a few seconds, so that
-a program does not count as late after the program was stopped or its host slept.
+for which process the run waits, and at last ends the run. A look adds only a few seconds to a wait,
+so that a program does not count as late after the program was stopped or its host slept.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ class _Watch:
         self._end, self._last, self._late = seconds, time.monotonic(), 0.0
         self._patience = min(PATIENCE, seconds / 2) if seconds else PATIENCE
         self._at: tuple = ()
-        self._heard: dict[int, tuple[str, float]] = {}  # process: (its words, seconds of them)
+        self._heard: dict[int, tuple[str, float]] = {}  # process -> (its words, their age [s])
         self._warned = False
 
     def look(self) -> None:
