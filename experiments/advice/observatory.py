@@ -39,7 +39,7 @@ SHOWN = 5  # slowest workers that are shown
 
 
 class Loss(NamedTuple):
-    """The loss at a barrier: the excess of its round over the mean worker's, as a share of this.
+    """The loss at a barrier: its round divided by the mean worker's round, minus 1.
 
     persistent: the part from workers with a slow mean. drifting: the part from workers that are
     slow for a while, in means over DRIFT rounds. random: the rest.
@@ -63,7 +63,7 @@ def loss(rounds: np.ndarray) -> Loss:
     window = min(DRIFT, rounds.shape[1])
     smooth = np.lib.stride_tricks.sliding_window_view(rounds, window, axis=1).mean(axis=-1)
     slowest = [rounds.mean(axis=1).max(), smooth.max(axis=0).mean(), rounds.max(axis=0).mean()]
-    # Means over windows weight the ends of a trace less, and may pass the last entry, their limit.
+    # Window means weight the ends of a trace less, and may exceed the last mean, which caps them.
     parts = np.diff(np.maximum.accumulate(np.minimum([mean, *slowest], slowest[-1]))) / mean
     return Loss(*map(float, parts))
 

@@ -236,7 +236,7 @@ def _show(advice: Advice, root: Path) -> None:
 
 
 def write(advice: Advice, root: Path, launched: str = "") -> None:
-    """Write advice.html into `root`; launched: the command that the page shows."""
+    """Write advice.html into `root`; launched: the command that made the page, for display."""
     title = f"{root.resolve().name}: which waiting rule"
     measured = advice.source.measured
     count = sum(map(len, measured.seconds))

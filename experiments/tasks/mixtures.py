@@ -84,7 +84,7 @@ def bayes_error(classes: int, separation: float) -> float:
     """Return the expected share of errors of the Bayes classifier, exact up to quadrature.
 
     An example's coordinates along the means, in units of the noise, are independent. With a =
-    separation / sqrt(2), the one along the mean of its class is N(a, 1), others are N(0, 1). The
+    separation / sqrt(2), the coordinate along its class's mean is N(a, 1), others are N(0, 1). The
     error is 1 - E[Phi(z + a)^(classes - 1)], z ~ N(0, 1); for two classes Phi(-separation / 2).
     """
     from scipy import special  # late: it takes a moment to load

@@ -218,7 +218,7 @@ Model = nn.Module | Split
 def build(kind: Kind, part: str | Mapping, **available: Any) -> Model:
     """Return the module that `part` describes.
 
-    If a factory of nnx modules has a parameter `rngs`, `init` calls it again with a key. Without
+    If a factory of nnx modules has a parameter `rngs`, `init` calls it with its key. Without
     `rngs`, a module starts from the weights that its factory gave it.
     """
 

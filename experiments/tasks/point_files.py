@@ -29,7 +29,7 @@ def points(
     test: str | None = None, test_fraction: float = 0.2, classes: int | None = None,
     standardise: bool = False, l2: float = 0.0, seed: int = 0,
 ) -> Task:  # fmt: skip
-    """Classify points of a file, or predict their targets; the loss is half the squared error.
+    """Classify points of a file, or predict their numbers; the loss is then half the squared error.
 
     path: `.npz` with arrays x [n, d] and `target` [n]; `.csv`, `.tsv` or `.parquet` with a column
         `target` and features in all others; anything else is svmlight, LIBSVM's format.

@@ -1,4 +1,4 @@
-"""Samplers, which compute sample indices from a worker and a counter, and keep no position.
+"""Samplers of mini-batches, which compute indices from (worker, counter) and keep no position.
 
 In every epoch a worker visits its shard in a new random order. The order is not stored: a bijection
 of 0 .. n-1 is evaluated where it is needed. The bijection is an alternating Feistel network over
@@ -68,7 +68,7 @@ class Sampler:
         return _drawn(np.uint32(self._seed), *words, self.batch_size)
 
     def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
-        """Return `indices` [n, batch_size] for arguments [n] as a NumPy array, from the CPU."""
+        """Return `indices` [n, batch_size] for arguments [n] in NumPy, computed on the CPU."""
         count = len(workers)
         missing = (1 << (count - 1).bit_length()) - count  # few shapes to compile
         with jax.default_device(_processor()):
@@ -80,7 +80,7 @@ class Balanced:
     """Sampler that redistributes the samples of a round, so that all workers get similar cost.
 
     Samples are dealt to the workers by falling cost, in alternating direction. Every worker deals
-    its samples to its mini-batches in the same way. Each round starts at the next of them.
+    its samples to its mini-batches in the same way. Each round rotates mini-batches by one place.
     Samples are taken as often as before, but by any worker: a split by label is lost.
 
     cost: [samples] relative times; workers: their number; mini_batches: per worker and round.

@@ -73,7 +73,7 @@ class Arrays:
 
 
 def _described(array: np.ndarray) -> np.ndarray | functools.partial:
-    """Return the call that opens a memory map again; return other arrays as they are."""
+    """Return the call that opens a memory map in another process; return other arrays as is."""
     if isinstance(array, np.memmap) and array.filename is not None:
         name, offset = str(array.filename), array.offset
         return functools.partial(np.memmap, name, array.dtype, "r", offset, array.shape)
@@ -172,7 +172,7 @@ def some(array: np.ndarray) -> np.ndarray:
 
 
 def mapped(path: str | os.PathLike, axes: str) -> np.memmap:
-    """Return a `.npy` file as a memory map; ValueError unless it has samples and `axes`."""
+    """Return a `.npy` file as a memory map; ValueError unless it has samples and the named axes."""
     path = Path(path).expanduser()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -159,7 +159,7 @@ DOCUMENT = Kind("corpus", DOCUMENTS, Iterable, ("split", "most", "data_dir"))
 def documents(corpus: registry.Part, split: str, **offered: Any) -> Iterator[str]:
     """Return the texts of a part, "train" or "test", of a corpus, or of files by their path.
 
-    offered: `most` and `data_dir`, for corpora that take them. ValueError for a document of no str.
+    offered: `most` and `data_dir`, for corpora that take them. ValueError if a document is no str.
     """
     if isinstance(corpus, str) and re.fullmatch(r"[^(:]*[./][^(:]*", corpus):
         there = os.path.isfile(os.path.expanduser(corpus))
@@ -254,7 +254,7 @@ def corpus(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) ->
 
 @functools.lru_cache(maxsize=2)
 def standard_library(files: int | None = None, test_fraction: float = 0.1) -> Corpus:
-    """Return the running Python's own library, a document per file; about 2.5 million words.
+    """Return the running Python's library sources, a document per file; about 2.5 million words.
 
     A hash of a file's relative path decides its part, training or test. The hash also orders files;
     the first `files` of them (None: all) are taken. The result depends on the Python version alone.

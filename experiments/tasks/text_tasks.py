@@ -209,7 +209,7 @@ def skip_gram(
     An example is a word and `context` neighbours on either side. Its loss is the mean over the
     neighbours, with `negatives` noise words each. The noise term is estimated without bias from
     `drawn` noise words that an update's examples share; noise equal to the neighbour does not
-    count. Evaluation takes the expectation over noise, with law: frequency to the power 3/4.
+    count. Evaluation takes the expectation over noise; its law is word frequency to the power 3/4.
 
     threshold: of the subsampling of frequent words in Sec. 2.3 of the paper.
     """
