@@ -43,8 +43,8 @@ class Row(NamedTuple):
     version: jax.Array  # [k] int32, version of the parameters behind each contribution
     first: jax.Array  # [k] int32, counter of each contribution's first mini-batch
     staleness: jax.Array  # [k] int32
-    samples: jax.Array  # [2] uint32, words of the samples seen before the update
-    seen: jax.Array | None  # [k, 2] uint32, `samples` at each contribution's start; None: the same
+    samples: jax.Array  # [2] uint32, both words of the number of samples seen before the update
+    seen: jax.Array | None  # [k, 2] uint32, `samples` at a contribution's start; None: as `samples`
     read: jax.Array  # [k] int32, slot of the parameters behind each contribution
     write: jax.Array  # [] int32, slot of the new parameters
     current: jax.Array  # [] int32, slot of the newest parameters before the update
@@ -71,7 +71,7 @@ class Known(NamedTuple):
 
     everyone: bool  # all workers take part, in their order: no gather, no scatter
     busy: bool  # every participant has finished a mini-batch: no worker's state has to stay as is
-    served: bool  # in every row a participant has finished one: the server always has an update
+    served: bool  # every row has a finished mini-batch: the server always has an update
 
     def __and__(self, other: "Known") -> "Known":
         return Known(*(a and b for a, b in zip(self, other, strict=True)))

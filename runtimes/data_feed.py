@@ -195,7 +195,7 @@ class Input:
 
 
 def unique_addresses(workers: np.ndarray, counters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct addresses, [n, 2] int64, and the index of each given one among them."""
+    """Return the distinct addresses, [n, 2] int64, and each given address's index among them."""
     both = np.stack(np.broadcast_arrays(workers, counters), axis=-1).astype(np.int64)
     unique, place = np.unique(both.reshape(-1, 2), axis=0, return_inverse=True)
     return unique, place.reshape(both.shape[:-1])

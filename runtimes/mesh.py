@@ -13,7 +13,7 @@ for its neighbours alone. All other rounds count the samples of all workers, and
 `ppermute` itself waits for all workers.
 
 The devices may belong to several processes, which then all run the same host code. Each process
-measures its own seconds; after every dispatch they agree on common ones, so that all stop alike.
+measures its own seconds; after every dispatch all agree on common seconds, and all stop alike.
 """
 
 import functools
@@ -299,7 +299,7 @@ class Mesh:
         return jax.tree.map(lambda a: packing.place(a, self._where(np.shape(a))), model)
 
     def _where(self, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding of an array of this shape, whose leading axis is that of workers."""
+        """Return the sharding of an array of this shape with a leading axis of workers."""
         return NamedSharding(self._devices, P(AXIS, *self._team.split(shape[1:])))
 
     def _current(self, model: Model):

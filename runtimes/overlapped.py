@@ -38,7 +38,7 @@ OVERLAPS = (NO_OVERLAP, THREADS, PROGRAM)
 
 
 def check(overlap: str, algorithm: Algorithm, plain: bool) -> None:
-    """Raise ValueError if rounds cannot overlap so; plain: rounds of `rounds.plain`, no slices."""
+    """Raise ValueError if rounds cannot overlap; plain: True for `rounds.plain` without slices."""
     if overlap not in OVERLAPS:
         raise ValueError(
             f"mesh: overlap={overlap!r} is unknown; choose one of {', '.join(OVERLAPS)}"
@@ -231,7 +231,7 @@ class Round:
         )
 
     def following(self, sums, model, offset, table, examples) -> tuple[list[list], tuple]:
-        """End a round and begin the next; return (the next one's groups, (model, offset)).
+        """End a round and begin the next; return (the next round's groups, (model, offset)).
 
         sums: of the buffers by group, the last group first.
         """

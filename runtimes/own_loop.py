@@ -30,7 +30,7 @@ class MethodState(NamedTuple):
     """State of one worker."""
 
     updates: jax.Array  # [] int32, exchanges so far
-    samples: jax.Array  # [2] uint32, words of the samples that all workers have used in them
+    samples: jax.Array  # [2] uint32, both words of the number of samples used by all workers
     exchange: Any  # state of the method's exchange
     optimizer: Any  # state of the server's optimizer, equal on all workers; () without a server
     served: Any  # the server's parameters, if workers have their own beside them; else ()
@@ -74,8 +74,8 @@ def as_optax(
     in a full round as `nominal`. Random activations repeat after 65,536 updates.
 
     `params` is the point at which gradients are taken, x / w for push-sum. Tracing of `update`
-    raises ValueError for a method that needs arguments that only a launcher knows. It also does so
-    on an axis whose size is not that of the method's graph, and inside `optax.apply_if_finite`.
+    raises ValueError for a method that needs arguments that only a launcher knows. Tracing also
+    fails on an axis of another size than the method's graph, and inside `optax.apply_if_finite`.
     """
     if _checked(method).work is None:
         if local_steps != 1:

@@ -170,7 +170,7 @@ class Planner:
         ), turn
 
     def addresses(self, turn: Turn, updates: int, width: int) -> Addresses:
-        """Return the addresses of the mini-batches for `rows` of the same sizes."""
+        """Return the addresses of the mini-batches in `rows(turn, updates, width, ...)`."""
         done, workers = turn.schedule, self._rule.workers
         working = width
         if done.partner is not None and not done.batches[:, width // 2 :].any():
@@ -270,7 +270,7 @@ class Planner:
         return longer._replace(planned=joined, rows=rows)
 
     def _extended(self, plan: Plan) -> Plan:
-        """Return the plan with only the rule's next rows, or with its old rows if the rule ends."""
+        """Return the plan with only the rule's next rows, or with the old rows if the rule ends."""
         clock, planned = self._rule.extend(plan.clock, PLANNED_UPDATES)
         if planned.updates == 0:
             return plan._replace(clock=clock)

@@ -26,7 +26,7 @@ class Model(NamedTuple):
     server: Any
     worker: worker.WorkerState
     round: Any  # int32, index of the next round
-    samples: Any  # [2] uint32, words of the samples that all workers have seen so far
+    samples: Any  # [2] uint32, both words of the number of samples seen by all workers
 
 
 class Table(NamedTuple):

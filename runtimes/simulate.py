@@ -296,7 +296,7 @@ class Batch(NamedTuple):
 class Batched:
     """The runtime of several runs that differ only in data, each of which has a `Simulator`.
 
-    `advance` is that of `runtimes.base.Runtime`, but with a sequence over the runs for seconds,
+    `advance` works as in `runtimes.base.Runtime`, but with a sequence over the runs for seconds,
     updates and schedules. `one` takes a run out of the batch, for its own simulator.
     """
 
@@ -343,7 +343,7 @@ class Batched:
             counts = np.zeros(len(plans), np.int32)
             rows = []
             for r, turn in enumerate(turns):
-                # A run without updates gets another run's rows, and makes none of them.
+                # A run without updates gets another run's rows, and a count of 0.
                 own = ready[0] if turn is None else turn
                 planner = self._planners[r]
                 addresses = planner.addresses(own, length, width)
@@ -394,7 +394,7 @@ class WholeInput(Input):
             self._placed = place(self._examples)
 
     def take(self, addresses: Addresses, after: Any) -> tuple[Any, jax.Array]:
-        """Return (examples, the indices among them of the samples at `addresses`)."""
+        """Return (examples, indices among the examples of the samples at `addresses`)."""
         del after
         return self._placed, self._sampler.indices(addresses.worker[..., None], addresses.counter)
 

@@ -59,12 +59,12 @@ class Alone:
         return jax.make_mesh(shape, self.axes, axis_types=types, devices=devices)
 
     def split(self, shape: tuple[int, ...]) -> P:
-        """Return the placement on the slice of an array of this shape in a worker's model."""
+        """Return how a model's array of this shape is divided between the devices of the slice."""
         del shape
         return P()
 
     def shared(self, losses: Callable) -> Callable:
-        """Return losses whose gradient is that of the whole slice's examples."""
+        """Return losses whose gradient is over the examples of the whole slice."""
         return losses
 
     def gathered(self, part: jax.Array, split: P) -> jax.Array:
@@ -78,7 +78,7 @@ class Alone:
         return 0.0
 
     def kept(self, model: Tree) -> Tree:
-        """Return the model, in a program, placed on the devices that keep its parts."""
+        """Return the model placed on the devices that keep its parts; for use inside a program."""
         return model
 
     def taken(self, examples: Tree, indices, draws, augment: worker.Augment | None) -> Tree:
@@ -121,7 +121,7 @@ class Replicated(Alone):
         return of_slice
 
     def sent_bytes(self, params: Tree) -> float:
-        """As `Alone.sent_bytes`: gradients travel in a ring all-reduce."""
+        """Return the bytes as `Alone.sent_bytes`; gradients travel in a ring all-reduce."""
         return sum(
             ring_all_reduce_bytes(leaf.size * leaf.dtype.itemsize, self.size, leaf.dtype.itemsize)
             for leaf in jax.tree.leaves(params)
@@ -154,7 +154,7 @@ class Sharded(Replicated):
     def __init__(
         self, size: int, streamed: bool, parameters: Encoder | None, gradients: Encoder | None
     ):
-        """size: devices of a worker. streamed: whether each has only the examples that it takes.
+        """Take the size of a slice; streamed: each device has only the examples that it takes.
 
         parameters, gradients: codecs of their messages; None: messages have the model's dtype.
         """
@@ -198,7 +198,7 @@ class Sharded(Replicated):
         return self._on_each(own, (rows, samples, samples), samples)(examples, indices, draws)
 
     def gathered(self, part: jax.Array, split: P) -> jax.Array:
-        """As `Alone.gathered`; a part's gradient is summed over the devices where it is kept."""
+        """Return as `Alone.gathered`; a part's gradient is summed on the part's device."""
         if SLICE not in split:
             return part
         axis, (parameters, gradients) = split.index(SLICE), self._codecs
@@ -210,7 +210,7 @@ class Sharded(Replicated):
         return whole(part)
 
     def sent_bytes(self, params: Tree) -> float:
-        """As `Alone.sent_bytes`: parameters to all others once, and a part of a gradient to each.
+        """Return the bytes of own parameters to all other devices, and of a gradient part to each.
 
         Gradients of arrays that the devices do not divide travel in a ring all-reduce.
         """
@@ -262,7 +262,7 @@ def _decoded(codec: Encoder, messages: Any, like: jax.Array) -> jax.Array:
     return jax.vmap(lambda one: codec.decode(one, like.size).reshape(like.shape))(messages)
 
 
-# Of (devices of a worker, whether examples are brought to the devices that take them).
+# A function of (devices of a worker, True if a device has only the examples that it takes).
 Sharding = Callable[[int, bool], Alone]
 
 
@@ -280,7 +280,7 @@ def fsdp(parameters: Reducer | None = None, gradients: Reducer | None = None) ->
     parameters: codec in which the devices gather parameters, as int8, see `algorithms.reducers`.
         Losses and gradients are those at the decoded parameters; the kept parts stay exact.
     gradients: codec of the parts that are summed where they are kept; each is rounded once.
-    Codes are of two-phase all-reduces, and round to the nearest. Arrays that the devices do not
+    Codecs come from two-phase all-reduces and round to the nearest. Arrays that the devices do not
     divide travel as they are. Raises ValueError for other codecs, and for a single device.
     """
     codecs = [_encoder(*given) for given in (("parameters", parameters), ("gradients", gradients))]

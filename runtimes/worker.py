@@ -3,9 +3,9 @@
 The same functions run under `jax.vmap(axis_name=AXIS)`, `jax.pmap` and `jax.shard_map`.
 `losses(params, examples) -> [b]` returns per-example losses; the functions take examples as pytrees
 with leading axes [mini_batches, batch_size]. Losses that draw at random take a third argument,
-uint32: the samples that all workers had seen before the update, plus the local steps since. All
-workers then have the same draws, and new draws in every step. An argument named `worker` gets the
-worker's number, for draws of its own.
+uint32: the number of samples that all workers had seen before the update, plus the local steps
+since. All workers then have the same draws, and new draws in every step. An argument named `worker`
+gets the worker's number, for draws of its own.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from comms.collectives import HEADROOM, on_one_device
 from comms.trees import Tree
 from runtimes.equations import channels_last
 
-NARROW = 16  # most columns of a matrix whose gradient is faster as that of its transpose
+NARROW = 16  # most columns of a matrix that is transposed for a faster gradient
 
 
 class WorkerState(NamedTuple):
@@ -39,7 +39,7 @@ class Shared(NamedTuple):
 
 
 def init_server(algorithm: Algorithm, params) -> Any:
-    """Return the state of a server beside a replicated model: () without a server."""
+    """Return a server's optimizer state, or `Shared` for workers' own models; () for no server."""
     if algorithm.server is None:
         return ()
     optimizer = algorithm.server.init(params)
@@ -122,7 +122,7 @@ def gradient(losses, params, examples, weights) -> optax.Updates:
 
     losses: function of (params, examples) alone, see `drawn`.
 
-    On a CPU the gradient of a narrow matrix is computed as that of its transpose. XLA is slower in
+    On a CPU a narrow matrix is transposed before its gradient is computed. XLA is slower in
     the product of samples [784, 20] with slopes [20, 10] than in the transposed product. For
     convolutions see `equations.channels_last`.
     """
@@ -269,7 +269,7 @@ def exchanged(
     """Run the exchange of all participants, [k, ...]; return (result of each, their states).
 
     points: parameters at which contributions were taken; axis: 0, or None if shared. common: extra
-    arguments from the schedule that are equal on all workers; own: those with a leading axis.
+    arguments from the schedule, equal on all workers; own: extra arguments with a leading axis.
     """
 
     def of_one(contribution, params, state, batches, own):

@@ -113,14 +113,14 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
 
     A method that sends equally many bytes in fewer messages can also be always faster.
 
-    hidden: seconds of an exchange that cost nothing, as the gradient takes longer.
+    hidden: seconds of an exchange that cost nothing, because a gradient hides them.
     """
     saved = dense.traffic - line.traffic
     paid = line.codec + line.latency - dense.latency
     if saved < 0 or saved == 0 <= paid:
         return None
     if hidden:
-        # At `alone` the dense exchange takes `hidden` seconds and the time of the codec.
+        # At the bandwidth `alone` the dense exchange takes `hidden` seconds plus the codec's.
         shown = hidden + line.codec - dense.latency
         alone = dense.traffic / shown if shown > 0 else float("inf")
         if line.seconds(alone) <= hidden:
@@ -129,9 +129,9 @@ def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
 
 
 def faster_above(line: Line, dense: Line, hidden: float = 0.0) -> tuple[float, float] | None:
-    """Return the bandwidths [byte/s] between which more bytes in less latency are faster, or None.
+    """Return the bandwidths [byte/s] between which more bytes but less latency pay, or None.
 
-    hidden: as in `break_even`; without it, and for a long latency, the upper end is infinite.
+    hidden: as in `break_even`; if it is 0, or the latency long, the upper end is infinite.
     """
     saved = dense.traffic - line.traffic
     paid = line.codec + line.latency - dense.latency

@@ -78,7 +78,7 @@ class Source(NamedTuple):
     measured: Measured
     config: ConfigDict  # as it was given or recorded
     command: list[str]  # the words that start the config
-    delay: str | None = None  # a delay with these durations; "": the config's own; None: none
+    delay: str | None = None  # a delay with these durations; "": the config's own; None: unknown
     parameters: Path | None = None  # the file of the parameters at the run's end
 
 

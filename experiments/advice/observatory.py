@@ -33,13 +33,13 @@ from stragglers.traces import statistics
 ROUNDS, REPEATS = 200, 5  # updates of a play, and plays, the first over measured durations
 BARRIER = "barrier"  # the rule with which other rules are compared
 SHARE = 0.9  # share of the workers for which a quorum or a server waits
-DRIFT = 16  # rounds of a mean that leaves out random delays
+DRIFT = 16  # rounds of a window, in whose mean random delays hardly show
 WORTH = 1.1  # the least gain of a rule that is worth a change
 SHOWN = 5  # slowest workers that are shown
 
 
 class Loss(NamedTuple):
-    """The loss at a barrier: the excess of its round over the mean worker's, relative to the mean.
+    """The loss at a barrier: its round divided by the mean worker's round, minus 1.
 
     persistent: the part from workers with a slow mean. drifting: the part from workers that are
     slow for a while, in means over DRIFT rounds. random: the rest.
@@ -63,7 +63,7 @@ def loss(rounds: np.ndarray) -> Loss:
     window = min(DRIFT, rounds.shape[1])
     smooth = np.lib.stride_tricks.sliding_window_view(rounds, window, axis=1).mean(axis=-1)
     slowest = [rounds.mean(axis=1).max(), smooth.max(axis=0).mean(), rounds.max(axis=0).mean()]
-    # Means over windows weight the ends of a trace less, so that parts are limited by the loss.
+    # Window means weight the ends of a trace less, and may exceed the last mean, which caps them.
     parts = np.diff(np.maximum.accumulate(np.minimum([mean, *slowest], slowest[-1]))) / mean
     return Loss(*map(float, parts))
 
@@ -155,7 +155,7 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
 def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0) -> Measured:
     """Return the durations of a source; ValueError for a source that cannot be used.
 
-    workers: the number for a delay without records; by default that of a public trace, or 8.
+    workers: the number for a delay without records; by default a public trace's number, or 8.
     """
     if durations.is_there(text) and durations.holds_run(Path(text)):
         measured = durations.read(text, None, []).measured

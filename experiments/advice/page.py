@@ -120,7 +120,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
 def rows(advice: Advice) -> list[dict[str, Any]]:
     """Return the numbers of each shown rule, with texts for numbers that need a remark.
 
-    The predicted range is of a rule's cases, each divided by the reference's case.
+    The predicted range spans a rule's cases, each divided by the same case of the reference.
     """
     found, own = [], advice.reference
     for one in filter(None, (*advice.verdict.order, advice.smaller)):
@@ -148,8 +148,8 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
 def command(advice: Advice, root: Path) -> list[str]:
     """Return the command that runs the advised rule, at its best rate if the rule was trained.
 
-    The command's delay has the weighed durations, unless real workers run without a delay. It names
-    the simulator if the config's runtime does not know the rule. root: the advice's folder.
+    The command's delay has the weighed durations, unless real workers run without a delay. The
+    simulator is named if the config's runtime does not know the rule. root: the advice's folder.
     """
     source, first = advice.source, advice.verdict.close[0]
     config, changes = source.config, {"wait": registry.text(first.arm.wait)}
@@ -236,7 +236,7 @@ def _show(advice: Advice, root: Path) -> None:
 
 
 def write(advice: Advice, root: Path, launched: str = "") -> None:
-    """Write advice.html into `root`; launched: the command that is shown as its origin."""
+    """Write advice.html into `root`; launched: the command that made the page, for display."""
     title = f"{root.resolve().name}: which waiting rule"
     measured = advice.source.measured
     count = sum(map(len, measured.seconds))

@@ -49,7 +49,7 @@ LEAST_RATIO, MOST_RATIO = 1e-2, 1e4  # limits of the noise ratio
 SURE = 0.9  # share of the cases in which the first rule has to be faster than another
 MARGIN = 0.03  # relative difference by which the first rule has to be faster
 MINI_BATCHES, MOST_MINI_BATCHES = 64, 1024  # mini-batches of the noise ratio, at first and at most
-# Rates of training, relative to the rate at which predicted updates cost as much as the config's.
+# Factors of a central rate: the reference's, divided by a rule's relative number of updates.
 # While the best rate is the first or the last, half or twice the rate follows, up to FURTHER times.
 COARSE, FURTHER = (0.5, 1.0, 2.0), 4
 # The durations of each seed. The first seed finds the rates, the other seeds judge them.
@@ -82,7 +82,7 @@ class Candidate(NamedTuple):
         return text if count == self.prepared.config.mini_batches else f"{text} of {count} each"
 
     def cases(self, ratio: float) -> np.ndarray:
-        """Return predicted seconds [repeats x RATIOS], up to a common factor of all rules."""
+        """Return predicted seconds by repeat and ratio, up to a factor common to all rules."""
         return (self.costs[:, :1] + ratio * np.array(RATIOS) * self.costs[:, 1:]).ravel()
 
     def predicted(self, ratio: float) -> float:
@@ -137,7 +137,7 @@ class Advice(NamedTuple):
     source: Source
     config: ConfigDict  # the config with which candidates are trained
     ratio: float  # see `noise_ratio`
-    order: list[Candidate]  # every rule at its best parameters with an equal batch, as predicted
+    order: list[Candidate]  # every rule at its predicted best with an equal batch, sorted
     smaller: Candidate | None  # the best rule with smaller updates
     reference: Candidate  # the config's own rule
     refused: list[tuple[str, str]]  # rule, reason
@@ -399,7 +399,7 @@ def noise_ratio(
     parameters: a file of parameters, as at the end of a run; None: the initial parameters, where
     gradients have little noise. The variance and the squared mean have unbiased estimates, from
     MINI_BATCHES mini-batches of all workers, or up to MOST_MINI_BATCHES until the mean stands out.
-    With as many mini-batches in an update, noise equals signal (noise scale, arXiv 1812.06162).
+    With the returned number of mini-batches, noise equals signal (noise scale, arXiv 1812.06162).
     """
     task = prepared.task
     shards = prepare.SPLIT.build(

@@ -1,4 +1,4 @@
-"""The evidence, a file per paper or family: its sweeps, its claims and its figure."""
+"""The evidence: a file per paper or family of methods, with sweeps, claims and a figure."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,13 +35,13 @@ class Judged(NamedTuple):
     flags: frozenset[str] = frozenset()  # of the command: --config=... and --config.ENTRY=...
 
     def __call__(self, arms: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-        """Yield claims and measurements; a command that makes no record adds its flags."""
+        """Yield pairs (claim, verdict); a command without a record adds its flags to claims."""
         found = _module("papers.base").judged(_module(f"papers.{self.paper}"), *self[1:])
         return found(arms)
 
 
 def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:
-    """Return the function `analyse(config)`, or `numbers(arms)`, of a config: a paper's own."""
+    """Return a config's `analyse(config)` or `numbers(arms)`, which calls the paper's function."""
     return lambda config: getattr(_module(f"papers.{paper}"), function)(config)
 
 

@@ -1,4 +1,4 @@
-"""AdaSync (Dutta, Wang, Joshi, arXiv 2003.10579): a number of gradients that grows in training."""
+"""AdaSync (Dutta, Wang, Joshi, arXiv 2003.10579): more gradients per update as training goes on."""
 
 from experiments.papers.base import Panel, drawn, swept
 from experiments.stats import END, Claim

@@ -8,7 +8,7 @@ SWEEPS = (
     swept("async_baselines", "async_baselines.py", 0.3, seeds=5),
     swept("frontier_async", "frontier_async.py", 0.7),
 )
-# Groups that leave old gradients out, each with a limit at which it does: at 128 none is reached.
+# Groups that leave old gradients out, without the limit of 128 updates, which no gradient reaches.
 LIMITED = (
     *(f"ringmaster_ignore/limit={limit}" for limit in (8, 16, 32)),
     *(f"ringmaster_interrupt/limit={limit}" for limit in (8, 16, 32)),
@@ -19,7 +19,7 @@ OTHERS = ("async_sgd", "delay_adaptive", "inverse_staleness", "fedbuff")
 
 
 def _below(source: str, ours: str, theirs: str) -> Claim:
-    """Return the claim that a method ends below another one after the same seconds."""
+    """Return the claim that a method ends below another's training loss after equal seconds."""
     return Claim(f"one worker 4x slower: {ours} ends below {theirs}", source, "frontier_async",
                  ours, theirs, END, tuned=True, equal=("seconds",))  # fmt: skip
 

@@ -48,7 +48,7 @@ def swept(
 
 
 def judged(paper: ModuleType, record: str, flags: frozenset[str]) -> Callable:
-    """Return `claims(arms)` of the record that a command makes, or of `record`, see `Judged`."""
+    """Return `claims(arms)` of the record that a command makes, else of `record`; see `Judged`."""
     made = {
         frozenset(flag for flag in shlex.split(one.arguments) if flag.startswith("--config")): one
         for one in paper.SWEEPS
@@ -69,8 +69,8 @@ class Panel(NamedTuple):
     record: str
     groups: Mapping[str, str]  # group of arms -> its label
     quantity: str = stats.SECONDS
-    label: str = ""  # of the horizontal axis; "": that of the quantity
-    by: str = ""  # the quantity by which the best setting is chosen; "": the one that is shown
+    label: str = ""  # of the horizontal axis; "": the quantity's label
+    by: str = ""  # the quantity by which the best setting is chosen; "": the shown one
     log: bool = False
 
 
@@ -81,11 +81,11 @@ class Scatter(NamedTuple):
     record: str
     groups: Mapping[str, str]  # group of arms -> its label
     x: str
-    y: str  # by this the best setting is chosen
+    y: str  # the quantity by which the best setting is chosen, too
 
 
 class Curves(NamedTuple):
-    """A panel with a line per group of arms: seconds to the target by M, each at its best rate."""
+    """A panel with a line per group of arms: seconds to the target by M, at each M's best rate."""
 
     title: str
     record: str
@@ -93,7 +93,7 @@ class Curves(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A panel with a line through the points of an analysis per value of a field."""
+    """A panel with a line per value of a field, through an analysis's points with that value."""
 
     title: str
     points: Sequence[Mapping[str, Any]]  # of an analysis
@@ -210,13 +210,13 @@ def _scatter(axes: Axes, panel: Scatter, found: Sequence[stats.Arm]) -> list[str
 
 
 def _best(members: Sequence[stats.Arm], by: str) -> tuple[stats.Arm, bool]:
-    """Return the best arm of a group, and True if it lies inside of its grid."""
+    """Return the best arm of a group, and True unless its setting is at an end of the grid."""
     best = stats.best(members, by)
     return best, not stats.ends(best, members)
 
 
 def _label(quantity: str, own: str = "") -> str:
-    """Return the label of an axis, its own one or that of the quantity, with a unit."""
+    """Return the label of an axis, `own` or else the quantity's, with the unit MB or %."""
     unit = stats.UNITS.get(quantity, (1.0, ""))[1].strip()
     return (own or LABELS[quantity]) + (f" [{unit}]" if unit in ("MB", "%") else "")
 

@@ -1,4 +1,4 @@
-"""Learners that fail: the share of their time that goes into work which counts.
+"""Failures of learners: the share of the learners' time that goes into work which counts.
 
 The question, and the shares 88 % and 58 %, are Decoupled DiLoCo's, arXiv 2604.21428. The analysis
 plans schedules and trains nothing.
@@ -23,7 +23,7 @@ from stragglers.rule import Setting
 TITLE = "Failures and goodput"
 SWEEPS = (Sweep("goodput", "--config=configs/goodput.py", 0.07),)
 OURS, ELASTIC, BARRIER = "Decoupled DiLoCo", "elastic all-reduce", "DiLoCo"
-ROWS = 2**18  # contributions that are planned at once, about
+ROWS = 2**18  # contributions that are planned at once, roughly
 EXACT = 1e-6  # relative error of a sum of seconds
 PAPER = "arXiv 2604.21428"
 CLAIMS = (
@@ -37,7 +37,7 @@ CLAIMS = (
 
 
 def figure(records: Records) -> Figure:
-    """Draw goodput by learners and by failures, simulated, and of processes that are killed."""
+    """Draw simulated goodput by learners and by failures; speed and uptime of killed processes."""
     names = {OURS: OURS, BARRIER: BARRIER}
     return draw([
         *_panels(records("goodput")["summary"]),
@@ -138,7 +138,7 @@ def _points(config: ConfigDict, workers: int, between: float) -> Iterator[dict[s
 
 
 def _goodput(rule, step: float, seconds: float) -> float:
-    """Return the share of the learners' time in a rule's first `seconds` that counts."""
+    """Return the share of the learners' time that goes into counted work in the first `seconds`."""
     state, counted, time, most = rule.init(), 0, 0.0, 64
     while time < seconds:
         state, schedule = rule.extend(state, most)

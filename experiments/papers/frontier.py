@@ -5,14 +5,14 @@ from experiments.stats import ACCURACY, BYTES, END, SECONDS, Claim
 
 TITLE = "Methods of 2024 to 2026"
 NAME = "frontier_2026"
-SHORTEST = {"M": 1.0}  # rounds, beyond which there are none
+SHORTEST = {"M": 1.0}  # mini-batches of the shortest possible round
 BITS, IN_SLICE, SUM = "few_bits", "few_bits_divided", "bf16"
 SWEEPS = (
     swept(NAME, "frontier_2026.py", 0.4, seeds=5),
     swept(BITS, "few_bits.py", 0.3, seeds=5),
     swept(IN_SLICE, "few_bits.py:divided", 0.3, seeds=5, last=""),
 )
-CODECS = {  # group of arms -> its label; the first two are compared with
+CODECS = {  # group of arms -> its label; claims compare all but the first two with the second
     "float32": "float32", SUM: "bf16", "int8": "int8", "fp8_e4m3": "fp8, E4M3",
     "fp8_e5m2": "fp8, E5M2", "int4": "int4", "mxfp4": "MXFP4",
     "int4_feedback": "int4, error feedback", "mxfp4_feedback": "MXFP4, error feedback",

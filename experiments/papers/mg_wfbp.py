@@ -28,9 +28,9 @@ BITS = "buckets change no result, bit for bit"
 
 
 def change_nothing(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge that the parameters of every arm are equal to plain all-reduce's, after equal updates.
+    """Judge that after equal updates every arm has the parameters of plain all-reduce.
 
-    A published record has no parameters, so that its sweep's own verdict stands.
+    A published record has no parameters, so that the verdict written by its sweep stands.
     """
     if "claims" in record:
         (text,) = (found for claim, found in record["claims"] if claim.startswith(BITS))
@@ -71,9 +71,9 @@ def never_slower(other: str, arms: Sequence[Arm], record: Mapping[str, Any]) -> 
 
 
 def faster_in_cells(other: str, arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge that a step with greedy buckets is faster than another form in every cell of two hosts.
+    """Judge that on two hosts a step with greedy buckets is faster than `other` in every cell.
 
-    A cell is a model on links of a rate; its turns are tested as seeds are.
+    A cell is a model on links of a rate. Repeated turns of a schedule are tested as seeds are.
     """
     points = [arm for arm in arms if arm["hosts"] == 2]
     cells = sorted({(arm["model"], arm["rate"]) for arm in points})
@@ -93,7 +93,7 @@ def faster_in_cells(other: str, arms: Sequence[Arm], record: Mapping[str, Any]) 
     return Answer(stats.INCONCLUSIVE, measured, stats.NOISE)
 
 
-PLAIN = "in one program"  # all-reduces as XLA's program has them
+PLAIN = "in one program"  # the schedule with all-reduces inside XLA's program
 CLAIMS = (
     *(
         Claim(f"simulated rings of 4 to 2,048: greedy is never slower than {words}",

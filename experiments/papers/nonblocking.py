@@ -30,7 +30,7 @@ SWEEPS = (
     Sweep("public_jobs", "--config=configs/public_jobs.py", 0.05, HEADLINE),
     swept("nonblocking_weightings", "nonblocking.py:weightings", 0.3, seeds=10),
 )  # fmt: skip
-SHORTEST = {"M": 1.0}  # rounds, beyond which there are none
+SHORTEST = {"M": 1.0}  # mini-batches of the shortest possible round
 CLAIMS = (
     *(
         Claim(f"one worker 4x slower, tuned: non-blocking {mixer} takes {words}", ABSTRACT,

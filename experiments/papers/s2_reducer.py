@@ -1,7 +1,7 @@
 """S2 Reducer (Ge et al., arXiv 2110.02140): row-sparse gradients summed as sketches.
 
 The tables of a sweep have what its claims need: bytes for the row-sparse parameters, and the time
-of a step on a modelled link with the codecs as they are measured here.
+of a step on a modelled link, with codecs measured on this computer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ SWEEPS = (
 AS_PUBLISHED = "s2/median"  # decodes as the paper does
 DENSE, REORDERED, SIXTEEN = "dense", "dense/reordered", "bf16"
 ROUNDS = 5  # in each of which the codecs of all arms are measured
-LOSS_SHARE = 1e-3  # of a loss, that counts as none
+LOSS_SHARE = 1e-3  # share of dense training's loss; a smaller excess counts as none
 TABLES = "bytes for the tables, and what was lost"
 GIGABITS = 1  # per second, of the modelled link
 STEP = f"a step at {GIGABITS} Gbit/s"
@@ -37,9 +37,9 @@ STEP = f"a step at {GIGABITS} Gbit/s"
 def fewer_bytes(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
     """Judge 81 % fewer bytes for the row-sparse tables at the same loss.
 
-    A loss counts as the same if it exceeds dense training's by at most a thousandth or the noise
-    level, whichever is larger. The noise level is the root mean square of the differences by seed
-    between dense training and dense training that sums in another order.
+    A loss counts as the same if it exceeds dense training's by at most the larger of a thousandth
+    and the noise level. The noise level is the root mean square of the differences by seed between
+    dense training and dense training that sums in another order.
     """
     ours, dense, again = stats.named(arms, AS_PUBLISHED, DENSE, REORDERED)
     stats.equal("samples", ours, dense)
@@ -58,7 +58,7 @@ def fewer_bytes(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
 
 
 def faster(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge a step 1.8 times as fast as that of OmniReduce, the slowest exact sparse method."""
+    """Judge a step 1.8 times as fast as OmniReduce's, the slowest of the exact sparse methods."""
     names = AS_PUBLISHED, "omnireduce"
     means, spreads = (_column(arms, record, STEP, heading, *names)
                       for heading in ("ms", "deviation [ms]"))  # fmt: skip
@@ -72,7 +72,7 @@ def faster(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
 def _column(
     arms: Sequence[Arm], record: Mapping[str, Any], title: str, heading: str, *names: str
 ) -> list[float]:
-    """Return numbers of these arms in a table of the record, or of a sweep that has just ended."""
+    """Return the named arms' column of a table, of the record or of a sweep that has just ended."""
     tables = record["numbers"] if "numbers" in record else [t._asdict() for t in numbers(arms)]
     for table in tables:
         if table["title"] == title:
@@ -118,11 +118,11 @@ figure = drawn(
     Panel("hashed features", "s2_hashed_logistic", GROUPS, BYTES, log=True),
     Panel("NCF", "s2_ncf", GROUPS, BYTES, log=True),
 )
-_MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # beside arms that are kept
+_MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # by id of the first arm
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Yield bytes, losses and fallbacks of every arm, then its step on a link; measure once."""
+    """Yield the table of bytes, losses and fallbacks, then a table of steps; measure only once."""
     if id(arms[0]) not in _MEASURED or _MEASURED[id(arms[0])][0][0] is not arms[0]:
         _MEASURED[id(arms[0])] = arms, list(_tables(arms))
     yield from _MEASURED[id(arms[0])][1]
@@ -132,7 +132,7 @@ def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
     (dense,) = stats.named(arms, DENSE)
     prepared = {arm["name"]: prepare.prepare(arm["config"], settled=True) for arm in arms}
     workers = dense["config"].workers
-    # Bytes of an update that fallbacks send beyond the plan, below 0 if they save some.
+    # Bytes per update that fallbacks add to the plan; negative if fallbacks save some.
     again = {arm["name"]: (arm.get("fallback_bytes") or 0) / max(1, arm["updates"]) for arm in arms}
     sent = {name: _table_bytes(arm, workers) + again[name] for name, arm in prepared.items()}
     yield stats.Numbers(
@@ -146,7 +146,7 @@ def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
     measured = {arm["name"]: (prepared[arm["name"]], arm["config"]) for arm in arms}
     taken = codec_times.step_rounds(measured, ROUNDS)  # (gradient, exchange and step) in seconds
     network = codec_times.link(GIGABITS, workers)
-    # The fastest gradient of a round counts for all, and no codec takes less than none.
+    # All arms get a round's fastest gradient, and at least dense training's exchange and step.
     taken = {name: np.array(rounds) for name, rounds in taken.items()}  # [ROUNDS, 2]
     gradient, dense_step = np.min([of[:, 0] for of in taken.values()], axis=0), taken[DENSE][:, 1]
     seconds = {}

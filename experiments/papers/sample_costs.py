@@ -37,14 +37,14 @@ GROUPS = {
     "drop_compute/drop": "DropCompute",
     "k_sync/drop": "K-sync, 14 of 16",
 }
-# A rule of each kind, and what keeps everything.
+# An arm of each kind of rule, and the arm that keeps all samples, CARRIED.
 CURVES = (
     CARRIED, "nonblocking/finish", "anytime/drop", "drop_compute/drop", "k_sync/drop", DROPPED,
 )  # fmt: skip
 
 
 def figure(records: Records) -> Figure:
-    """Draw samples and losses of all arms, and the shares that rules keep by time."""
+    """Draw samples and losses of all arms, and the share of samples that is kept by their time."""
     found = {arm["name"]: arm for arm in stats.arms(records("sample_costs"))}
     points = [
         {"tenth": tenth, "kept": share, "arm": GROUPS[name]}

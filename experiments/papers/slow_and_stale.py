@@ -17,15 +17,15 @@ SWEEPS = (
 WITH = (*(f"k_sync/K={k}" for k in (1, 2, 4, 8)), *(f"k_batch_sync/K={k}" for k in (2, 4, 8)))
 WITHOUT = (*(f"k_async/K={k}" for k in (1, 2, 4)), *(f"k_batch_async/K={k}" for k in (2, 4, 8)))
 FIXED = "k_async/K=1"
-WORKERS, SHIFT, SCALE = 8, 0.5, 0.5  # s; the config's delays, an exponential beside a constant
-ERROR = 0.02  # of a ratio of counted updates
+WORKERS, SHIFT, SCALE = 8, 0.5, 0.5  # delays: SHIFT s plus an exponential of mean SCALE s
+ERROR = 0.02  # relative error of a ratio of counted updates
 ONE_RATE = "all have this rate"
 
 
 def as_in_theory(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
     """Judge that an update by all P workers takes P E[largest] / E[X] times Async-SGD's time.
 
-    With exponential delays alone that is P times the P-th harmonic number, about P log P.
+    With exponential delays X the factor is P times the P-th harmonic number, about P log P.
     """
     every, anyone = stats.named(arms, f"k_sync/K={WORKERS}/rate=0.16", f"{FIXED}/rate=0.16")
     stats.equal("seconds", every, anyone)
@@ -59,7 +59,7 @@ CLAIMS = (
           tuned=True, equal=("seconds",)),
     Claim("the lowest end without waiting is below the lowest with waiting", "", "slow_and_stale",
           WITHOUT, WITH, END, tuned=True, equal=("seconds",), headline=True),
-    # Below the smallest product of rate and staleness every threshold gives the fixed rate.
+    # A threshold above all squared distances between parameters gives the fixed rate.
     Claim("K-async (K = 1), C = 0.01: a staleness-compensating rate ends below the tuned fixed one",
           f"{PAPER}, Sec. 4", "slow_and_stale", "compensated/threshold=0.01", FIXED, END,
           tuned=True, headline=True),

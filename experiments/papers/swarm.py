@@ -1,6 +1,6 @@
 """SwarmSGD (Nadiradze et al., arXiv 1910.12308): asynchronous pairs, local steps, few bits.
 
-It also tabulates the simulated seconds that nodes communicate, which needs no training.
+The analysis tabulates the simulated seconds for which nodes communicate, without training.
 """
 
 from collections.abc import Callable, Mapping
@@ -107,7 +107,7 @@ figure = drawn(
 )
 
 
-# --- the time that nodes communicate for: nothing is trained ---
+# --- the time for which nodes communicate: nothing is trained ---
 
 
 def _seconds(config: ConfigDict, bits: int, share: float = 1.0) -> float:
@@ -117,7 +117,7 @@ def _seconds(config: ConfigDict, bits: int, share: float = 1.0) -> float:
 
 
 def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32) -> np.ndarray:
-    """Return each request's seconds under a rule of pairs; steps: mini-batches between two."""
+    """Return each meeting's seconds under a rule of pairs; steps: mini-batches between meetings."""
     law, width = prepare.build_delay(config.delay), max(1, workers // 8)
     setting = Setting(law, workers, steps, config.seed, graph=graph_of(workers))
     schedule = whole(RULES[rule](setting, width=width), config.rounds * workers // width)
@@ -125,7 +125,7 @@ def _pairs(rule: str, graph_of, config, workers, steps: int = 1, bits: int = 32)
 
 
 def _busy(config, workers, steps: int) -> np.ndarray:
-    """Return seconds of gradients between exchanges, `steps` mini-batches each [rounds, nodes]."""
+    """Return the seconds of `steps` mini-batches in every round of a node, [rounds, nodes]."""
     setting = Setting(prepare.build_delay(config.delay), workers, steps, config.seed)
     return whole(RULES["barrier"](setting), config.rounds).busy
 
@@ -161,8 +161,8 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
 
     config: `methods`, pairs (label, `method(steps=..., bits=...)`), where steps are mini-batches
     between two exchanges and bits are sent per coordinate; `size` of the model in coordinates;
-    `alpha` (s) and `beta` (s per byte); `delay` of a mini-batch; `rounds` of every node; `seed`.
-    Raise ValueError for a config that cannot be simulated.
+    `alpha` (s) and `beta` (s per byte); `workers`, numbers of nodes; `delay` of a mini-batch;
+    `rounds` of every node; `seed`. Raise ValueError for a config that cannot be simulated.
     """
     registry.check(config, [("a positive whole number", registry.is_count, ("rounds", "size"))])
     points = []

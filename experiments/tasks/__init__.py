@@ -31,9 +31,9 @@ class Task(NamedTuple):
     losses: (params, examples) -> float32 [b], the loss of every example, l2 term included.
     correct: (params, examples) -> float32 [b], 1 for a right prediction; None: no predictions.
     optimum: the lowest mean training loss, if it is known.
-    shared_draw: `losses` draws at random by a third argument, uint32 []: the samples that all
-        workers had seen before the update, plus the local steps since. An argument `worker`, int32
-        [], lets every worker draw by itself.
+    shared_draw: `losses` draws at random by a third argument, uint32 []: the number of samples that
+        all workers had seen before the update, plus the local steps since. With an argument
+        `worker`, int32 [], the draws of workers can differ.
     eval_losses: (params, examples) -> losses that `evaluate` reports in place of `losses`.
     metrics: (params, means that `evaluate` has computed) -> further numbers to report.
     sparse: paths, "a/b/c", of row-sparse gradients, which are zero outside the mini-batch's rows.
@@ -43,7 +43,7 @@ class Task(NamedTuple):
     augment: (examples, draws uint32 [b]) -> examples, the random changes of training examples, see
         `experiments.tasks.dense_tasks`. `losses` and `correct` take changed and unchanged examples.
     evaluated: number of training and of test examples for `evaluate`, evenly spread; None: all.
-    plain: the task without weights of training samples, see `weighted`; None: it has none.
+    plain: the task without weights of training samples, see `weighted`; None: there are none.
     """
 
     name: str
@@ -388,6 +388,6 @@ def _totals(losses, correct, params, examples):
 
 
 def _sum(values: jax.Array) -> jax.Array:
-    """Return the sum, of short floats in float32."""
+    """Return the sum of values; floats shorter than float32 are summed in float32."""
     short = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize < 4
     return (values.astype(jnp.float32) if short else values).sum()

@@ -13,7 +13,7 @@ from experiments.tasks import sources
 from stragglers import reading
 
 CHANNELS = (1, 3, 4)  # usual numbers of channels of an image
-LARGEST_FLOAT = 10.0  # of an image that is scaled to 0..1 or standardised, unlike 255
+LARGEST_FLOAT = 10.0  # the largest value of a scaled or standardised image; 255 is above it
 
 
 class Images(NamedTuple):
@@ -113,7 +113,7 @@ def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
 
         shorter = min(image.shape[:2])
         height, width = (max(size, round(side * size / shorter)) for side in image.shape[:2])
-        flat = image[..., 0] if image.shape[-1:] == (1,) else image  # grey ones have no axis there
+        flat = image[..., 0] if image.shape[-1:] == (1,) else image  # Pillow's grey has no axis
         scaled = np.asarray(Image.fromarray(flat).resize((width, height), Image.BILINEAR))
         scaled = scaled.reshape(height, width, *image.shape[2:])
         top, left = (height - size) // 2, (width - size) // 2

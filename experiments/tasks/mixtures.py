@@ -16,7 +16,7 @@ def gaussians(
 ) -> Task:  # fmt: skip
     """Classify points of a mixture of Gaussians; reports `bayes_accuracy` of the same test points.
 
-    `bayes_accuracy` is the test accuracy of the classifier that knows the mixture; none has a
+    `bayes_accuracy` is the test accuracy of the classifier that knows the mixture; no other has a
     higher expected accuracy. model: logistic or mlp, as a point is an image of one pixel. samples,
     test: numbers of examples. separation: distance of any two means in units of `noise`, an entry's
     standard deviation in a class. At 5 the Bayes error of ten classes is 4.1 %. See `mixture`.
@@ -84,7 +84,7 @@ def bayes_error(classes: int, separation: float) -> float:
     """Return the expected share of errors of the Bayes classifier, exact up to quadrature.
 
     An example's coordinates along the means, in units of the noise, are independent. With a =
-    separation / sqrt(2) they are N(a, 1) along the mean of its class, N(0, 1) along others. So the
+    separation / sqrt(2), the coordinate along its class's mean is N(a, 1), others are N(0, 1). The
     error is 1 - E[Phi(z + a)^(classes - 1)], z ~ N(0, 1); for two classes Phi(-separation / 2).
     """
     from scipy import special  # late: it takes a moment to load
@@ -100,7 +100,7 @@ def images(
 ) -> data.Dataset:  # fmt: skip
     """Return square images of patches, one colour in each patch, with colours from `mixture`.
 
-    size: pixels of a side. patches: of a side, each a square of size / patches pixels. A point of
+    size: pixels of a side. patches: per side, each a square of size / patches pixels. A point of
     the mixture is a colour per patch, so that its dimension is patches^2 * channels. Images have
     the mixture's Bayes error, since an image shows its point and nothing else.
     """

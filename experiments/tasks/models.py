@@ -196,7 +196,7 @@ class Refused(ValueError):
 
 
 class Split(NamedTuple):
-    """An nnx module with linen's interface, whose variables are arguments."""
+    """An nnx module with linen's interface, in which variables are arguments of `apply`."""
 
     make: Callable[[jax.Array], nnx.Module]  # from a key
     graph: nnx.GraphDef
@@ -218,7 +218,7 @@ Model = nn.Module | Split
 def build(kind: Kind, part: str | Mapping, **available: Any) -> Model:
     """Return the module that `part` describes.
 
-    A factory of nnx modules with a parameter `rngs` is called again with the key of `init`. Without
+    If a factory of nnx modules has a parameter `rngs`, `init` calls it with its key. Without
     `rngs`, a module starts from the weights that its factory gave it.
     """
 
@@ -296,7 +296,7 @@ def in_micro_batches(function: Callable, size: int | None) -> Callable[[Any, Any
     """Return `function` (params, examples) -> [b], computed for `size` examples at a time.
 
     The gradient is a sum over micro-batches. Each backward pass recomputes the activations of its
-    micro-batch, so that memory is that of one micro-batch. If only the gradient is used, the first
+    micro-batch, so that memory holds one micro-batch's. If only the gradient is used, the first
     forward pass is dead code, and nothing is computed twice. size: None: all examples at once.
     Raises ValueError for a size below 1.
     """
@@ -349,7 +349,7 @@ def classifier(
     model: Model, l2: float, plain: Callable | None, compute: str, micro_batch: int | None,
     classes: int | None = None,
 ) -> Classifier:  # fmt: skip
-    """Return the functions of a model; arms with equal models share them, traced once.
+    """Return the functions of a model, traced once and shared by arms with equal models.
 
     plain: change of examples for evaluation, see `dense_tasks.Augmentation`; classes: number of
     logits, None: any number; all others: see `dense_tasks.classification`.

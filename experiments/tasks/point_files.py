@@ -21,7 +21,7 @@ MOST_BYTES = 2**33  # of features in float32
 MOST_CLASSES = 2**20
 
 Read = tuple[np.ndarray, np.ndarray]  # features [n, d], targets [n]
-Named = tuple[np.ndarray, np.ndarray, list[str] | None]  # and the names of features
+Named = tuple[np.ndarray, np.ndarray, list[str] | None]  # as Read, with the names of features
 
 
 def points(
@@ -29,11 +29,11 @@ def points(
     test: str | None = None, test_fraction: float = 0.2, classes: int | None = None,
     standardise: bool = False, l2: float = 0.0, seed: int = 0,
 ) -> Task:  # fmt: skip
-    """Classify points of a file, or predict their numbers with half the squared error.
+    """Classify points of a file, or predict their numbers; the loss is then half the squared error.
 
     path: `.npz` with arrays x [n, d] and `target` [n]; `.csv`, `.tsv` or `.parquet` with a column
         `target` and features in all others; anything else is svmlight, LIBSVM's format.
-    model: a key of MODELS for images, here of one row; logistic is linear. regression: False:
+    model: a key of MODELS; a point is an image [1, d, 1]; logistic is linear. regression: False:
         targets are classes from 0 on, or -1 and 1. classes: their number, if not all occur.
     test: another file; None: `test_fraction` of the points, drawn by `seed`.
     standardise: shift and scale every feature to mean 0 and variance 1 over the training points.
@@ -220,7 +220,7 @@ def _svmlight(paths: list[Path], kind: type) -> list[Read]:
 
 
 def _checked(path: str, x: np.ndarray, y: np.ndarray, kind: type) -> Read:
-    """Return features of dtype `kind` and float32 targets; ValueError unless n finite points."""
+    """Return features of dtype `kind` and float32 targets; ValueError unless all are finite."""
     kinds = {x.dtype.kind, y.dtype.kind} - set("biuf")
     if x.ndim != 2 or y.shape != x.shape[:1] or not x.size or kinds:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Samplers of mini-batches, which compute sample indices from an address and keep no position.
+"""Samplers of mini-batches, which compute indices from (worker, counter) and keep no position.
 
 In every epoch a worker visits its shard in a new random order. The order is not stored: a bijection
 of 0 .. n-1 is evaluated where it is needed. The bijection is an alternating Feistel network over
@@ -16,7 +16,7 @@ import numpy as np
 
 from comms.hashing import lowbias32
 
-ROUNDS = 6  # of the Feistel network, in turn for either coordinate
+ROUNDS = 6  # of the Feistel network, which change its two coordinates in turn
 
 
 class Sampler:
@@ -68,7 +68,7 @@ class Sampler:
         return _drawn(np.uint32(self._seed), *words, self.batch_size)
 
     def on_host(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
-        """Return `indices` [n, batch_size] for arguments [n] as NumPy's, computed on the CPU."""
+        """Return `indices` [n, batch_size] for arguments [n] in NumPy, computed on the CPU."""
         count = len(workers)
         missing = (1 << (count - 1).bit_length()) - count  # few shapes to compile
         with jax.default_device(_processor()):
@@ -80,10 +80,10 @@ class Balanced:
     """Sampler that redistributes the samples of a round, so that all workers get similar cost.
 
     Samples are dealt to the workers by falling cost, in alternating direction. Every worker deals
-    its samples to its mini-batches in the same way. Mini-batches shift by one place in every round.
+    its samples to its mini-batches in the same way. Each round rotates mini-batches by one place.
     Samples are taken as often as before, but by any worker: a split by label is lost.
 
-    cost: [samples], relative time of each; workers, mini_batches: numbers per round.
+    cost: [samples] relative times; workers: their number; mini_batches: per worker and round.
     """
 
     def __init__(self, sampler: Sampler, cost: np.ndarray, workers: int, mini_batches: int):
@@ -122,7 +122,7 @@ def _in_turn(dealt: np.ndarray, hands: int) -> np.ndarray:
 
 
 def costs_of(sampler: Sampler, cost: np.ndarray, packing: str) -> tuple[Callable, float]:
-    """Return (a function: (worker, counter) -> time of the mini-batch, the least time of a sample).
+    """Return (costs, least time of a sample); `costs(worker, counter)` is a mini-batch's time.
 
     Times are relative to the mean over all samples. cost: [samples], relative time of each.
     packing: "packed": the mean of the samples' times; "padded": the time of the longest sample.

@@ -73,7 +73,7 @@ class Arrays:
 
 
 def _described(array: np.ndarray) -> np.ndarray | functools.partial:
-    """Return a call by which another process opens a memory map; other arrays as they are."""
+    """Return the call that opens a memory map in another process; return other arrays as is."""
     if isinstance(array, np.memmap) and array.filename is not None:
         name, offset = str(array.filename), array.offset
         return functools.partial(np.memmap, name, array.dtype, "r", offset, array.shape)
@@ -136,7 +136,7 @@ def memory() -> None:
 def stream(threads: int = 4, processes: int = 0) -> Readers:
     """Read examples as they are needed, ahead of the devices.
 
-    threads: number that read. processes: number that read instead, for decoding in slow Python.
+    threads: number that read. processes: number that read in their place, for slow Python decoders.
     """
     if not (1 <= threads <= MOST_READERS and 0 <= processes <= MOST_READERS):
         raise ValueError(
@@ -146,7 +146,7 @@ def stream(threads: int = 4, processes: int = 0) -> Readers:
     return Readers(threads, processes)
 
 
-READINGS = {"memory": memory, "stream": stream}  # factories of readers; None: all is in memory
+READINGS = {"memory": memory, "stream": stream}  # factories of Readers, or None: all is in memory
 READING = Kind("reading", READINGS, (Readers, type(None)))
 
 
@@ -172,7 +172,7 @@ def some(array: np.ndarray) -> np.ndarray:
 
 
 def mapped(path: str | os.PathLike, axes: str) -> np.memmap:
-    """Return a `.npy` file as a memory map; ValueError unless it has samples and these axes."""
+    """Return a `.npy` file as a memory map; ValueError unless it has samples and the named axes."""
     path = Path(path).expanduser()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -209,7 +209,7 @@ def tfds_source(name: str, split: str, data_dir: str | None = None) -> Sequence:
     can_prepare = importlib.util.find_spec("tensorflow") is not None
     try:
         return tfds.data_source(name, split=split, data_dir=where, download=can_prepare)
-    except Exception as error:  # one cause for us; dozens of types for tfds, requests and gcsfs
+    except Exception as error:  # one cause, for which libraries raise dozens of types
         reason = str(error).partition("\n")[0] if can_prepare else "tensorflow is not installed"
         raise ValueError(
             f"{name}: no array_record copy in data_dir={where} and none can be prepared there "

@@ -1,6 +1,6 @@
 """Texts and tokens: corpora, sequences in memory or in memory maps, users' interactions.
 
-A corpus of a task is held in memory, and its own words number its tokens. Text of any size is
+A task's corpus is held in memory; tokens are ids in a vocabulary of its own. Text of any size is
 packed once by `python -m experiments.pack_text` into a folder of token files: `train_tokens.npy`
 and `test_tokens.npy`, [n, length + 1] uint16 or int32, and the vocabulary in `words.json`.
 Consecutive sequences overlap by a token, so that every token but the first is a target once. A
@@ -159,7 +159,7 @@ DOCUMENT = Kind("corpus", DOCUMENTS, Iterable, ("split", "most", "data_dir"))
 def documents(corpus: registry.Part, split: str, **offered: Any) -> Iterator[str]:
     """Return the texts of a part, "train" or "test", of a corpus, or of files by their path.
 
-    offered: `most` and `data_dir`, for corpora with them. ValueError for a document that is no str.
+    offered: `most` and `data_dir`, for corpora that take them. ValueError if a document is no str.
     """
     if isinstance(corpus, str) and re.fullmatch(r"[^(:]*[./][^(:]*", corpus):
         there = os.path.isfile(os.path.expanduser(corpus))
@@ -254,7 +254,7 @@ def corpus(train: Iterable[tuple[str, str]], test: Iterable[tuple[str, str]]) ->
 
 @functools.lru_cache(maxsize=2)
 def standard_library(files: int | None = None, test_fraction: float = 0.1) -> Corpus:
-    """Return the sources of the running Python's own library by file; about 2.5 million words.
+    """Return the running Python's library sources, a document per file; about 2.5 million words.
 
     A hash of a file's relative path decides its part, training or test. The hash also orders files;
     the first `files` of them (None: all) are taken. The result depends on the Python version alone.
@@ -317,7 +317,7 @@ def limit(text: Corpus, vocabulary: int) -> Corpus:
                 f"corpus: has word ids from {part.tokens.min()} to {part.tokens.max()} for "
                 f"{len(text.words)} words; number them from 0 on"
             )
-    known = len(np.unique(text.train.tokens)) + 1  # UNKNOWN is a word of it, too
+    known = len(np.unique(text.train.tokens)) + 1  # UNKNOWN counts, too
     if not len(SPECIAL) < vocabulary <= known:
         raise ValueError(
             f"vocabulary must be at least {len(SPECIAL) + 1} and at most the {known} words that "
@@ -346,7 +346,7 @@ def windows(part: Documents, size: int, step: int) -> tuple[np.ndarray, np.ndarr
 
 
 def groups(names: Sequence[str], largest: int | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the [n] int32 group of every document and the groups: top folders, or "modules".
+    """Return every document's group, [n] int32, and the groups: top folders, or "modules".
 
     largest: number of groups to keep, by number of documents; all others form one more, "others".
     """
@@ -410,7 +410,7 @@ def pack(part: Documents, length: int) -> Packed:
 
 
 def pad(part: Documents, length: int) -> Packed:
-    """Return sequences of up to `length` words and the word after each, each of one document.
+    """Return sequences of `length` words and the word after each; none spans two documents.
 
     A longer document is cut as in `pack`. END fills the rest of a sequence.
     """
@@ -497,7 +497,7 @@ def write(file, sequences: Iterable[np.ndarray], vocabulary: int) -> int:
 class Stream:
     """Source of sequences from a flat file of uint16 tokens, as nanoGPT's train.bin.
 
-    end: the file's token that closes a document; it changes places with END.
+    end: the file's token that closes a document; its id and END are swapped.
     """
 
     def __init__(self, path: str, length: int, vocabulary: int, end: int):
@@ -546,7 +546,7 @@ def token_files(
             )
         if end is not None and not 0 <= end < vocabulary:
             raise ValueError(f"{place}: end={end} is no token of vocabulary={vocabulary}; give one")
-        words = vocabulary + (end is None)  # the word that END then is
+        words = vocabulary + (end is None)  # without `end`, END is a further word
         given = (length, vocabulary, vocabulary if end is None else end)
         return Dataset(*(Stream(str(path), *given) for path in flat), classes=words)
     maps = [sources.mapped(place / f"{split}_tokens.npy", "sequences, tokens") for split in SPLITS]
@@ -583,7 +583,7 @@ def token_files(
 def identifiers(files: int | None = None, at_least: int = 5) -> Interactions:
     """Return files of Python's library as users, and identifiers in order of appearance as items.
 
-    at_least: fewest files that have an identifier, and fewest identifiers of a file.
+    at_least: least number of files with an identifier, and of identifiers in a file.
     """
     text = standard_library(files)
     usable = np.array([word.isidentifier() and not keyword.iskeyword(word) for word in text.words])

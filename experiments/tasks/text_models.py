@@ -36,7 +36,7 @@ class LSTM(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Decoder blocks (arXiv 1706.03762), normalised before each sublayer, learned positions."""
+    """Decoder blocks (arXiv 1706.03762) with learned positions, normalised before each sublayer."""
 
     vocabulary: int
     window: int
@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder of words [b, t] to states [b, t, width]; a word sees its own document, up to END."""
+    """Decoder of words [b, t] to states [b, t, width]; a word sees only its own document so far."""
 
     vocabulary: int
     layers: int
@@ -201,7 +201,7 @@ class NeuMF(nn.Module):
 
 
 def shared_key(seed: int, count) -> jax.Array:
-    """Return the key of a count of samples, uint32; it is equal on all workers."""
+    """Return the random key for a count of samples, uint32; all workers get an equal key."""
     return jax.random.fold_in(jax.random.key(seed), hashing.address(count))
 
 

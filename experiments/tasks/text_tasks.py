@@ -206,12 +206,12 @@ def skip_gram(
 ) -> Task:  # fmt: skip
     """Learn word embeddings that tell a word's neighbours from noise (arXiv 1310.4546 Eq. 4).
 
-    An example is a word and `context` neighbours on either side. Its loss is the mean over them,
-    with `negatives` noise words each. The noise term is estimated without bias from `drawn` noise
-    words that an update's examples share; noise equal to the neighbour does not count. Evaluation
-    takes the expectation over noise, whose law is the words' frequency to the power 3/4.
+    An example is a word and `context` neighbours on either side. Its loss is the mean over the
+    neighbours, with `negatives` noise words each. The noise term is estimated without bias from
+    `drawn` noise words that an update's examples share; noise equal to the neighbour does not
+    count. Evaluation takes the expectation over noise; its law is word frequency to the power 3/4.
 
-    threshold: of the subsampling of frequent words in Sec. 2.3 there.
+    threshold: of the subsampling of frequent words in Sec. 2.3 of the paper.
     """
     at_least("skip_gram", width=(width, 1), context=(context, 1), negatives=(negatives, 1))
     at_least("skip_gram", drawn=(drawn, 1), evaluated=(evaluated, 1))

@@ -91,7 +91,7 @@ class Resources(NamedTuple):
 
 
 class Session:
-    """Session of this process on Ray: a private cluster on this machine, or another."""
+    """Session of this process on Ray: a private cluster on this machine, or another cluster."""
 
     def __init__(self):
         """Use a private cluster, unless `join` names another one."""
@@ -163,7 +163,7 @@ class Session:
                         logging_level="ERROR",
                         _temp_dir=str(self._folder.path / "r"),
                     )
-                except Exception as error:  # as above
+                except Exception as error:  # of any class
                     self.close()
                     raise ValueError(
                         f"actors: Ray does not start ({' '.join(str(error).split())[:160]}); free "
@@ -248,7 +248,7 @@ class _Folder:
         self._heir: subprocess.Popen | None = None
 
     def outlive(self, agents: list[int]) -> None:
-        """Start a process that removes the folder and kills Ray's agents after any end of this one.
+        """Start a process that, once this one ends, removes the folder and kills Ray's agents.
 
         Ray's services and workers end together with this process, but the agents wait for them.
         """
@@ -303,7 +303,7 @@ def _listens(path: Path) -> bool:
 def _gone(raylet: str, control: str, patience: float, ended: threading.Event) -> str | None:
     """Wait until one of Ray's services has gone, and return its name; None once `ended` is set.
 
-    raylet: its socket, which closes at its end. control: host:port, closed to new connections then.
+    raylet: its socket, closed when it ends. control: host:port, refused when the service has ended.
     """
     host, _, port = control.rpartition(":")
     refused_since = None
@@ -415,7 +415,7 @@ class Place(NamedTuple):
 class ActorPool:
     """Processes of one run, one per member.
 
-    member_of: member -> picklable arguments of `target`; each process holds an object of it.
+    member_of: member -> picklable arguments of `target`; each process holds one object of `target`.
     """
 
     def __init__(
@@ -438,7 +438,7 @@ class ActorPool:
     def start(self, member: int, *ready: Any) -> Any:
         """Start a process of a member; news "ready" follows when its `ready(*ready)` has returned.
 
-        References among the arguments are resolved before. Returns a reference that is ready then.
+        Reference arguments are resolved first. Returns a reference that is ready with the news.
         """
         import ray
 
@@ -589,7 +589,7 @@ def reason(error: BaseException) -> str:
     return (lines or [type(error).__name__])[-1][:200]
 
 
-# --- their supervision
+# --- supervision of actors
 
 STARTING = 300.0  # s that the processes may take to start
 MISSED = 60.0  # s with too few workers after which a run ends
@@ -614,8 +614,8 @@ DEFAULTS = Options()
 class Supervisor:
     """Supervisor of the processes of a run, from their start to their end.
 
-    `changed` guards their results, and is notified of every event. `error` is the first exception
-    in a thread. A subclass starts the processes and reacts to their news.
+    `changed` guards the processes' results, and is notified of every event. `error` is the first
+    exception in a thread. A subclass starts the processes and reacts to their news.
     """
 
     fewest = 1  # least number of workers that can go on, whatever the options are
@@ -691,7 +691,7 @@ class Supervisor:
         return self.long_steps if self._durations else STARTING  # no durations are known yet
 
     def _listen(self, who: int) -> None:
-        """Ask a process for a sign of life, which comes within a moment, whatever it does."""
+        """Ask a process for a sign of life, which comes within a moment even while it computes."""
         self._heard[who] = time.monotonic()
         self._pool.call(who, "news", tag=NEWS, aside=NEWS)
 

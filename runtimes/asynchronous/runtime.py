@@ -63,7 +63,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         options: pool.Options = pool.DEFAULTS,
         session: pool.Session = pool.SESSION,
     ):
-        """Check the parts; recipe: builds the same ones, see `ProcessRuntime`."""
+        """Check the parts; recipe: builds equal parts, see `ProcessRuntime`."""
         super().__init__(rule.workers, recipe, options, session)
         self.parts, self._rule = parts, rule
         refuse(parts.algorithm, rule)
@@ -367,7 +367,7 @@ class Serving(pool.Supervisor):
     def _send(self, command: Command) -> None:
         """Hand a command to the thread that talks to the workers."""
         if isinstance(command, Begin):
-            # The variable holds them until they are published, even if the server forgets them.
+            # `params` holds the parameters until their publication; the server may forget them.
             params = self._server.point(command.worker, command.order)
             self._sender.submit(self._try, self._begin, command, params)
         else:

@@ -30,7 +30,7 @@ class Pending(NamedTuple):
     contribution: Any
     busy: float  # s
     arrived: float  # s
-    free: float  # s, time at which its worker goes on, if it does not wait for the update
+    free: float  # s, time at which a worker that does not wait for the update goes on
     restored: bool  # its worker had begun with a fresh state, after the loss of its process
 
 
@@ -70,8 +70,8 @@ class UpdateLog:
     ) -> Schedule:
         """Record an update of these contributions, in order; return its row.
 
-        busy_on: workers that have gone on to another contribution at the same parameters, which
-        the update cancels. elsewhere: workers with another contribution that it does not cancel.
+        busy_on: workers that have gone on to another contribution at the same parameters; the
+        update cancels it. elsewhere: workers with another contribution that is not cancelled.
         """
         orders = [held.order for held in taken]
         last = {held.worker: n for n, held in enumerate(taken)}
@@ -333,8 +333,8 @@ Command = Begin | Stop
 class ParameterServer:
     """Server of a replicated method, or of a method whose workers have models beside the server's.
 
-    The server stores the workers' models. With an order goes the worker's model, as `adopt` returns
-    it at the order's version. The returned contribution determines the worker's next model.
+    The server stores the workers' models. An order comes with the worker's model, which `adopt`
+    returns at the order's version. The returned contribution determines the worker's next model.
 
     arrivals: the waiting rule. mini_batches: of a full contribution. batch_size: samples of a
     mini-batch. renews: a worker that begins anew takes new samples, because samples have costs.
@@ -424,7 +424,7 @@ class ParameterServer:
 
     @property
     def due(self) -> float:
-        """The time at which the rule reacts without a delivery [s]; inf: at none."""
+        """The time at which the rule reacts without a delivery [s]; inf: never."""
         return np.inf if self._arrivals.due is None else self._arrivals.due(self.rule)
 
     def passed(self, now: float) -> list[Command]:

@@ -186,7 +186,7 @@ TRIED = (1, 2, 3)  # numbers of contributions for which the worker's part must b
 class Uplink:
     """Worker's part and server's part of a method's exchange, for parameters of certain shapes.
 
-    An asynchronous worker can encode its message if this depends only on values that the worker
+    An asynchronous worker can encode its message if the message depends only on values that it
     knows: its contribution, its state, its parameters and `OWN`. The exchange is traced, and cut
     where values begin to depend on other workers or on the update. The message holds all values of
     the worker that the server's part reads, such as the operands of collectives. The two parts
@@ -336,7 +336,7 @@ class _Exchange:
         count = len(jax.tree.leaves(self.shapes[0]))
         self._reduced, self._state = program.outvars[:count], program.outvars[count:]
         equations = needed(variables(program.outvars), [], program.eqns)
-        self._late, workers = set(self._theirs), set(self._ours)  # need more than a worker, or not
+        self._late, workers = set(self._theirs), set(self._ours)  # known late, known to a worker
         for e in equations:
             if speaks(e) or not self._late.isdisjoint(inputs(e)):
                 self._late.update(e.outvars)

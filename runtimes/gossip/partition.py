@@ -26,7 +26,7 @@ Half = Generator[list, Sequence[Any], Any]  # own messages, the partner's messag
 class PairProgram:
     """Half of a program for an axis of two workers: the segments between its messages.
 
-    Two processes each play a half and exchange messages. Their results equal the ones of a program
+    Two processes each play a half and exchange messages. Their results equal the program's
     under `jax.vmap(axis_name=...)`, bit for bit. The program is traced, and cut at its collectives
     into segments for a position on the axis. All segments are compiled before the first message. A
     half is a generator that stops when it needs the partner's message:
@@ -57,7 +57,7 @@ class PairProgram:
 
 
 class _Plan:
-    """Steps of a program: messages and equations that hold some, after their inputs.
+    """Steps of a program: messages and containers (equations with messages), after their inputs.
 
     All collectives whose inputs need the same number of earlier messages share one message.
     """

@@ -1,9 +1,9 @@
 """Gossip workers as processes that meet in pairs, without a server, in wall-clock time.
 
 Every worker is a `runtimes.gossip.worker.GossipWorker` in an actor of its own. The launching
-process logs each meeting as a row of the Schedule, which the simulator replays bit for bit. It also
-runs the waiting rule, unless the rule is `apart`. For a snapshot, all workers pause their meetings,
-but not their local steps; evaluation then uses the snapshot.
+process logs each meeting as a row of the Schedule, which the simulator replays bit for bit. This
+process also runs the waiting rule, unless the rule is `apart`. For a snapshot, all workers pause
+their meetings, but not their local steps; evaluation then uses the snapshot.
 
 A dead or silent process is replaced. Its worker restarts from the public model of a neighbour, or
 from its own model at the last evaluation. The worker goes on with its next mini-batches and a fresh
@@ -71,14 +71,14 @@ class Coordinator(pool.Supervisor):
         self._rule: Any = None  # see `shared_state`
         self._freezing = threading.Lock()  # held for a snapshot, or to replace a worker
         self._mending = concurrent.futures.ThreadPoolExecutor(1)
-        self._away: dict[int, WorkerSnapshot] = {}  # workers that are away, with their new starts
+        self._away: dict[int, WorkerSnapshot] = {}  # workers away, with their new states
         self._since: dict[int, float] = {}  # monotonic times at which absent workers were lost
         self._last: list[WorkerSnapshot] = []  # of all workers, after `_last_update` rows
         self._last_update = log.updates
         self._of_gone = Counted()  # counters of lost processes, and `moved` by restarts
 
     def spares(self, gone: set[int]) -> bool:
-        """Return whether the other workers can go on without these.
+        """Return whether the other workers can go on without the workers `gone`.
 
         If pairs block, a neighbour of a lost worker may wait until another neighbour meets the
         waiting one. Some worker in each connected part that is left must have no lost neighbour.
@@ -231,7 +231,7 @@ class Coordinator(pool.Supervisor):
         return state
 
     def _moved(self, who: int, params: Any) -> None:
-        """Count a worker's restart from this model, and its effect on the last snapshot's sum."""
+        """Count a worker's restart from this model, and its effect on the last models' sum."""
         last, models = self._last[who], [one.state.params for one in self._last]
         # Squares of float16 overflow or vanish.
         new, old = (optax.tree.cast(x, np.float32) for x in (params, last.state.params))
@@ -343,7 +343,7 @@ class GossipRuntime(pool.ProcessRuntime):
         options: pool.Options = pool.DEFAULTS,
         session: pool.Session = pool.SESSION,
     ):
-        """Check the parts; recipe: builds the same ones, see `ProcessRuntime`."""
+        """Check the parts; recipe: builds equal parts, see `ProcessRuntime`."""
         super().__init__(parts.rule.workers, recipe, options, session)
         refuse(parts.worker.algorithm, parts.rule)
         self.parts = parts

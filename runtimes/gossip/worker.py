@@ -36,8 +36,8 @@ ASKS, ANSWERS = 0, 1  # positions in a meeting, as in a row of the schedule
 BACK_OFF = 2e-3  # s, the longest first sleep after a refusal
 DOUBLINGS = 4  # doublings of the longest sleep, at most
 LOOK = 0.1  # s between two checks for changes
-PATIENCE = 10.0  # s without a request of its asker after which a meeting is given up
-REMEMBERED = 1 << 14  # stored meetings that others asked for, in case they do not report them
+PATIENCE = 10.0  # s without a request by the asker, after which a meeting is given up
+REMEMBERED = 1 << 14  # stored meetings that others asked for, in case the askers die
 NEVER = 1 << 62  # number of an attempt that no worker reaches
 
 
@@ -250,7 +250,7 @@ class PairHandler:
         # By asker: the number of its latest attempt, and the replies in this attempt.
         self._replies: dict[int, tuple[int, list[Reply | None]]] = {}
         self._asker: int | None = None  # the asker for whom the lock is held
-        self._turn: tuple[Half, list, Entry, float] | None = None  # of the meeting with it
+        self._turn: tuple[Half, list, Entry, float] | None = None  # of the asker's meeting
         self._heard = 0.0  # monotonic time of the last request of this asker
 
     def answer(self, request: Request) -> Reply | None:
@@ -447,7 +447,7 @@ class GossipWorker(Computing):
                 self._happened.notify()
 
     def _local_steps(self) -> Progress | None:
-        """Make the local steps, with their delays; return None to leave out steps not finite."""
+        """Make the local steps, with their delays; return None if the steps are not finite."""
         state, start, parts = self._state, self.now(), self.parts.worker
         counter, batches = int(state.counter), self._batches
         samples = self.parts.rule.workers * counter * parts.sampler.batch_size
