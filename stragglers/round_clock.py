@@ -313,7 +313,7 @@ class RoundClock:
     def _exchange(self, t: int, work: tuple, active: np.ndarray, under_way: tuple):
         """Return round t's exposed seconds, its landing [s], and `under_way` for the next round.
 
-        The first two are scalar or [P]. work: arguments of `_known` after `leaves`; active: [M] bool.
+        The first two are scalar or [P]. work: the other arguments of `_known`; active: [M] bool.
         """
         transfers, ready = self._transfers(t), work[1]
         arrived, *later = *under_way, *[UNSENT] * (under_way == ())
