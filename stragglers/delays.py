@@ -30,7 +30,7 @@ class Law:
 
     atoms: pairs (seconds, probability) of a distribution on a few values, the shortest first.
     residual: the remaining time of a mini-batch under way, compared with a new duration, as a
-    `Residual`; None if none of its cases holds.
+    `Residual`; None if no case of `Residual` holds.
     """
 
     name: str
@@ -109,7 +109,7 @@ def shifted_exponential(shift: float, scale: float) -> Law:
 
 
 def pareto(minimum: float, shape: float) -> Law:
-    """Draw from P(X > x) = (minimum / x)^shape, `minimum` in seconds; no mean if shape <= 1.
+    """Draw from P(X > x) = (minimum / x)^shape, `minimum` in s; the mean is inf if shape <= 1.
 
         >>> pareto(minimum=1.0, shape=2.0).mean()
         2.0
@@ -206,7 +206,7 @@ def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
 
 
 def jitter(mean: float, sigma: float) -> Law:
-    """Draw log-normal durations of this mean in seconds and log-deviation; sigma=0 is constant."""
+    """Draw log-normal seconds of mean `mean`; `sigma`: deviation of the log, 0 for a constant."""
     _positive("jitter", mean=mean)
     return lognormal(math.log(mean) - sigma**2 / 2, sigma) if sigma else deterministic(mean)
 

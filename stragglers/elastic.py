@@ -28,10 +28,10 @@ class Ran(NamedTuple):
 def elastic_all_reduce(
     process: Process, learners: int, step: float, stop: float, seconds: float
 ) -> Ran:
-    """Simulate a group of `learners` for `seconds`, or to the end of the step or stop after that.
+    """Simulate a group of `learners` for `seconds`, and on to the end of the last step or stop.
 
-    process: mini-batches of `step` seconds; a longer one includes the absence of a learner. Its
-    durations must not depend on their start, else ValueError. stop: seconds of a stop.
+    process: mini-batches of `step` seconds; a longer duration includes an absence of the learner.
+    Durations must not depend on their start, else ValueError. stop: seconds of a stop.
     """
     if process.uses_time:
         raise ValueError(

@@ -139,7 +139,7 @@ class Injector:
 
     Each process has its own injector. An injector sees the actions of its own workers at once, and
     the actions of other workers when `schedule` ends a dispatch. During a round the processes share
-    only `tally`, the points of the goal. The trigger's `stop` must not depend on anything else.
+    only `tally`, the points of the goal. `stop` of the trigger must not depend on other processes.
 
     trigger: the waiting rule for workers on devices. When it cuts a mini-batch, the rest of the
         delay is skipped; the gradient has been computed all the same, but does not count.
@@ -340,7 +340,7 @@ class Injector:
             if hides(transfer) and not transfer.late:
                 share = transfer.leaves
                 passed = now - (last + share * (ready - last) if share else begun)
-            elif transfer.others and len(self._here) == self.workers:  # else others are not known
+            elif transfer.others and len(self._here) == self.workers:  # else not known
                 passed = now - record.ready[:-1].max()
             left = max(left, -passed)
             seconds = np.broadcast_to(lasting(transfer, now + left), self.workers)[worker]
@@ -382,8 +382,8 @@ class Injector:
     ) -> Schedule:
         """Return the record of rounds first .. first + updates - 1, all of which have landed.
 
-        of_all: function from an array to the arrays of all processes, [processes, ...]. The common
-        clock continues from the latest one of a process. A RuntimeError if a round has not landed.
+        of_all: function from an array to the arrays of all processes, [processes, ...]. All clocks
+        continue from the latest clock of a process. A RuntimeError if a round has not landed.
         """
         # No worker begins a round in a process whose devices all belong to another process's
         # worker.

@@ -56,7 +56,7 @@ def offered(
     """Return the worker, the counter and the kept flag of every mini-batch offered, [n] each.
 
     lost: mini-batches, one number or one per worker, that a worker loses to each update after its
-    last row, as in K-sync; losses before a row show as gaps.
+    last row, as in K-sync; earlier losses show as gaps between a worker's counters.
     """
     there = schedule.workers < schedule.all_workers
     who, first, row = schedule.workers[there], schedule.first[there], np.nonzero(there)[0]
@@ -66,7 +66,7 @@ def offered(
     np.maximum.at(last, who, row + 1)
     most += np.asarray(lost) * (schedule.updates - last)
     begins = np.concatenate([[0], np.cumsum(most)])
-    # +1 where a stretch of kept mini-batches begins and -1 behind it; stretches do not overlap.
+    # +1 at a row's first mini-batch of a worker and -1 after its last; rows do not overlap.
     steps = np.zeros(begins[-1] + 1, np.int64)
     np.add.at(steps, begins[who] + first, 1)
     np.add.at(steps, begins[who] + end, -1)
@@ -91,7 +91,7 @@ def by_cost(
     order = np.argsort(cost, kind="stable")
     rising, in_order = cost[order], kept[order]
     begin, end = (np.searchsorted(rising, rising, side) for side in ("left", "right"))
-    # Equal costs share their parts: each counts as the mean of its equals.
+    # A sample counts as the kept share of all samples of its cost, in whichever part it is.
     totals = np.concatenate([[0.0], np.cumsum(in_order, dtype=np.float64)])
     level = (totals[end] - totals[begin]) / (end - begin)
     by_part = np.array([part.mean() for part in np.array_split(level, parts)])
@@ -174,7 +174,7 @@ class Sums:
         return np.cumsum(np.clip(others, 0, 1), axis=0)
 
     def after(self, count: int, chance: np.ndarray) -> np.ndarray:
-        """Return E chance(S(count) + x) for all durations x, [L]; chance: at lattice points."""
+        """Return E chance(S(count) + x) for all durations x, [L]; chance: [length], of times."""
         mass = self.masses[count]
         reached = convolved(mass[::-1], chance)[mass.size - 1 :][: self.at[-1] + 1]
         return np.clip(reached[self.at], 0, 1)
@@ -245,7 +245,7 @@ def share_by_cost(
 ) -> np.ndarray:
     """Return the expected kept share of mini-batches, by `parts` of their duration, [parts].
 
-    kept: one of the rules above. durations: at least `parts` equally likely seconds of a
+    kept: of a rule, as `quorum(k)`. durations: at least `parts` equally likely seconds of a
     mini-batch, as the quantiles of a delay.
 
         >>> share_by_cost(k_sync(1), [1.0, 2.0], workers=2, mini_batches=1, parts=2).round(3)

@@ -1,6 +1,6 @@
 """Spells of slow links: periods in which messages over a link take longer.
 
-A message takes its usual seconds times the slowness factor of its link when the message begins. A
+A message takes its usual seconds times the slowness factor of its link at the message's begin. A
 spell that begins or ends during a message does not change the message. A spell belongs to a link,
 or to a node and then to all links of that node. The factor of an exchange is
 
@@ -38,7 +38,7 @@ OF_NODE = {"link": False, "node": True}  # of -> True if all links of a node are
 class Spells:
     """Slowness of the links of P workers in time.
 
-    path: function from s to paths [C, S + 1, 3] of speeds known beyond s, see `speed_paths`.
+    path: time [s] -> `Path` [C, S + 1, 3] of speeds, known beyond that time, see `speed_paths`.
     links: [P, P, 2] int, the two paths of each link, of which the slower one counts; [i, i] is
         worker i's link to a server.
     """
@@ -65,7 +65,7 @@ class Spells:
 
 @dataclasses.dataclass(frozen=True)
 class _Lasting:
-    """Seconds of payloads sent one after the other, by their begin [s], scalar or [P]."""
+    """Function: begin [s] -> seconds of payloads in succession, both scalar or [P]."""
 
     payloads: tuple[messages.Payload, ...]
     spells: Spells
@@ -116,7 +116,7 @@ def markov(
 def listed(
     changes: Sequence[Sequence], of: str = "link", switch: Switch = None, workers: int = 1
 ) -> Spells:
-    """Change the slowness of links at given times; a row is seconds, link or node, and factor.
+    """Change the slowness of links at given times; a change is (seconds, link or node, factor).
 
     A link is written "0-1"; "0-0" is worker 0's link to a server. A factor holds until the next
     change of the same link, and is 1 before the first change. of, switch: as in `markov`.
@@ -150,7 +150,7 @@ def listed(
 def recorded(path: str, of: str = "link", switch: Switch = None, workers: int = 1) -> Spells:
     """Replay slowness from a table with the columns time, in seconds, link or node, and factor.
 
-    of: the name of the column of links, as 0-1, or of nodes. The rows are changes as in `listed`;
+    of: name of a column of links, written as 0-1, or of nodes. The rows are changes as in `listed`;
     files are read as by the delay `trace`.
     """
     try:

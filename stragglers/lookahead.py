@@ -100,7 +100,7 @@ def table_of(
 
 
 def links_of(communication: Any, until: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the paths and numbers of links, see `slowness`, and the s until which all are known.
+    """Return (paths, links' numbers of paths, s until which paths are known), see `slowness`.
 
     until: s beyond which the paths must be known. Without spells there are no paths.
     """
@@ -114,7 +114,7 @@ def links_of(communication: Any, until: float) -> tuple[np.ndarray, np.ndarray, 
 def slowness(sojourns: np.ndarray, links: np.ndarray, i: int, j: int, at: float) -> float:
     """Return the slowness factor of a message between i and j at a time; to be compiled.
 
-    sojourns: [C, S + 1, 3] of paths; links: [P, P, 2], a link's two paths; the slower one counts.
+    sojourns: [C, S + 1, 3] of paths; links: [P, P, 2], a link's two paths; the slower path counts.
     """
     one, other = links[i, j, 0], links[i, j, 1]
     a = sojourns[one, speed_paths.sojourn(sojourns, one, speed_paths.SWITCH, at)]
@@ -144,7 +144,7 @@ def aligned(size: int) -> np.ndarray:
 
 
 def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a tree of these times, and the first index of each level: leaves first, end last.
+    """Return a tree of these times, and where its levels begin, from the leaves up, then its end.
 
     The branches of a node share a cache line.
     """

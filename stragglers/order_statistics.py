@@ -74,7 +74,7 @@ class Moments(NamedTuple):
 
     blocking: float  # s per round
     nonblocking: float  # s per round
-    share: float  # of all mini-batches that a non-blocking round finishes
+    share: float  # finished in a non-blocking round, of the M mini-batches of every worker
 
 
 def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str) -> Moments:
@@ -97,7 +97,7 @@ def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str
     return _moments(methods[draw], law, law.inverse, workers, mini_batches, in_flight)
 
 
-@functools.lru_cache(maxsize=64)  # a table asks for the same ones repeatedly
+@functools.lru_cache(maxsize=64)  # a table asks for the same moments repeatedly
 def _moments(
     method: Callable, law: Law, inverse: Callable, workers: int, mini_batches: int, in_flight: str
 ) -> Moments:
@@ -106,7 +106,7 @@ def _moments(
 
 
 def finished(progress: np.ndarray, in_flight: str) -> np.ndarray:
-    """Return the mini-batches that count if `progress`, a real number, are done at the signal."""
+    """Return how many mini-batches count if `progress`, a real number, is done at the signal."""
     tie = 1e-9  # for ratios that are whole but for rounding
     return np.floor(progress + tie) if cuts(in_flight) else np.ceil(progress - tie)
 
@@ -121,10 +121,10 @@ def cuts(in_flight: str) -> bool:
 
 
 def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Moments:
-    """Integrate over the smallest duration x; given x, the others are iid on x..infinity."""
+    """Return the moments, integrated over the least duration x; the others are iid beyond x."""
     fastest = mini_batches * order_statistic_mean(law, 1, workers)
     slowest = mini_batches * order_statistic_mean(law, workers, workers)
-    # The minimum has the survival (1 - q)^(1/n) at its quantile q; the others follow given it.
+    # At quantile q of the minimum of n durations, a duration has the survival (1 - q)^(1/n).
     survival = (1 - (np.arange(200) + 0.5) / 200) ** (1 / workers)
     cells, middles = graded(2000, 3)
     shortest = law.quantile(1 - survival)[:, None]
@@ -144,10 +144,10 @@ def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Mom
 
 
 def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -> Moments:
-    """Sum durations on a lattice: P(l done at the signal) = P(S_i(l) <= min_j S_j(M)).
+    """Return the moments by sums on a lattice: P(l done at the signal) = P(S_i(l) <= min_j S_j(M)).
 
-    S(l) is the sum of l durations. Since S_i(l) <= S_i(M), this probability is the expectation over
-    S_i(l) of P(S(M) >= S_i(l))^(n-1).
+    S_i(l) is the sum of l durations of worker i, of n. Since S_i(l) <= S_i(M), this probability is
+    the expectation over S_i(l) of P(S(M) >= S_i(l))^(n-1).
     """
     lost = cuts(in_flight)
     one, step, atoms = _lattice(law, mini_batches)
@@ -163,16 +163,16 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
     counted = 0.5 if not atoms else float(lost)
     alive = (beyond + counted * whole) ** (workers - 1)
     each = [mass @ alive for mass in (sums[1:] if lost else sums[1:-1])]
-    share = float((np.sum(each) + (not lost)) / mini_batches)  # all begin their first one
+    share = float((np.sum(each) + (not lost)) / mini_batches)  # each begins a mini-batch
     if not lost and mini_batches == 1:
-        fastest = slowest  # nobody begins a second one
+        fastest = slowest  # no second mini-batch begins
     elif not lost and workers > 1:
         fastest = _landing(one, sum(sums[:-1]), whole, beyond, workers) * step
     return Moments(float(slowest), float(fastest), share)
 
 
 def _lattice(law: Law, mini_batches: int) -> tuple[np.ndarray, float, bool]:
-    """Return the masses of a duration on 0, h, 2h, ..., then h in seconds, and True for atoms."""
+    """Return (masses of a duration at 0, h, 2h, ...; h in seconds; True if it has atoms)."""
     if law.atoms:
         (shortest, _), (longest, _) = law.atoms[0], law.atoms[-1]
         whole = all(float(value / shortest).is_integer() for value, _ in law.atoms)

@@ -20,10 +20,10 @@ class Entry(NamedTuple):
     count: int  # number of the node's meetings before this one
     batches: int  # contributed mini-batches; 0 if the node does not stop for the meeting
     first: int  # counter of the first of these mini-batches
-    samples: int  # samples of all workers before these, by the node's own estimate
-    start: float  # s
-    busy: float  # s
-    unheard: tuple["Meeting", ...] = ()  # the node's earlier meetings alone, maybe not logged yet
+    samples: int  # samples of all workers before this contribution, by the node's own estimate
+    start: float  # s, begin of the local steps
+    busy: float  # s, of the local steps
+    unheard: tuple["Meeting", ...] = ()  # earlier meetings of the node alone, maybe not logged yet
 
 
 class Meeting(NamedTuple):
@@ -31,9 +31,9 @@ class Meeting(NamedTuple):
 
     ends: tuple[Entry, ...]
     asked: float  # s, begin of the meeting, on the clock of the reporting node
-    landed: float  # s
+    landed: float  # s, end of the meeting, on the same clock
     source: int = -1  # node whose model a lone node begins from, after the loss of its own process
-    version: int | None = None  # row before which `source` had that model; None: its own row
+    version: int | None = None  # row before which `source` had that model; None: this row
 
 
 class PairLog:
@@ -49,12 +49,12 @@ class PairLog:
     ):
         """Begin a log whose first row is `update`, after `seconds`.
 
-        counts, counters: each node's earlier meetings and its next mini-batch; default: all 0.
+        counts: earlier meetings of each node; counters: of each node's next mini-batch; else 0.
         """
         self._workers, self._update, self._time = workers, update, seconds
         self._counts, self._counters = np.zeros((2, workers), np.int64)
         self._counts[: len(counts)], self._counters[: len(counters)] = counts, counters
-        self._early: dict[tuple[int, int], Meeting] = {}  # (worker, its count) -> not written yet
+        self._early: dict[tuple[int, int], Meeting] = {}  # (worker, its count) -> unwritten
         self._lines: list[Meeting | Event] = []  # written, not taken yet
 
     @property
@@ -63,7 +63,7 @@ class PairLog:
         return self._update + sum(isinstance(line, Meeting) for line in self._lines)
 
     def counts(self) -> np.ndarray:
-        """Return the number of meetings [workers] of each node that have rows."""
+        """Return each node's number of meetings with rows, [workers]."""
         return self._counts.copy()
 
     def known(self, worker: int) -> dict[str, int]:
@@ -107,8 +107,8 @@ class PairLog:
     ) -> None:
         """Write a row in which a node only takes the public model of `source`.
 
-        The row follows the rows so far. If `source` is the node itself, the node takes the model
-        that it had before row `version`.
+        The row follows the rows so far. version: row before which `source` had this model; None:
+        the new row.
         """
         self._lines.append(Event(seconds, worker, "restored", source))
         nothing = Entry(worker, int(self._counts[worker]), 0, 0, 0, seconds, 0.0)

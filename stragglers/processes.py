@@ -46,7 +46,7 @@ class Process:
     )  # recorded durations that it replays
     names: tuple[str, ...] = field(default=(), compare=False, kw_only=True)  # of recorded workers
     read: str = field(default="", compare=False, kw_only=True)  # facts about its file, on one line
-    exchange: float = field(default=0.0, compare=False, kw_only=True)  # s, if its file has them
+    exchange: float = field(default=0.0, compare=False, kw_only=True)  # s a step, if recorded
     costs: Callable[[int], Cost] | None = field(
         default=None, repr=False, compare=False, kw_only=True
     )  # seed -> cost of mini-batches; None: all are alike
@@ -117,7 +117,7 @@ def from_law(law: Law) -> Process:
 
 
 def persistent(law: Law | Process, factors: ArrayLike | Mapping[int, float]) -> Process:
-    """Multiply durations by a factor per worker: an array, or {worker: factor}, else 1."""
+    """Multiply durations by a factor per worker: an array, or {worker: factor} with 1 elsewhere."""
     process = as_process(law)
     sparse = hasattr(factors, "items")
     values = np.array(list(factors.values() if sparse else factors), np.float64)

@@ -6,8 +6,8 @@ MATCHA, 1905.09435). A gradient is always taken at the newest version, so the st
 A worker waits for a transfer beside its work only if the work is shorter. Let worker i begin at t_i
 and work for X_i seconds, let D be the seconds of the exchange, and j run over i and its neighbours:
 
-    t_i <- max_j (t_j + X_j) + D           if all leaves once a worker is ready
-    t_i <- max(t_i + X_i, max_j t_j + D)   if all leaves as a round begins
+    t_i <- max_j (t_j + X_j) + D           if the exchange leaves once a worker is ready
+    t_i <- max(t_i + X_i, max_j t_j + D)   if the exchange leaves as a round begins
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def until_quorum(k: int) -> Signal:
 
 
 def until_grace(k: int, gamma: float) -> Signal:
-    """Return the signal gamma q s after k workers have M mini-batches, which took them q s."""
+    """Return the signal gamma q s after k workers have M mini-batches, q s after their begin."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> np.ndarray:
         reached = np.partition(ends[:, -1], k - 1)[k - 1]
@@ -159,7 +159,7 @@ class ClockState(NamedTuple):
     free: np.ndarray  # [P] s, begin of each worker's next round
     attempts: np.ndarray  # [P] int64, mini-batch durations drawn so far
     consumed: np.ndarray  # [P] int64, the next mini-batch counter
-    under_way: tuple[np.ndarray, ...] = ()  # s, of transfers for which the next rounds wait
+    under_way: tuple[np.ndarray, ...] = ()  # s, landings for which each next round waits
 
 
 UNSENT = -np.inf  # s, landing of a transfer that was never sent
@@ -168,11 +168,11 @@ DRAWN_AT_ONCE = 1 << 20  # most durations of one call
 
 
 def _known(leaves: float, start, ready, ends, done, stops) -> np.ndarray:
-    """Return the times [P] s at which messages can leave, after the share `leaves` of the work.
+    """Return the times [P] s at which each worker's message can leave.
 
     leaves: share of the last mini-batch; 0 is the round's begin. A worker knows its last mini-batch
     from the start if its round is whole, else from the signal on. start, ready: [P] s of the work;
-    ends: [P, M] s and done: [P], of its mini-batches; stops: [P, 1] or [1, 1] s of the signal.
+    ends: [P, M] s of mini-batches; done: [P], their number; stops: [P, 1] or [1, 1] s, the signal.
     """
     if leaves in (0, 1):
         return ready if leaves else start
@@ -221,7 +221,7 @@ class RoundClock:
     def extend(
         self, state: ClockState, updates: int, *, signal: Signal | None = None
     ) -> tuple[ClockState, Schedule]:
-        """Return the next state and `updates` rows; signal: for these alone; None: the clock's."""
+        """Return the next state and `updates` rows; signal: of these; None: the clock's own."""
         if signal is not None:
             self._check(signal)
         signal = signal or self._signal
@@ -311,9 +311,9 @@ class RoundClock:
         return within if np.isfinite(within[..., -1]).all() else None
 
     def _exchange(self, t: int, work: tuple, active: np.ndarray, under_way: tuple):
-        """Return exposed seconds of round t, its landing [s], and the landings of later transfers.
+        """Return round t's exposed seconds, its landing [s], and `under_way` for the next round.
 
-        The first two are scalar or [P]. work: arguments of `_known`; active: [M] bool, matchings.
+        The first two are scalar or [P]. work: the other arguments of `_known`; active: [M] bool.
         """
         transfers, ready = self._transfers(t), work[1]
         arrived, *later = *under_way, *[UNSENT] * (under_way == ())

@@ -32,7 +32,7 @@ class Transfer(NamedTuple):
     leaves: share of the last mini-batch after which the transfer can leave. 0: as the round begins,
         beside all mini-batches; 1: once the worker is ready.
     late: number of rounds that end before workers wait for the transfer.
-    others: True if all workers but the last (P - 1) take part, and do not wait for the last one.
+    others: True if all workers but worker P - 1 take part, and do not wait for that worker.
     """
 
     seconds: float | np.ndarray | Callable[[float | np.ndarray], float | np.ndarray]
@@ -41,9 +41,9 @@ class Transfer(NamedTuple):
     others: bool = False
 
 
-# Seconds of an exchange that leaves once a worker is ready, scalar or [P], or its transfers.
+# Seconds of an exchange that leaves once a worker is ready, scalar or [P]; or a round's transfers.
 RoundCost = float | np.ndarray | tuple[Transfer, ...]
-# The cost of every round, or a function: round -> cost. An `Exchange` is one, without spells.
+# The cost of every round, or a function: round -> cost, as an `Exchange`, which leaves out spells.
 Cost = RoundCost | Callable[[int], RoundCost]
 
 
@@ -88,7 +88,7 @@ class Setting(NamedTuple):
     mini_batches: int | Sequence[int]  # of a full round or contribution, or one number per worker
     seed: int  # seed of the delays
     graph: nx.Graph | None = None  # neighbours; None: all workers are neighbours
-    links: Links | None = None  # links that come and go; None: all of the graph's, always
+    links: Links | None = None  # links that come and go; None: all links of the graph, always
     communication: Cost = 0.0
     draw: str = "mini_batch"  # a duration per "mini_batch", or per "round"
 
@@ -98,15 +98,15 @@ class RoundView(NamedTuple):
 
     finished: np.ndarray  # [workers] mini-batches finished in this round
     elapsed: float  # seconds since this worker began the round
-    ready: np.ndarray  # [workers] s from that begin to each worker's last finished mini-batch
-    past: np.ndarray  # [n, workers] s per mini-batch in past rounds, see `seconds_each`
+    ready: np.ndarray  # [workers] s from this begin to the end of each worker's work so far
+    past: np.ndarray  # [n, workers] s per mini-batch in n past rounds, see `seconds_each`
 
 
 class Goal(NamedTuple):
     """Points that end a round for all workers once the workers together have made them.
 
     points: mini-batches finished [workers] -> points [workers], whole numbers that grow with them.
-    needed: points of all workers. The order of the points decides which points come too late.
+    needed: sum of the points of all workers that ends a round. Points made after it come too late.
     """
 
     points: Callable[[np.ndarray], np.ndarray]
@@ -138,9 +138,9 @@ class Trigger(NamedTuple):
     remembers: number of earlier rounds that `stop` looks at.
     goal: points that end the round for all workers, in this and in other processes.
     calibration: rounds that give the deadline; None: there is no such deadline.
-    renews: True if the samples of a cut contribution are lost, and the next one has new samples.
+    renews: True if a cut contribution loses its samples, and the worker goes on with new samples.
     quota: (workers [n], counters [n]) -> mini-batches [n] of a round that begins with these
-        counters; None: the limit.
+        counters; None: the limit `mini_batches`.
     everywhere: True if an update lands at all workers once all are ready; False: it lands at each
         worker with the messages of the worker's neighbours.
     """
@@ -171,17 +171,17 @@ class Decision(NamedTuple):
     counts: bool  # the contribution is held until it is in an update; False: it is ignored
     update: tuple[int, ...] = ()  # workers of the update that is made now, in order; (): none
     restart: tuple[int, ...] = ()  # workers that begin anew from the newest parameters
-    proceed: tuple[int, ...] = ()  # workers that begin another contribution, at their parameters
+    proceed: tuple[int, ...] = ()  # workers that go on from the parameters they have
 
 
 class AsyncProtocol(NamedTuple):
     """Reactions of a rule to workers that run freely, each on a process of its own.
 
-    init: () -> state, of workers that have all begun a contribution at version 0.
-    on_arrival: (state, worker, version at which the contribution was taken, seconds) -> Decision.
+    init: () -> state in which every worker has begun a contribution at version 0.
+    on_arrival: (state, worker, version at which the contribution was taken, time [s]) -> Decision.
         Every arrival is reported, even if its worker has been restarted in the meantime.
     mini_batches: (state, worker) -> mini-batches of the contribution that the worker begins next.
-    begun: (state, worker, version, seconds) -> state in which the worker's contribution in flight
+    begun: (state, worker, version, time [s]) -> state in which the worker's contribution in flight
         is taken at that version and begun at that time. An earlier contribution in flight is lost,
         as the process of the worker has died or the run resumes.
     observe: as in `Rule`.
@@ -189,7 +189,7 @@ class AsyncProtocol(NamedTuple):
         worker can then keep its own state, to which only its own arrivals are reported.
     due: state -> time [s] at which the rule reacts without an arrival; inf: no such time is known.
         None: the rule reacts to arrivals alone.
-    on_due: (state, seconds) -> Decision, at the due time or soon after, when all earlier arrivals
+    on_due: (state, time [s]) -> Decision, at the due time or soon after, when all earlier arrivals
         have been reported. None if `due` is None.
     """
 
@@ -212,7 +212,7 @@ class Turnout(NamedTuple):
     early: a worker may begin a contribution before its last one is in an update.
     twice: both of these contributions may be in the same update.
     cancels: an update discards the work of workers that are not in it, and they begin anew.
-    wastes: an update may discard work or leave out stale work; workers without a row compute.
+    wastes: an update may discard or leave out work, so that workers without a row compute, too.
     """
 
     fewest: int | None = None
@@ -225,7 +225,7 @@ class Turnout(NamedTuple):
 
 
 class Unfit(ValueError):
-    """Refusal by a rule of a setting's graph or links, which the method has to change."""
+    """A rule's refusal of a graph or links of the setting; the method has to change them."""
 
     def __init__(self, name: str, cause: str, remedy: str):
         super().__init__(f"{name}: {cause}; {remedy}")
@@ -236,12 +236,12 @@ class Rule(NamedTuple):
     """Waiting rule, with the interfaces that it offers.
 
     init: () -> state, a NamedTuple of arrays with `update`, the index of the next row.
-    extend: (state, updates, **knobs) -> (state, Schedule); extending twice equals extending once.
+    extend: (state, updates, **options) -> (state, Schedule); a + b updates equal a, then b updates.
     asynchronous: True if contributions may be taken at older versions.
     observe: (state, seconds, loss) -> state, called with the training loss at some times, for a
         rule that follows the training. The new state may change later rows.
     data: own parameters that are data to a compiled program, which runs with other values can
-        share. If all parameters are data, "name" is listed, and related rules share the program.
+        share; "name" if all parameters are data, so that related rules share the program.
     turnout: possible workers of an update; default: all workers, each once.
     """
 

@@ -12,10 +12,10 @@
 
 `diagnose` returns tree distances of a schedule's gradients, and the waits of workers for each
 other. The tree distance is defined in Birch SGD (Tyurin, Sivtsov, arXiv 2505.09218). A run is a
-tree whose edges are gradients. A gradient has two nodes, where it is computed and where it is
-applied; its distance is the number of edges from both to their common ancestor. With R the largest
-distance, (R + 1) L D / e + s^2 L D / e^2 gradients, up to a constant, reach a squared gradient
-norm of e.
+tree whose edges are gradients. A gradient is computed at one node and applied at another; its
+distance is the larger number of edges from these to their common ancestor. Up to a constant,
+(R + 1) L D / e + s^2 L D / e^2 gradients reach a squared gradient norm of e, for the largest
+distance R, smoothness L, initial excess loss D and variance s^2 of a gradient.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ def _rules(schedule) -> Iterator[tuple[str, np.ndarray]]:
     start, finish, batches = schedule.start, schedule.finish, schedule.batches
     slack = 1e-9 * (1 + np.abs(finish))  # s, room for float64 sums of many durations
     spent, real = schedule.busy + schedule.communication, batches > 0
-    # Each end may be as large as its type allows, their sum may not.
+    # Either term may be as large as its type allows; with the limit their sum cannot overflow.
     ends = sum(np.minimum(c.astype(np.int64), MOST_COUNTED) for c in (schedule.first, batches))
     yield "time must not decrease", np.diff(schedule.time) >= 0
     yield "time must be the latest finish", schedule.time[:, None] >= finish - slack
@@ -158,7 +158,7 @@ class Schedule:
     version: np.ndarray  # [T, k] int32, version at which the gradient is taken
     busy: np.ndarray  # [T, k] s of computing, for counted and cut work
     communication: np.ndarray  # [T, k] s
-    held: np.ndarray | None = None  # [P] int32, version each worker holds after the last row
+    held: np.ndarray | None = None  # int32, versions that later rows may read, as each worker's [P]
     partner: np.ndarray | None = None  # [T, k] int32, position of the partner in the row
     matchings: np.ndarray | None = None  # [T, M] bool, active matchings
     offset: int = 0  # index t of the first row
@@ -167,7 +167,7 @@ class Schedule:
     # was taken, if a worker cannot know its row; None: the samples of all earlier rows
     events: tuple[Event, ...] = ()  # in the order of time
     restored: np.ndarray | None = None  # [T, k] int32, worker whose model this worker takes before
-    # its contribution, with a fresh state, after the loss of its process. It is the worker itself
+    # its contribution, with a fresh state, after the loss of its process. The entry is this worker
     # under a server, or if it takes its own model at `version`; -1: no loss. None: no losses
     ignored: np.ndarray | None = None  # [T] int32, pushes since the last update that the server
     # did not take, as their gradients were too old; None: there are none
@@ -313,7 +313,7 @@ def concatenate(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def _widened(schedule: Schedule, width: int, nobody: int) -> Schedule:
-    """Return the same rows, padded with `nobody` to `width`, as a rule has waited for fewer."""
+    """Return rows of fewer contributions padded to `width` positions, with worker `nobody`."""
     missing = width - schedule.workers.shape[1]
     if not missing:
         return schedule
@@ -398,14 +398,14 @@ class Diagnostics(NamedTuple):
     tree_distance: int  # the largest tree distance, in mini-batches
     mean_distance: float  # tree distance, mean over mini-batches
     staleness: float  # in updates, mean over mini-batches
-    share: np.ndarray  # [P] of all used mini-batches
-    sent: np.ndarray  # [P] of all messages in rows, and of the bytes if messages are equally long
+    share: np.ndarray  # [P] each worker's share of all used mini-batches
+    sent: np.ndarray  # [P] share of all messages in rows, and of bytes if messages are equally long
     limits: np.ndarray  # [P] share of the updates in which others waited for each worker
     waits: np.ndarray  # [P, P] s that a worker (row) waited for another (column)
 
 
 def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
-    """Return the diagnostics of a schedule; versions before its first row count as that row's.
+    """Return the diagnostics of a schedule; older versions count as the version at its first row.
 
     All mini-batches of a contribution are taken to be computed at the version that the worker read.
     Local steps thus count like the gradients of an accumulated gradient.
@@ -432,7 +432,7 @@ def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
 
 
 def _waiting(schedule: Schedule, workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return shares of the updates [P] and seconds [P, P] in which others waited for workers."""
+    """Return the fields `limits` [P] and `waits` [P, P] of `Diagnostics`."""
     takes_part = (schedule.finish > schedule.start) & (schedule.workers < workers)
     ready = np.where(takes_part, schedule.start + schedule.busy, -np.inf)
     last = np.take_along_axis(schedule.workers, _last(schedule, ready, takes_part), axis=1)
@@ -460,7 +460,7 @@ def _last(schedule: Schedule, ready: np.ndarray, takes_part: np.ndarray) -> np.n
         theirs = np.take_along_axis(ready, schedule.partner, axis=1)
         return np.where(theirs > ready, schedule.partner, positions)
     last = np.repeat(ready.argmax(axis=1)[:, None], positions.size, axis=1)
-    if schedule.population is not None:  # a server, for which all of an update wait alike
+    if schedule.population is not None:  # a server: a whole update waits for one worker
         return last
     ended = schedule.finish - schedule.communication
     near = NOTHING * (schedule.finish - schedule.start)

@@ -21,7 +21,7 @@ from stragglers.schedule import Schedule
 
 
 def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarray:
-    """Return the seconds [I] from the end of the local steps to the end of the meeting, by request.
+    """Return the seconds [I] from the end of local steps to the end of a meeting, by its begin.
 
     schedule: of pairs that do not block, made without communication. The simulation keeps its
     partners, local steps and their durations, but not its times. A node goes on when its meeting is
@@ -108,7 +108,7 @@ def push_rounds(busy: np.ndarray, transfer: float) -> np.ndarray:
     """Return the seconds [T, n] of communication in SGP on the one-peer exponential graph.
 
     A node goes on when its message is sent and the message for it has arrived. A message waits
-    until its receiver's link has taken the message before. Source: arXiv 1811.10792, Section 3.
+    until the receiver's link has taken the earlier message. Source: arXiv 1811.10792, Section 3.
     """
     workers = busy.shape[1]
     hops = [1 << k for k in range(max(1, (workers - 1).bit_length()))]
@@ -128,7 +128,7 @@ def push_rounds(busy: np.ndarray, transfer: float) -> np.ndarray:
 def ring_rounds(busy: np.ndarray, step: float) -> np.ndarray:
     """Return the seconds [T, n] of communication in rounds of a ring all-reduce.
 
-    step: s of one message. Each of the 2 (n - 1) steps waits for the predecessor's last step.
+    step: s of one message. Each of the 2 (n - 1) steps waits for the predecessor's previous step.
     """
 
     def exchange(ready):
@@ -140,7 +140,7 @@ def ring_rounds(busy: np.ndarray, step: float) -> np.ndarray:
 
 
 def _in_rounds(busy, exchange) -> np.ndarray:
-    """Return the seconds [T, n] of `exchange`: end of a node's computing [n] -> its next begin."""
+    """Return the seconds [T, n] of `exchange`: ends of computing [n] s -> next begins [n] s."""
     begin = np.zeros(busy.shape[1])
     spent = np.empty_like(busy)
     for t, seconds in enumerate(busy):

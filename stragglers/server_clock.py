@@ -5,9 +5,9 @@ A `Protocol` says what a worker does after its push, and what an update does to 
 pushes, ties by worker. `start` is the begin of a contribution. From `finish` on the worker may
 begin another contribution; `finish` is the update's landing if the worker waits for the update.
 Cancelled and ignored contributions have no row, and their time counts as idle. The exception is a
-worker that contributes to a row and then begins another contribution: it is busy until the update
-cuts it. The samples of cancelled and ignored contributions are drawn again, with new durations.
-Samples with costs are lost instead, as a worker that begins anew draws new samples.
+worker that contributes to a row and then begins another contribution: the worker counts as busy
+until the update cuts that work. Samples of cancelled and ignored contributions are drawn again with
+new durations; samples with costs are lost instead, as their worker draws new samples.
 """
 
 import math
@@ -38,7 +38,7 @@ class EventState(NamedTuple):
 
     update: int  # index of the next row
     time: float  # s, landing of the last row
-    opened: float  # s, from which contributions count for the next row; 0 without a grace
+    opened: float  # s, from which on pushes count for the next row; 0 without a grace
     begin: np.ndarray  # [P] s, begin of the contribution in flight
     end: np.ndarray  # [P] s, end of the contribution in flight
     version: np.ndarray  # [P] int64, version of the contribution in flight
@@ -50,8 +50,8 @@ class Protocol(NamedTuple):
     """Protocol of a server: the worker after a push, the largest staleness, and the grace.
 
     With a grace, an update also takes pushes after the k-th push, each worker once. If workers go
-    on after a push, the grace is a share of the time that the first of them is expected to need for
-    its next push. The grace ends at the latest when any of them is back.
+    on after a push, the grace is a share of the time until the next push that is expected of the
+    update's first worker. The grace ends at the latest with another push of any of its workers.
     """
 
     idle: bool  # a worker waits for the update after its push
@@ -169,7 +169,7 @@ class EventClock:
         landed = np.concatenate([[state.time], rows["finish"].max(axis=1)])
         time = np.maximum.accumulate(landed)  # an update over cheaper links may overtake
         after = after._replace(update=state.update + updates, time=float(time[-1]), opened=opened)
-        each = np.append(self.mini_batches, 0)  # no worker has finished 0 mini-batches
+        each = np.append(self.mini_batches, 0)  # of unused positions
         return after, Schedule(
             time=time[1:],
             batches=each[rows["workers"]].astype(np.int32),
@@ -278,7 +278,7 @@ def loop(place, times, size, update, ahead, protocol, cost, state, due, rows) ->
         while size[row] == 0:
             i = lookahead.earliest(tree, levels)
             now = max(tree[i], times[3])  # a worker that is back early has waited
-            needed = now  # until then the links are looked at
+            needed = now  # s, at which links are looked at
             if c == width:
                 needed = times[0]
             elif c >= k and now > times[2]:
@@ -461,7 +461,7 @@ class GraceState(NamedTuple):
     version: np.ndarray  # [P] int64, of each worker's contribution in flight
     begun: np.ndarray  # [P] s, begin of this contribution
     held: tuple[int, ...]  # the workers whose contributions are in the next update, in order
-    early: tuple[tuple[int, float], ...]  # (worker that has delivered again, s that it took)
+    early: tuple[tuple[int, float], ...]  # (worker that has delivered again, s of that work)
     back: float  # s, expected time of the next delivery by the first of `held`
     due: float  # s, of the update; inf as long as its k-th contribution is missing
 

@@ -3,9 +3,9 @@
 Workers are ranked in each round by their seconds per mini-batch. Suppose that all workers draw from
 one distribution, times a factor of the round. Ranks are then uniform and independent over rounds.
 The rank sum of a worker over n rounds is the sum of n uniform numbers out of 0, 1, ..., P - 1. A
-sum is significant if P times its tail is at most LEVEL, in the RECENT rounds or the whole MEMORY. A
-worker with a significant rank sum is slow if it takes SLOW times the median of the others, in the
-median of the recent rounds. It is persistent if it takes as long in half of the memory.
+sum is significant if P times the probability of this sum or more is at most LEVEL, in the RECENT
+rounds or the whole MEMORY. A worker with a significant sum is slow if it takes SLOW times the
+median of the others, in the median of recent rounds; it is persistent if so in half of the memory.
 
 For rules in pairs or without rounds, the last contributions of each worker are ranked. A schedule
 of `k_batch_sync` gives no slow worker, as all workers are busy until the end of a round.
@@ -132,7 +132,7 @@ class Watch:
         self._of_links.take(*self._links(schedule, named))
 
     def _links(self, schedule: Schedule, named: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the links of rows and their seconds, [n]: i * P + j for workers i <= j."""
+        """Return numbers i * P + j of used links, workers i <= j, and their seconds, [n] each."""
         one, count = schedule.workers, self._workers
         other, used = one, named & (schedule.communication > 0)
         if schedule.partner is not None:  # nodes that asked are in the first half

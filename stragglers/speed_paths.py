@@ -16,7 +16,7 @@ from stragglers.streams import parts
 
 SWITCH, DONE, SPEED = range(3)  # of a sojourn: its begin in s, s of work done by then, speed
 Uniforms = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, count -> [0, 1)
-FIRST_SOJOURNS = 64  # of a worker, or fewer where all workers together would have more
+FIRST_SOJOURNS = 64  # of a worker, or fewer where all workers would have more than MANY_SOJOURNS
 MANY_SOJOURNS = 2**21
 MANY_SEARCHES = 2**12  # at once; then bisection takes less time than the writing of keys
 
@@ -37,7 +37,7 @@ class Path:
 class Paths:
     """Random paths between full speed and 1 / factor of it, drawn as far as they are needed.
 
-    uniforms: of (worker, sojourn), where number 0 gives the first state; the means are in seconds.
+    uniforms: of (worker, number); number 0 gives the first state, n the n-th sojourn. Means in s.
     """
 
     def __init__(self, uniforms: Uniforms, factor: float, mean_normal: float, mean_slow: float):
@@ -58,7 +58,7 @@ class Paths:
         return self._path
 
     def enough(self, workers: int, until: float) -> int:
-        """Return a number of sojourns that hardly any worker ends by `until`: Chernoff's bound."""
+        """Return a number of sojourns that hardly any worker ends by `until` s (Chernoff)."""
         rate = np.geomspace(1e-4, 1e4, 200) / (self._mean_normal + self._mean_slow)
         two = np.log1p(rate * self._mean_normal) + np.log1p(rate * self._mean_slow)
         return math.ceil(2 * np.min((np.log(workers) + rate * until) / two)) + 1

@@ -22,7 +22,7 @@ _BLOCK = 256  # draws per generator: creating one costs as much as some thousand
 MOST_ROWS, MOST_KNOWN = 2**15, 2**25
 AT_ONCE = 2**16  # draws in one pass
 MANY_BLOCKS = 2**14  # blocks that take NumPy about as long as the import of a compiler
-MANY_WITH_COMPILER = 2**10  # if a compiler is loaded already
+MANY_WITH_COMPILER = 2**10  # the same if a compiler is loaded already
 _POOL = 4  # 32-bit words of a SeedSequence
 _WORD = 2**32
 
@@ -32,7 +32,7 @@ def addressed(
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Return a look-up of transformed uniforms by (worker, count), drawn in blocks when needed.
 
-    Blocks are kept, unless all workers have too many; then memory has the draws of one call.
+    Blocks are kept, unless all workers together have too many; then every call draws anew.
     """
     table, workers = np.empty((0, 0)), 0
 
@@ -118,7 +118,7 @@ _HALF = _U32(16)
 
 
 def _product(a, b):
-    """Return a b of 64 bits each as (high, low)."""
+    """Return the product of a and b, 64 bits each, as its (high, low) 64 bits."""
     a_high, a_low, b_high, b_low = a >> _U64(32), a & _LOW, b >> _U64(32), b & _LOW
     low, cross = a_low * b_low, a_high * b_low
     middle = (low >> _U64(32)) + (cross & _LOW) + a_low * b_high
@@ -127,7 +127,7 @@ def _product(a, b):
 
 
 def _advanced(high, low, by_high, by_low, plus_high, plus_low):
-    """Return state by + plus, modulo 2^128."""
+    """Return state * by + plus modulo 2^128; all numbers are in two halves (high, low)."""
     new_high, new_low = _product(low, by_low)
     new_high = new_high + high * by_low + low * by_high
     new_low = new_low + plus_low

@@ -55,9 +55,9 @@ def runtime_bounds(rule: str, law: Law, k: int, workers: int) -> tuple[float, fl
 
 
 def stability_limit(delay: float) -> float:
-    """Return the largest stable rate times curvature if every gradient has staleness `delay`.
+    """Return the largest stable rate eta times curvature l if all stalenesses are d, the `delay`.
 
-    At 2 sin(pi / (2 (2 d + 1))) a root of z^(d+1) - z^d + eta l reaches the unit circle.
+    At eta l = 2 sin(pi / (2 (2 d + 1))) a root of z^(d+1) - z^d + eta l reaches the unit circle.
 
         >>> round(stability_limit(0), 6), round(stability_limit(1), 6)
         (2.0, 1.0)
@@ -112,10 +112,10 @@ _TIMES = 2**15  # divided by k: number of times at which the counts of all worke
 
 
 def _superposed(law: Law, k: int, workers: int) -> float:
-    """Return E[T] by the integral of P(T > t) = P(fewer than k have ended by t), all begun at 0.
+    """Return E[T], the mean seconds until the workers together have ended k mini-batches.
 
-    The horizon of the integral doubles from piece to piece. Every piece has a lattice of its own,
-    as a heavy tail has no scale.
+    E[T] integrates P(T > t), for workers that all begin at 0. The horizon of the integral doubles
+    from piece to piece. Every piece has a lattice of its own, as a heavy tail has no scale.
     """
     if math.isinf(order_statistic_mean(law, 1, workers)):
         return math.inf  # T is beyond t only if all workers are in a mini-batch of at least t / k
@@ -149,7 +149,7 @@ def _counts(durations: np.ndarray, probability: np.ndarray, k: int) -> np.ndarra
 
 
 def _fewer(counts: np.ndarray, k: int, workers: int) -> np.ndarray:
-    """Return P(P workers together have ended fewer than k), per row of one worker's counts."""
+    """Return P(all workers together have ended fewer than k), [points]; counts: see `_counts`."""
     total, power, left = np.ones((len(counts), 1)), counts, workers
     while left:
         if left % 2:
@@ -235,8 +235,8 @@ def speeds_gain(
 ) -> float:
     """Return the throughput gain of non-blocking rounds for workers always `factors` times slower.
 
-    communication: of a round, in units of a mini-batch at factor 1, or in seconds if the factors
-    are. Without communication, and with speeds v = 1 / factors, the gain is sum_i floor(M v_i /
+    communication: of a round, in units of a mini-batch at factor 1; in seconds if the factors are
+    seconds. Without communication, and with speeds v = 1 / factors, the gain is sum_i floor(M v_i /
     v_max) v_max / (M n min v) if mini-batches in flight are "cut". One worker s times slower gives
     s (n - 1 + 1/s) / n for large M (2211.00889).
 

@@ -56,13 +56,13 @@ class Lookahead(NamedTuple):
 
     seconds: Seconds  # by the counter of a mini-batch
     partner: np.ndarray  # [P, R] int32, drawn partners
-    steps: np.ndarray  # [P, R] int64; axes of one entry if all nodes or rounds have the same
-    cost: np.ndarray  # [P, R] s of meetings with another node; axes likewise
+    steps: np.ndarray  # [P, R] int64; an axis has one entry if all nodes or rounds agree
+    cost: np.ndarray  # [P, R] s of meetings with another node; axes as in `steps`
     links: tuple[np.ndarray, np.ndarray, float]  # see `stragglers.lookahead.links_of`
     round: np.ndarray  # [P] int64, round of the first column of the draws
 
 
-# Columns that the event loop fills, [T, 2 width] each, behind the times of the rows; in seconds.
+# Columns [T, 2 width] that the event loop fills after the column of the rows' times; times in s.
 _COLUMNS = {
     "workers": "int32",
     "partner": "int32",
@@ -81,7 +81,7 @@ class Meetings(NamedTuple):
     pairs: np.ndarray  # [I, 2] int, workers: the asking node and its partner, or itself
     time: np.ndarray  # [I] s, of the landing
     row: np.ndarray  # [I] int, of the schedule
-    position: np.ndarray  # [I, 2] int, of the two in that row
+    position: np.ndarray  # [I, 2] int, of both workers in that row
 
 
 def empty_window(width: int) -> Pending:
@@ -120,7 +120,7 @@ def filled(
 
 
 def wait(queues, end, i, j) -> None:
-    """Let i wait in the queue of j, by the begin of the waits, then by the lowest number."""
+    """Put i into the queue of j, which is in the order of begins of waits, ties by number."""
     waits, longest, behind = queues
     waits[i] = j
     before, other = -1, longest[j]
@@ -178,7 +178,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
         return drawn_steps[min(i, of_all - 1), min(column, always - 1)]
 
     def seconds_of(i, j, column, at):
-        """Return the communication of a round of i, which meets j at some time."""
+        """Return the seconds of i's communication if it meets j at `at` s; column: i's round."""
         of_all, always = cost.shape
         usual = cost[min(i, of_all - 1), min(column, always - 1)]
         if slow_paths.shape[1] == 0:
@@ -186,7 +186,7 @@ def loop(row, time, until, blocking, ahead, place, nodes, trees, pending, rows) 
         return usual * lookahead.slowness(slow_paths, of_link, i, j, at)
 
     def end_of(i, at, n, number):
-        """Return the end of local steps begun at a time, `number` of them from the n-th on."""
+        """Return the end [s] of `number` local steps of i from the n-th on, begun at `at` s."""
         before, end[i] = end[i], at
         for step in range(number):
             lasting = table[i, n + step]
@@ -337,7 +337,7 @@ def interactions(schedule: Schedule) -> Meetings:
 
 
 def meetings(schedule: Schedule, workers: int) -> np.ndarray:
-    """Return the meetings of each two workers, symmetric [P, P]; the diagonal: with themselves."""
+    """Return numbers of meetings between workers, [P, P]; diagonal: meetings of a worker alone."""
     pairs = interactions(schedule).pairs
     counts = np.zeros((workers, workers), np.int64)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)

@@ -47,7 +47,7 @@ def showing(
 ) -> list[str]:
     """Return the rules for which `wanted` is true in a setting, as calls for an error message.
 
-    known: values of own parameters to try first. Each rule is then built with the smallest values,
+    known: values of own parameters to try first. Each rule is then tried with the smallest values,
     with the number of workers, and with each of its switches; a rule that needs a file is left out.
     """
     found = []
@@ -90,7 +90,7 @@ def _shown(value: Any) -> str:
     return "..." if isinstance(value, float) else str(value)
 
 
-LEAST = {int: (1,), float: (1e9,)}  # trial values: a number to wait for; seconds
+LEAST = {int: (1,), float: (1e9,)}  # type -> trial values: a number to wait for; seconds
 
 __all__ = ["RULES", "showing", *RULES]
 

@@ -2,8 +2,8 @@
 
 A. Maranjyan, E. M. Saad, P. Richtarik, F. Orabona, *ATA: Adaptive Task Allocation for Efficient
 Resource Management in Distributed Machine Learning*, arXiv 2502.00775, after the authors' code. In
-round k = 1, 2, ... n workers compute B mini-batches (tasks), and the round ends with the last of
-them. Let mu_i be the mean of the K_i durations of worker i so far. Worker i gets a_i tasks, with
+a round the workers compute B mini-batches (tasks), and the round ends with the last task. After k
+rounds, let mu_i be the mean of worker i's K_i durations so far. Worker i gets a_i tasks, with
 
     s_i   <- max(0, mu_i - 4 e alpha (sqrt(c_i) + c_i)),    c_i = ln(2 k^2) / K_i
     a     <- the whole numbers of sum B that minimise max_i a_i s_i
@@ -12,9 +12,9 @@ alpha bounds the spread of a duration. The default is 2 mu_i, as in ATA-Empirica
 wide: s_i is 0 until worker i has done 515 ln(2 k^2) tasks, some thousands. While some s_i are 0,
 the workers with s_i = 0 share all tasks evenly. A worker without a task so far gets one first.
 
-Ties go to the worker with the fewest tasks so far, then to the lowest number; the authors draw. A
-worker takes at most the M mini-batches of a full round. The greedy choice of the next task's worker
-is optimal, as is the authors' recursion.
+Ties go to the worker with the fewest tasks so far, then to the lowest number; the authors draw
+lots. A worker takes at most the M mini-batches of a full round. The greedy choice of the next
+task's worker is optimal, as is the authors' recursion.
 """
 
 import heapq
@@ -76,7 +76,7 @@ def allocated(score: np.ndarray, tasks: np.ndarray, total: int, most: int) -> np
 def ata(setting: Setting, *, tasks: int, alpha: float | None = None) -> Rule:
     """Share out `tasks` mini-batches a round by the durations so far, and wait for all of them.
 
-    alpha: spread of a duration in seconds; a smaller one learns faster; None: twice the mean so
+    alpha: spread of a duration in seconds; a smaller alpha learns faster; None: twice the mean so
     far. Source: 2502.00775.
     """
     clock = RoundClock(setting, round_clock.never, "all", "carry", "finish")

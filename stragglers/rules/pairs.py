@@ -12,7 +12,7 @@ the meeting, in which the node does not compute: a scalar or [workers], or a fun
 node's number of meetings to either. Both rules take these parameters:
 
     local_steps    mini-batches before a meeting, by default all of `setting.mini_batches`
-    steps          "fixed", or "geometric": capped at the mini-batches, with this mean after the cap
+    steps          "fixed", or "geometric": capped at the mini-batches, with mean `local_steps` then
     width          meetings of a row, by default an eighth of the workers, or fewer if the graph
                    has fewer disjoint edges
 
@@ -55,13 +55,13 @@ from stragglers.schedule import Schedule
 from stragglers.server_clock import check_draw
 from stragglers.streams import addressed
 
-PARTNERS, STEPS = 2, 3  # streams of random numbers; processes have no stream and 1
+PARTNERS, STEPS = 2, 3  # streams of random numbers; processes use stream 1, or none
 
 Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, round -> int
 
 
 def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
-    """Return draws of partners by the weights of edges; a node that never asks meets itself."""
+    """Return the draw of partners by weights of edges; a node that never asks draws itself."""
     edges = [
         (i, j, links[j].get("weight", 1.0) if asks[i] else 1.0)
         for i, links in ((i, graph[i]) for i in range(len(graph)))

@@ -29,7 +29,7 @@ from stragglers.round_clock import ClockState, RoundClock, Signal
 from stragglers.rule import Calibration, Goal, RoundView, Rule, Setting, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
 
-# A compiled program has no parameter of a rule in rounds as a constant, not even its name.
+# No parameter of a rule in rounds, not even the rule's name, is a constant of a compiled program.
 DATA = ("name", "seconds", "k", "gamma", "calibration", "landing", "leftovers", "in_flight")
 
 
@@ -242,7 +242,7 @@ def drop_compute_threshold(
     durations: [rounds, workers, M] s of every mini-batch, from rounds without a stop.
     communication: s of a round, scalar or [rounds]. A threshold ends a round, and keeps the
     mini-batches that have ended by then. The thresholds are `candidates` even quantiles of the
-    measured ends. tau gives the most mini-batches per second; among equal ones it is the latest.
+    measured ends. tau gives the most mini-batches per second, and is the latest with that rate.
     Missing or negative numbers raise ValueError.
     """
     durations = np.asarray(durations, np.float64)
@@ -271,7 +271,7 @@ class AdaptiveState(NamedTuple):
     """State of the rounds, and the durations that give the next deadline."""
 
     clock: ClockState
-    past: np.ndarray  # [n, P] s per mini-batch in the last rounds, see `seconds_each`
+    past: np.ndarray  # [n, P] s per mini-batch in the last n rounds, see `seconds_each`
 
     @property
     def update(self) -> int:
@@ -280,7 +280,7 @@ class AdaptiveState(NamedTuple):
 
 
 def round_deadline(past: np.ndarray, c: float, mini_batches: int) -> float:
-    """Return the deadline of a round in s, M (median + c MAD) of `past` [n, P]; inf without any."""
+    """Return a round's deadline in s, M (median + c MAD) of `past` [n, P]; inf if all are nan."""
     seen = past[~np.isnan(past)]
     if not seen.size:
         return math.inf
@@ -299,8 +299,8 @@ def adaptive_deadline(
 ) -> Rule:
     """Let all workers compute for M (median + c MAD) of the durations in the last `window` rounds.
 
-    No worker is stopped in the first round. Durations are pooled over workers. While fewer than
-    half of the workers are slow, a worker that is always slow is stopped in every round.
+    MAD: median absolute deviation. Durations are pooled over workers. The first round stops no
+    worker. While fewer than half are slow, a worker that is always slow is stopped in every round.
     """
     if not 0 <= c < math.inf:
         raise ValueError(f"adaptive_deadline: needs c >= 0, got {c}; 0 is the median itself")

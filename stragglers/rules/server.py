@@ -20,9 +20,9 @@ a function from the update to these. Bad values raise ValueError.
 AdaSync: wait for few gradients while the loss is high, for more as it falls.
 
 Dutta, Wang, Joshi, *Slow and Stale Gradients Can Win the Race*, arXiv 2003.10579. Over an interval
-at a fixed rate, the error has a bound of two terms: F E[T(K)] for the remaining loss F, and c / K
-for noise. At the start of every interval the rule takes the K that minimises the bound. With c such
-that K_0 is the minimiser at the initial loss F_0, the rate, smoothness and variance are not needed.
+at a fixed rate, the error has a bound of two terms: F E[T(K)], for loss F and an update of T(K) s,
+and c / K for noise. At the start of every interval the rule takes the K that minimises the bound.
+With c such that K_0 is best at the initial loss F_0, rate, smoothness and variance cancel out.
 
     k_batch_sync, k_batch_async    K = K_0 sqrt(F_0 / F), as E[T(K)] is proportional to K
     k_sync, k_async, iid delays    the minimiser over the table of E[T(K)] = E[X_{K:P}]
@@ -41,7 +41,7 @@ from stragglers.rule import AsyncProtocol, Decision, Goal, Rule, Setting, Trigge
 from stragglers.schedule import Schedule, concatenate
 from stragglers.server_clock import ANY_AGE, EventClock, GraceServer, Protocol, Server
 
-# A compiled program has no parameter of a server's rule as a constant, not even its name.
+# No parameter of a server's rule, not even the rule's name, is a constant of a compiled program.
 ALL_DATA = ("name", "k", "limit", "interrupt", "gamma", "grace", "grows")
 K_SYNC, K_BATCH_SYNC = Protocol(True, 1, True), Protocol(False, 1, True)
 K_ASYNC, K_BATCH_ASYNC = Protocol(True), Protocol(False)
@@ -97,7 +97,7 @@ def k_batch_sync(setting: Setting, *, k: int) -> Rule:
 
 
 def k_async(setting: Setting, *, k: int, grace: float = 0.0) -> Rule:
-    """Update with the first k workers to push, which restart from it; the other workers go on.
+    """Update with the first k workers to push; these restart from the update, the others go on.
 
     grace: seconds after the k-th push in which the update takes further pushes (2401.09135); the
     update is made at once when all workers have pushed. Communication delays the restart of the
@@ -183,7 +183,7 @@ class AdaState(NamedTuple):
     k: int  # for the next update
     first_loss: float  # initial loss above the lowest one; nan before it is known
     next_choice: float  # s, begin of the next choice of k
-    first: int  # contributions of the update under way, more than k if k were held before
+    first: int  # contributions of the update under way; above k if it held k or more at k's choice
 
     @property
     def update(self) -> int:
@@ -241,8 +241,8 @@ def adasync(
     """Run one of the four protocols with a K that follows the loss (2003.10579).
 
     protocol: k_sync, k_batch_sync, k_async or k_batch_async; interval: seconds for which a K holds;
-    k: K_0, the K at the beginning; lowest_loss: limit of the training loss. K is rounded and lies
-    in 1..P. A row has the K of its time. Bad values raise ValueError.
+    k: K_0, the K at the beginning; lowest_loss: lower limit of the training loss. K is rounded and
+    lies in 1..P. A row has the K of its time. Bad values raise ValueError.
     """
     workers = setting.workers
     if protocol not in PROTOCOLS:
@@ -304,7 +304,7 @@ class _Adaptive:
         return AdaState(protocol, self._clock.k, math.nan, self._interval, self._clock.k)
 
     def extend(self, state: AdaState, updates: int) -> tuple[AdaState, Schedule]:
-        """Return the next rows, with the K of the state."""
+        """Return the next state and `updates` rows, with the K of the state."""
         clock, k = state.protocol, state.k
         if state.first == k or not updates:
             after, schedule = self._clock.extend(clock, updates, k=k)
@@ -319,13 +319,13 @@ class _Adaptive:
         return decision._replace(state=state._replace(protocol=decision.state))
 
     def begun(self, state: AdaState, worker: int, version: int, now: float) -> AdaState:
-        """Return the protocol's state in which the worker has begun anew."""
+        """Return the state in which the worker has begun anew at this version."""
         return state._replace(protocol=self._server.begun(state.protocol, worker, version, now))
 
     def planned(self, state: AdaState, seconds: float, loss: float) -> AdaState:
         """Choose K as `observe` does, for a plan in which an update is under way.
 
-        That update keeps all earlier pushes; if the new K needs no more, one more push ends it.
+        The update under way keeps earlier pushes; if these are K or more, the next push ends it.
         """
         _, row = self._clock.extend(state.protocol, 1, k=state.first)
         held = int((row.start + row.busy <= seconds).sum())

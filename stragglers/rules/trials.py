@@ -10,7 +10,7 @@ seconds is given up, and the next trial begins. The step is
 with p_i the probability that a trial is ready in time. A limit pays if durations have a heavy tail:
 see `trial_rate` and `best_limit` of `stragglers.theory`. Here all workers have one limit and
 equally many trials, the M mini-batches of a round. A step takes the mean of the gradients that were
-ready. The paper's step needs `batch_power=1` in the optimizer, and a rate over the expected number.
+ready. The paper's step needs `batch_power=1` in the optimizer, and a rate over sum_i p_i B_i.
 """
 
 from dataclasses import replace
@@ -26,9 +26,9 @@ from stragglers.schedule import Schedule
 
 
 def mindflayer(setting: Setting, *, seconds: float) -> Rule:
-    """Give up mini-batches that take longer than `seconds`; wait for M trials of every worker.
+    """Give up mini-batches after `seconds`; wait for M trials of every worker (2410.04285).
 
-    A given-up trial skips the last samples of a round. Bad values: ValueError. Source: 2410.04285.
+    A round with g trials given up skips its last g mini-batches of samples. Bad values: ValueError.
     """
     process = as_process(setting.delay)
     if process.costs is not None:

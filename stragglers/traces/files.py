@@ -1,12 +1,12 @@
 """Readers of recorded durations in common file formats.
 
-| file | durations of |
+| file | durations |
 |---|---|
-| CSV by commas, semicolons, tabs, bars or spaces, also gzip | a row each, or a column per worker |
-| Parquet, JSON lines | the same |
-| PyTorch profiler (Kineto), JSON, also gzip | steps, without their exposed collectives |
-| ByteDance StragglerAnalysis, Parquet | micro-batches of a replica, by its slowest stage |
-| a folder, or a pattern as `rank*.csv` | a worker per file |
+| CSV with commas, semicolons, tabs, bars or spaces, also gzip | in rows, or a column per worker |
+| Parquet, JSON lines | in rows, or a column per worker |
+| PyTorch profiler (Kineto), JSON, also gzip | of steps, without their exposed collectives |
+| ByteDance StragglerAnalysis, Parquet | of a replica's micro-batches, by its slowest stage |
+| a folder, or a pattern as `rank*.csv` | of one worker in each file |
 """
 
 import csv
@@ -35,19 +35,19 @@ UNIT = re.compile(  # at the end of a column's name, as in step_time_ms, duratio
     r"(?:^|[\W_]+|(?<=[a-z0-9])(?=[A-Z]))"
     r"(?i:(m|milli|u|[µμ]|micro|n|nano)?s(?:ecs?|econds?)?)\W*$"
 )
-LONG = re.compile(  # as in duration_min, which may be the least one as well, stepHours, took (h)
+LONG = re.compile(  # as in stepHours, took (h), and duration_min, which may also be a minimum
     r"(?:^|[\W_]+|(?<=[a-z0-9])(?=[A-Z]))(?i:mins?|minutes?|h|hrs?|hours?)\W*$"
 )
 PREFIXES = {"milli": "m", "micro": "u", "µ": "u", "μ": "u", "nano": "n"}  # both signs of micro
-LONGEST_USUAL = 60.0  # s, the median of a trace above which the user must give a unit
+LONGEST_USUAL = 60.0  # s; if a trace has a longer median, the user must give the unit
 IN_STEP = (
     "at equal times all workers took about equally long, as steps that end with an all-reduce do, "
     "which hides who is slow; log the time of computing alone, from the begin of a step to the end "
     "of its backward pass, or name the column of the rest as waiting=COLUMN; where workers do get "
     "slow together, give in_step=True"
 )
-MOST_SHOWN = 16  # names of workers that an error lists on a line
-EQUAL, LEAST_EQUAL = 0.25, 10  # ratio of spreads, over workers to over time; fewest times
+MOST_SHOWN = 16  # most names of workers that a text lists
+EQUAL, LEAST_EQUAL = 0.25, 10  # spread over workers / spread over time; fewest times
 
 
 class Columns(NamedTuple):
@@ -59,10 +59,10 @@ class Columns(NamedTuple):
     waiting: str | None = None  # is subtracted from a duration
 
 
-HOSTS = {"node", "host", "hostname"}  # columns of machines, and of workers on one
+HOSTS = {"node", "host", "hostname"}  # columns of hosts; below, of the workers on a host
 LOCAL = ("local_rank", "gpu", "gpu_id", "device", "card", "rank")
-STEP_TIME = "step", "time"  # the time is the duration where there is a step, too
-USUAL = (  # other names, in the order of the columns, that are taken where the default is missing
+STEP_TIME = "step", "time"  # in a table with both, the time is the duration
+USUAL = (  # names of worker, time and duration that are taken where the default name is missing
     ("rank", "global_rank", "worker_id", "replica", "node", "host", "hostname"),
     ("step", "global_step", "iteration", "iter", "timestamp"),
     ("batch_time_norm", "compute_time", "step_time", "iteration_time", "duration", "seconds",
@@ -89,8 +89,8 @@ class Recorded(NamedTuple):
 
     durations: name of a worker -> numbers in the order of time; times: the times of these numbers,
     or their places in the file. column, clock: names of the columns of numbers and of times. empty:
-    number of rows without a value. in_step: True if workers seem to go in step. apart: all workers'
-    communication in profiles beside the computing, in the unit of the durations.
+    number of rows without a value. in_step: True if workers seem to go in step. apart: time of the
+    collectives in each profiled step of all workers, in the unit of the durations; else empty.
     """
 
     durations: dict[str, np.ndarray]
@@ -113,21 +113,21 @@ def trace(
     mean: float | None = None,
     in_step: bool = False,
 ) -> Process:
-    """Replay recorded durations from files, per worker in the order of `time`, cyclic.
+    """Replay recorded durations from files in a cycle, each worker's in the order of `time`.
 
     The head of this module lists the files. `worker`, `time` and `duration` name the columns of a
-    table; the defaults stand for usual names, too. With time=None the order is that of the rows.
+    table; a usual name replaces a missing default. time=None keeps the order of the rows.
     Lines that begin with # or sep= are left out. A table with a column per worker, such as rank0,
     rank1, is in the order of its times or steps, or else of its rows.
     A duration is the time of computing alone. If durations include a wait for workers, `waiting`
     names the column of the wait, which is subtracted.
     Recorded numbers times `scale` are seconds. By default the end of the column's name gives the
-    unit, as in batch_time_ms or duration_microseconds. `mean` scales durations to this mean, and
-    with them the communication of profiles. Workers are in the natural order of their names, rank2
-    before rank10; workers beyond the file's reuse them in turn. If a host has several workers at
-    one time, its name and their local_rank, gpu or device name them. The seed has no effect. `read`
-    of the process has the facts about the file. A ValueError for an unreadable file, for durations
-    that can hardly be seconds, and, without `in_step`, for durations that vary over time but hardly
+    unit, as in batch_time_ms or duration_microseconds. `mean` scales durations, and communication
+    in profiles, to give durations this mean [s]. Workers are in the natural order of their names,
+    rank2 before rank10; further workers reuse the records in turn. If a host has several workers at
+    one time, the host with local_rank, gpu or device names a worker. The seed has no effect. `read`
+    of the process has facts about the file. A ValueError for an unreadable file, for durations that
+    can hardly be seconds, and, without `in_step`, for durations that vary over time but hardly
     between workers at one time.
     """
     for value in (scale, mean):
@@ -171,7 +171,7 @@ def trace(
     if found.apart.size:
         apart = scale * found.apart
         facts.append(f"communication apart, median {np.median(apart):.3g} s a step")
-        # The last worker of a step waits for nobody: one per step.
+        # The last worker of a step waits for nobody: its time is the shortest of the step.
         exchange = float(np.quantile(apart, 0.5 / len(names)))
     facts += [f"{found.empty} empty rows left out"] if found.empty else []
     process = replayed(f"trace({path})", records)
@@ -199,7 +199,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
         full = _long(path, full, wanted)
     columns = full[0][1] if full else []
     whose, when, what, waits = _places(path, columns, wanted)
-    unit = 1.0  # of the waits, in that of the durations
+    unit = 1.0  # of the waits, in units of the durations
     if waits is not None and (own := unit_of(columns[waits])):
         unit = SECONDS[own] / (scale or SECONDS.get(unit_of(columns[what]), 1.0))
     if not full[1:]:
@@ -248,7 +248,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
 
 
 def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
-    """Return the number of durations, the workers, the median and the slowest as a text."""
+    """Return a text about the durations, the workers, the median and the slowest worker."""
     counts = [len(values) for values in records]
     each = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
     medians = np.array([np.median(values) for values in records])
@@ -280,14 +280,14 @@ def unit_of(column: str) -> str | None:
 
 DECIMAL = re.compile(r"^([-+]?\d*),(\d+)")  # a number with a decimal comma
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")  # or with commas between thousands
-APART = "communication apart"  # the column of a table that is made of profiles
-Marks = dict[str, str | None]  # path of a file -> its decimal mark, None: the numbers decide it
+APART = "communication apart"  # column of a table that is made from a profile
+Marks = dict[str, str | None]  # path of a file -> its decimal mark; None: its numbers decide
 
 
 def _tables(path: str, worker: str) -> tuple[Rows, Marks]:
     """Return the rows of all files of a path, and the decimal mark of each file.
 
-    The name of a file is added as its worker if the file has no column of workers.
+    Where a profile, or one of several files, names no worker, the file's name is added as worker.
     """
     place = Path(path).expanduser()
     pattern = f"{glob.escape(str(place))}/*" if place.is_dir() else f"{place}"
@@ -322,8 +322,8 @@ def _tables(path: str, worker: str) -> tuple[Rows, Marks]:
 def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None) -> dict[str, str]:
     """Return the decimal mark of every file.
 
-    A file has a comma if a comma in one of its numbers cannot separate thousands. If one has, so
-    has each file without a point in its durations. numbers: columns; when: that of times.
+    A comma that cannot separate thousands is the mark of its file, and then of every file without
+    a point in its durations. numbers: places of columns of numbers; when: place of the times.
     """
     with_commas, with_points = set(), set()
     for place, row in rows:
@@ -338,9 +338,9 @@ def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None)
 
 
 def _varying(paths: Sequence[str]) -> list[str]:
-    """Return the number in which each path differs from the others, or the name of its file.
+    """Return a name per path: the only number in which the paths differ, or the file's name.
 
-    If files in several folders have one name, the result is the parts in which the paths differ.
+    If files in several folders have one name, a name is the parts in which the path differs.
     """
     parts = [re.split("([0-9]+)", path) for path in paths]
     if len(set(map(len, parts))) == 1:
@@ -356,7 +356,7 @@ def _varying(paths: Sequence[str]) -> list[str]:
 
 
 def _cells(path: Path) -> tuple[Rows, str | None]:
-    """Return the rows of a file with their lines, and the decimal mark, see `_tables`."""
+    """Return a file's rows with their places, and its decimal mark as in `Marks`."""
     with reading.opened(path) as file:
         start = file.peek(4)
         if start.startswith(b"PAR1"):
@@ -380,7 +380,7 @@ def _cells(path: Path) -> tuple[Rows, str | None]:
 
 
 def _decoded(data: bytes) -> str:
-    """Return a text in UTF-8, UTF-16 or Latin-1; the µ of Latin-1 is not valid in UTF-8."""
+    """Return the text of UTF-8, UTF-16 or Latin-1; the µ of Latin-1 is not valid in UTF-8."""
     try:
         return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -390,7 +390,7 @@ def _decoded(data: bytes) -> str:
 
 
 def _numbered(path: Path, rows: Sequence[Sequence[str]], header: int = 1) -> Rows:
-    """Return rows with their lines; header: the line of the first one."""
+    """Return rows with their places; header: line of the first row."""
     return [(Place(f"{path}", line), list(row)) for line, row in enumerate(rows, header)]
 
 
@@ -398,7 +398,7 @@ COMMENTS = "#", "sep="  # at the begin of a line; Excel understands the second
 
 
 def _of_text(path: Path, text: str) -> tuple[Rows, str | None]:
-    """Return the rows of lines that are no comments, and the decimal mark, see `_tables`.
+    """Return the rows of lines that are no comments, and the decimal mark as in `Marks`.
 
     The header gives the delimiter. The header may be a comment above lines of numbers, as NumPy
     writes it, or be repeated, as in joined files. With semicolons, numbers have decimal commas.
@@ -452,7 +452,7 @@ def _of_parquet(file: io.BufferedReader) -> list[list[str]]:
 def _written(name: str, values: np.ndarray) -> list[str]:
     """Return the cells of a column; a missing value is empty, a date is seconds since 1970.
 
-    name: name of the column; its unit, by default seconds, is the unit of a time span.
+    name: name of the column; time spans are written in its unit, by default in seconds.
     """
     if values.dtype.kind == "M":
         values = values - np.datetime64(0, "s")
@@ -470,7 +470,7 @@ def _cell(value: Any) -> str:
 
 
 def _of_json(text: str) -> list[list[str]]:
-    """Return the cells of a profile, or of records with a key per column: a list, or one a line."""
+    """Return the cells of a profile, or of records with a key per column, in a list or in lines."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -479,7 +479,7 @@ def _of_json(text: str) -> list[list[str]]:
             try:
                 document += [json.loads(line)] if line.strip() else []
             except json.JSONDecodeError as own:
-                if not document:  # the whole was meant as one
+                if not document:  # the text was meant as one value
                     raise error from None
                 raise json.JSONDecodeError(own.msg, text, begin + own.pos) from None
             begin += len(line) + 1
@@ -526,7 +526,7 @@ DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 
 
 def _of_profile(document: dict) -> list[list[str]]:
-    """Return the computing time of each step in the PyTorch profile of a rank.
+    """Return cells: each step's computing and communication [us] in a rank's PyTorch profile.
 
     A step is a ProfilerStep. The time in which the device runs collectives and nothing else is
     subtracted, as this is the exchange with its wait for other workers.
@@ -585,7 +585,7 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
     plain, default = [_plain(column) for column in columns], Columns()
     names = list(wanted)
     for i, others in enumerate(USUAL):
-        if names[i] == default[i]:  # it may be the name of another one's column, as that of a time
+        if names[i] == default[i]:  # a usual name may be another parameter's column, as `time`
             taken = {_plain(name) for j, name in enumerate(names) if j != i}
             free = [name for name in (default[i], *others) if name not in taken]
             names[i] = next((name for name in free if name in plain), free[0])
@@ -619,7 +619,7 @@ def _unclear(
 
 
 def _long(path: str, rows: Rows, wanted: Columns) -> Rows:
-    """Return a table with a column per worker as a row per duration; other tables as they are.
+    """Return a table with a column per worker as one with a row per duration, others unchanged.
 
     The names of such columns differ only in a number, and there is no column of durations.
     """
@@ -653,7 +653,7 @@ def _long(path: str, rows: Rows, wanted: Columns) -> Rows:
 
 
 def _plain(column: str | None) -> str:
-    """Return the name of a column without its unit and capitals, joined by underscores."""
+    """Return a column's name in lower case, without unit, its words joined by underscores."""
     column = (column or "").strip()
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", UNIT.sub("", column) or column).lower()
 
@@ -673,9 +673,9 @@ def _joined(rows: Rows, whose: int, when: int | None) -> Rows:
 
 
 def _as_written(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return the name of each worker; a column of floats may have worker 3 as 3.0 or 3.0e+00.
+    """Return pair of `names` -> worker's name, 3 where a column of floats has 3.0 or 3.0e+00.
 
-    names: pairs of a name and the decimal mark of its file.
+    names: pairs of a worker's cell and the decimal mark of its file.
     """
     numbers = {(name, comma): _number(name, comma) for name, comma in names}
     floats = all("." in name.replace(comma, ".") and x.is_integer()

@@ -1,10 +1,10 @@
 """Statistics of recorded durations, and delays of any length with the same statistics.
 
-A duration is the quantile of its worker at Phi(z), where z is Gaussian. The autocorrelation of z
-gives durations the recorded autocorrelation. Between workers z is correlated as durations are at
-equal counts. `stragglers/data` has the statistics of public traces, whose licences ask for their
-names: Alibaba's mini-batch times (cluster-trace-gpu-v2020, CC BY 4.0), and ByteDance's
-StragglerAnalysis (arXiv 2505.05713, Apache 2.0).
+A duration is the quantile at Phi(z) of its worker's recorded durations, for a Gaussian z. The
+autocorrelation of z gives durations the recorded autocorrelation. The z of two workers at equal
+counts are correlated as their durations are. `stragglers/data` has the statistics of public traces,
+whose licences ask for attribution: Alibaba's mini-batch times (cluster-trace-gpu-v2020, CC BY 4.0),
+and ByteDance's StragglerAnalysis (arXiv 2505.05713, Apache 2.0).
 """
 
 import functools
@@ -25,17 +25,17 @@ PUBLIC = Path(__file__).parents[1] / "data" / "public_traces.json"
 PROBABILITIES = np.array(
     [0, 0.005, 0.02, 0.05, *np.arange(0.1, 0.91, 0.05), 0.95, 0.98, 0.995, 1.0]
 )
-LONGEST_LAG, LEAST = 128, 64  # mini-batches; and the fewest mini-batches of a worker
+LONGEST_LAG, LEAST = 128, 64  # mini-batches; LEAST: fewest recorded durations of a worker
 LENGTH = 4096  # mini-batches of a worker after which its durations repeat
-CALIBRATIONS, SEEDS = 6, 8  # rounds of the correction, and the draws of each round
+CALIBRATIONS, SEEDS = 6, 8  # rounds that correct the autocorrelation, and draws of each round
 
 
 class Statistics(NamedTuple):
     """Statistics of durations.
 
-    quantiles: of each worker at PROBABILITIES [workers, p]. autocorrelation: of z at lags of 1, 2,
-    4, ...; from four times the last lag on it is 0. between: correlation of z between workers at
-    equal counts [workers, workers].
+    quantiles: [workers, probabilities], of each worker's durations, at PROBABILITIES.
+    autocorrelation: [lags], of z at lags of 1, 2, 4, ...; 0 from four times the last lag on.
+    between: [workers, workers], correlation of the z of two workers at equal counts.
     """
 
     quantiles: np.ndarray
@@ -46,13 +46,13 @@ class Statistics(NamedTuple):
 class Moments(NamedTuple):
     """Quantities of durations that drawn durations should share with recorded ones."""
 
-    autocorrelation: np.ndarray  # of deviations from the worker's mean, at the lags
+    autocorrelation: np.ndarray  # of deviations from the worker's mean, at lags 1, 2, 4, ...
     share: float  # of the variance that lies between the means of workers
     barrier: float  # mean seconds until all workers have a mini-batch, over the mean duration
 
 
 def moments(records: Sequence[np.ndarray], lags: int = 1) -> Moments:
-    """Return the moments of durations, by worker in the order of time; lags: number of lags."""
+    """Return the moments of durations by worker, in order of time; lags: number of lags."""
     means = np.array([values.mean() for values in records])
     away = [values - mean for values, mean in zip(records, means, strict=True)]
     squares = sum(float(np.square(values).sum()) for values in away) or 1.0
@@ -70,7 +70,7 @@ def moments(records: Sequence[np.ndarray], lags: int = 1) -> Moments:
 def of(records: Sequence[np.ndarray]) -> Statistics:
     """Return the statistics of durations, given by worker in the order of time.
 
-    CALIBRATIONS rounds correct z's autocorrelation, so that drawn durations have the recorded one.
+    CALIBRATIONS rounds correct the autocorrelation of z, so that draws have the recorded value.
     """
     shortest = min(map(len, records))
     if shortest < LEAST:
@@ -94,7 +94,7 @@ def of(records: Sequence[np.ndarray]) -> Statistics:
 
 
 def drawn(name: str, statistics: Statistics, read: str = "") -> Process:
-    """Return durations with these statistics; workers beyond the recorded ones reuse theirs."""
+    """Return a process with these statistics; further workers reuse the quantiles in turn."""
 
     def bind(seed: int) -> Draw:
         table = np.empty((0, LENGTH))
@@ -111,7 +111,7 @@ def drawn(name: str, statistics: Statistics, read: str = "") -> Process:
 
 
 def like(path: str, **columns: Any) -> Process:
-    """Draw durations like a recorded trace, of any length and for any number of workers.
+    """Draw any number of durations like a recorded trace, for any number of workers.
 
     columns: all other parameters of the delay `trace`.
     """
@@ -124,14 +124,14 @@ like.__signature__ = inspect.signature(trace)
 
 
 def _table(statistics: Statistics, seed: int, workers: int) -> np.ndarray:
-    """Return the durations of workers [workers, LENGTH]."""
+    """Return drawn durations [workers, LENGTH] with these statistics."""
     known = 2 ** np.arange(len(statistics.autocorrelation))
     points = np.log1p([0, *known, 4 * known[-1]])
     lags = np.minimum(np.arange(LENGTH), LENGTH - np.arange(LENGTH))
     correlation = np.interp(np.log1p(lags), points, [1.0, *statistics.autocorrelation, 0.0])
     filtered = np.sqrt(np.maximum(np.fft.rfft(correlation).real, 0.0))
     values, vectors = np.linalg.eigh(statistics.between)
-    mixed = vectors * np.sqrt(np.maximum(values, 0.0))  # its square is the correlation
+    mixed = vectors * np.sqrt(np.maximum(values, 0.0))  # mixed mixed^T is the correlation
     recorded, table = len(mixed), np.empty((workers, LENGTH))
     for first in range(0, workers, recorded):
         streams = [np.random.default_rng([seed, first + i]) for i in range(recorded)]
@@ -163,10 +163,10 @@ def workers(name: str) -> int:
 
 
 def entry(about: str, records: Sequence[np.ndarray]) -> dict:
-    """Return the entry of durations in the file of the public traces.
+    """Return the entry that the file of public traces has for a trace with these durations.
 
-    The entry of job 1 is of `trace("job_1_norm.csv", mean=1).records`, and the entry of SE of
-    `trace("SE.parquet").records`. Job 2 has a time twice, and takes time=None.
+    Job 1 was entered from `trace("job_1_norm.csv", mean=1).records`, and SE from
+    `trace("SE.parquet").records`. Job 2 has a time twice, so that its trace takes time=None.
     """
 
     def short(values: np.ndarray, digits: int) -> list:
