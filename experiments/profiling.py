@@ -238,9 +238,9 @@ def measure_all_reduce(
 
 
 def sizes_of(task: Task) -> tuple[int, ...]:
-    """Return the sizes [bytes] to measure: up to the first that is not below the model's size."""
+    """Return the sizes [bytes] to measure, up to the first above the model and a token."""
     payload = payload_bytes(jax.eval_shape(task.init, jax.random.key(0)))
-    return SIZES[: 2 + sum(size < payload for size in SIZES[1:])]
+    return SIZES[: 2 + sum(size <= payload for size in SIZES[1:])]
 
 
 # --- backward pass ---

@@ -60,10 +60,10 @@ CLAIMS = (
     Claim("the lowest end without waiting is below the lowest with waiting", "", "slow_and_stale",
           WITHOUT, WITH, END, tuned=True, equal=("seconds",), headline=True),
     # A threshold above all squared distances between parameters gives the fixed rate.
-    Claim("K-async (K = 1), C = 0.01: a staleness-compensating rate ends below the tuned fixed one",
+    Claim("K-async (K = 1), threshold 0.01: a staleness-compensating rate ends below the tuned fixed one",
           f"{PAPER}, Sec. 4", "slow_and_stale", "compensated/threshold=0.01", FIXED, END,
           tuned=True, headline=True),
-    Claim("rate 0.24: a staleness-compensating rate, C = 0.01, ends below the fixed one",
+    Claim("rate 0.24: a staleness-compensating rate, threshold 0.01, ends below the fixed one",
           f"{PAPER}, Sec. 4", "slow_and_stale", "compensated/threshold=0.01/rate=0.235",
           f"{FIXED}/rate=0.235", END, condition=ONE_RATE, headline=True),
     Claim("the staleness of processes under K-async is at most 1.1x that of simulated ones",
@@ -71,7 +71,7 @@ CLAIMS = (
           f"simulated/exponential/{FIXED}", "staleness_mean", 1.1),
 )  # fmt: skip
 GROUPS = {name: name.replace("/K=", ", K = ") for name in WITH + WITHOUT} | {
-    f"compensated/threshold={c}": f"compensated, C = {c:g}" for c in (0.01, 0.1, 1.0)
+    f"compensated/threshold={c}": f"compensated, threshold {c:g}" for c in (0.01, 0.1, 1.0)
 }
 figure = drawn(
     Panel("first at training loss 1", "slow_and_stale", GROUPS),
