@@ -25,9 +25,9 @@ ROWS = 128  # most blocks of a part, for the memory of a core
 def all_reduce(
     x, bucket: int = 1024, axis: str = AXIS, keys=None, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the sum and part of `quantise.ring_all_reduce`, called for chunks below `bucket`.
+    """Return the results of `ring_all_reduce` by `int8_codec`, which also serves chunks < `bucket`.
 
-    interpret: a `pltpu.InterpretParams`; without it, devices other than TPUs raise ValueError.
+    interpret: a `pltpu.InterpretParams`, without which devices other than TPUs raise ValueError.
     """
     if not interpret and (jax.default_backend() != "tpu" or is_on_one_device()):
         raise ValueError(
@@ -75,7 +75,7 @@ def all_reduce(
 
 
 def sized(bucket: int) -> Callable[[int], int]:
-    """Return a function: entries of a chunk -> bytes of a hop; bucket: a multiple of LANES."""
+    """Return a function: chunk entries -> hop bytes; ValueError unless LANES divides bucket > 0."""
     if bucket < 1 or bucket % LANES:
         raise ValueError(
             f"dma_ring: needs buckets of n x {LANES} entries, got {bucket}; 1024 fits"

@@ -419,7 +419,7 @@ class _Sparse:
         return (scipy.sparse.diags_array(off.sum(axis=1)) - off).tocsr()
 
     def trace_bound(self, budget: float, price: np.ndarray) -> float:
-        """Return L(q)'s largest mean eigenvalue but 0: q @ price = sum(price), q <= 1 / budget."""
+        """Return max trace(L(q)) / (n-1) >= lambda_2 for q <= 1/budget, q @ price = sum(price)."""
         edges = np.bincount(self._matching, minlength=self._count)
         best = np.argsort(-edges / price, kind="stable")  # by edges for their price
         edges, price = edges[best], price[best]
