@@ -45,7 +45,7 @@ RECORD = FOLDER / "advice.json"
 
 
 def compare(name: str, workdir: Path) -> dict:
-    """Return a source's point: relative predicted and trained seconds of RULES and the advised."""
+    """Return a point: relative seconds, predicted and trained, of RULES and the advised rule."""
     base = config_files.read("configs/slow_and_stale.py").config
     config = config_files.override(base, CHANGES | {"delay": SOURCES[name]})
     train.run(config, workdir / "barrier", checkpoint_seconds=float("inf"))

@@ -98,7 +98,7 @@ def run(
     """Measure the rows in order within `seconds`; return whether none failed.
 
     record: what is known beforehand. A row that has run is added to its `rows`, in place of an
-    earlier row of that name; at the end its `complete` is true. path: the record's file, or None.
+    earlier row of that name; at the end `complete` is true. path: the record's file, or None.
     share: the part of the remaining seconds that the turns of one row may take. A row is not
     interrupted, so that the last one may end later. Raises SystemExit if there are no rows.
     """

@@ -74,7 +74,7 @@ class Moment(NamedTuple):
     module: str
     function: str
     call: int  # number of this call
-    writer: tuple[str, str] | None = None  # place of the fault in the process that writes, if other
+    writer: tuple[str, str] | None = None  # in process 0, which writes, if other
     wait: str = "barrier"
     flags: tuple[str, ...] = ()
 

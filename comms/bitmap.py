@@ -1,7 +1,7 @@
 """Bitmaps in packed words: the non-zero entries of arrays, over all workers.
 
-Bit b of word w stands for entry 32 w + b. A bitmap also serves to compact non-zeros: its
-set bits are found by counts per word, which read 1/32 of the bytes that `jnp.nonzero` reads.
+Bit b of word w stands for entry 32 w + b. A bitmap also serves to compact non-zeros: counts
+of bits per word lead to its set bits, and read 1/32 of the bytes that `jnp.nonzero` reads.
 """
 
 from collections.abc import Callable
@@ -110,7 +110,7 @@ def payload_bytes(size: int) -> int:
 
 
 def _packed_by_fours(codes, bits: int):
-    """Pack codes of 1 or 2 bits that fill all words, several times faster on CPU by bytes first."""
+    """Pack codes of 1 or 2 bits that fill all words, four at first: several times faster on CPU."""
     word = jax.lax.bitcast_convert_type(codes.astype(jnp.uint8).reshape(-1, 4), jnp.uint32)
     if bits == 1:
         word = ((word * 0x01020408) >> 24) & 0xF

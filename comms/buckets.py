@@ -109,7 +109,7 @@ def greedy(sizes, ready, cost) -> Plan:
     for layer, following in enumerate(ready[1:]):
         start = max(free, ready[layer])
         end = start + seconds(total[layer + 1] - total[first])
-        # The second half also holds while the channel is busy: the difference is then negative.
+        # The second condition also holds while the channel is busy, as it is then a difference < 0.
         if not (following < end and following - start < alpha):
             ends.append(layer + 1)
             first, free = layer + 1, end
@@ -304,7 +304,7 @@ def bucketed_weighted_mean(
     """Return `comms.collectives.weighted_mean` of a tree, all-reduced buffer by buffer, in order.
 
     made: from `buffers`; reduce: (flat vector, axis) -> its sum over the workers, exact or not.
-    Integers travel as floats. By `psum`, means of equal weights have the bits of `jax.lax.pmean`.
+    Integers travel as floats. By `psum`, unweighted means have the bits of `jax.lax.pmean`.
     """
     # The weights are summed apart, in float32: in a buffer's dtype their sum could be rounded.
     weights = scaled_weights(weight, axis)

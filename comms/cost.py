@@ -196,8 +196,8 @@ class Network(NamedTuple):
 
     alpha: float | np.ndarray
     beta: float | np.ndarray
-    all_reduce: Table | None = None  # of all workers, where it was measured
-    swap: Table | None = None  # of two workers that send to each other, where it was measured
+    all_reduce: Table | None = None  # cost of an all-reduce of all workers, if measured
+    swap: Table | None = None  # cost of messages that two workers send each other, if measured
     spells: Any = None  # `stragglers.link_spells.Spells`, where links are slow at times
     hides: bool = True  # False: nothing travels beside computing, whatever a method allows
 

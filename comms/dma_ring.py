@@ -3,7 +3,7 @@
 At every hop a worker decodes a message, adds its own chunk in float32, and encodes the next one.
 Chunks are cut into tiles, and a tile into two parts, so that one is computed while the other
 travels. A message is a part's codes and a row of scales. A worker has room for two messages of each
-part, and signals its sender when it has read one. Interpreted, sums have the bits of `ppermute`'s.
+part, and signals its sender when it has read one. Interpreted sums equal that ring's bit for bit.
 """
 
 import functools
@@ -25,7 +25,7 @@ ROWS = 128  # most blocks of a part, for the memory of a core
 def all_reduce(
     x, bucket: int = 1024, axis: str = AXIS, keys=None, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the results of `ring_all_reduce` by `int8_codec`, which also serves chunks < `bucket`.
+    """Return what `ring_all_reduce` by `int8_codec` returns; it also serves chunks below `bucket`.
 
     interpret: a `pltpu.InterpretParams`, without which devices other than TPUs raise ValueError.
     """

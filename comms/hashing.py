@@ -3,8 +3,8 @@
 `mix` is two rounds of MurmurHash3's finaliser (Appleby, public domain), with the seed mixed in
 before each; `lowbias32` is a single round of another hash, for callers that chain many.
 
-Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced. The samples seen so far, a
-count of 64 bits that devices hold as two words, address draws that all workers of an update share.
+Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced. The number of samples seen
+so far addresses draws that all workers of an update share. Devices hold its 64 bits as two words.
 """
 
 import math

@@ -40,7 +40,7 @@ class Payload(NamedTuple):
     beside_gradient: bool = False  # known before the gradients: leaves when the round begins
     share: float = 1.0  # of the last mini-batch, after which other payloads leave, in (0, 1]
     late: int = 0  # updates that are made before workers wait for it
-    others: bool = False  # sent without the last worker, for whom no one waits
+    others: bool = False  # sent without the last worker, and without waiting for it
     encoded: bool = False  # needs time for encoding and decoding
     answer: int | None = None  # bytes of a server's answer to a push; None: the whole model's
 
@@ -92,7 +92,7 @@ class Alternative(NamedTuple):
 class Fallbacks(NamedTuple):
     """Unplanned messages of a run."""
 
-    updates: float  # updates of a worker that had any, mean over workers
+    updates: float  # updates that a worker took part in and that had any, mean over workers
     alternatives: tuple[Alternative, ...]
 
 

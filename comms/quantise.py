@@ -193,7 +193,7 @@ def float16_encode(x, key=None) -> jax.Array:
     magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
     exponent = (_bits(magnitudes.max(axis=-1, keepdims=True, initial=0)) >> 23).astype(jnp.int32)
     shift = jnp.minimum(TOP + 127 - exponent, 126)  # [rows, 1]
-    # In the topmost row 2^15 would be read as infinity: the next number below replaces it.
+    # With the least shift 2^15 would be read as infinity: the next number below replaces it.
     most = jnp.where(shift == LEAST_SHIFT, jnp.uint32(0x77FF), jnp.uint32(0x7BFF))
     codes = _float16_bits(x * power_of_two(shift), most)
     return jnp.concatenate([(shift + 127).astype(jnp.uint16), codes], axis=-1)

@@ -23,7 +23,7 @@ class Round(NamedTuple):
 
     @property
     def directed(self) -> bool:
-        """True if a worker hears from one that does not hear from it in the same exchange."""
+        """True if a worker hears another one that does not hear it in the same exchange."""
         everyone = np.arange(self.partners.shape[1])
         return any((partner[partner] != everyone).any() for partner in self.partners)
 

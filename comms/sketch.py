@@ -7,8 +7,8 @@ a bitmap it is the codec of S2 Reducer (Ge et al., arXiv 2110.02140):
     total = decode_at(all_reduce(encode(x, rows, columns, seed)), words, len(x), seed)
 
 `recover` in place of `decode_at` learns from the bitmap which entries share a bucket, and leaves
-inseparable ones at 0. These depend on the bitmap and the seed alone, so that workers can know them
-before anything else is sent (`resolving_seed`).
+inseparable entries at 0. The bitmap and the seed alone determine the inseparable entries, so that
+workers can know them before anything else is sent (`resolving_seed`).
 
 Only non-zeros are touched. With one row an estimate is unbiased with variance about
 (||x||^2 - x_i^2) / columns; with 5 rows of 3 columns per non-zero nearly all are exact. Values
@@ -82,7 +82,7 @@ def recover(sketch, words, size: int, seed) -> jax.Array:
     """Decode as `decode_at`, but exact to rounding where entries can be separated, and 0 elsewhere.
 
     The bitmap says which entries share a bucket. An entry that is alone in any of its buckets is
-    read there and taken out of its others, which may leave further entries alone: peeling, M.
+    read there and taken out of its other buckets, which may leave further ones alone: peeling, M.
     Goodrich, M. Mitzenmacher, "Invertible Bloom lookup tables", arXiv 1101.2245. `unresolved` finds
     the remaining entries, without a sketch.
     """
