@@ -27,13 +27,13 @@ class Aliases:
         return found and ModuleSpec(name, self, origin=found.origin, loader_state=found)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module itself, which its spec is taken from for a moment."""
+        """Return the checkout's own module, whose spec is replaced until `exec_module`."""
         return importlib.import_module(spec.loader_state.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the spec back, and alias what the module has imported of its own.
+        """Give the module its own spec back, and alias the submodules that it has imported.
 
-        Otherwise importing it by its alias would put it in place of a function of its name.
+        Importing a submodule by an alias would otherwise replace a function of the same name.
         """
         module.__spec__ = module.__spec__.loader_state
         for name in [name for name in sys.modules if name.startswith(f"{module.__name__}.")]:

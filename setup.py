@@ -50,7 +50,7 @@ def _code(source: str) -> CodeType:
 
 
 def _users(code: CodeType) -> list[bool]:
-    """Return of a module and of each function in it whether it uses the name `gossax`."""
+    """Return, for a module and each function in it, True if it uses the name `gossax`."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     return ["gossax" in code.co_names, *(user for one in inner for user in _users(one))]
 

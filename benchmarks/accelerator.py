@@ -43,15 +43,15 @@ from experiments import profiling, program_costs, stopwatch, tasks
 from runtimes.base import NO_OVERLAP
 from runtimes.overlapped import PROGRAM
 
-WORKERS = 8  # of the steps
+WORKERS = 8  # of the rows of steps
 STEP, ROUND = 1.03, 1.03  # goals, as ratios
 RATIOS = {"all-reduce": 1.15, "gossip": 1.25, "asynchronous": 1.5}
-# Of the hand-written step: called from Python, or in one program, as the simulator has it.
+# Loops of the hand-written step: called from Python, or in one program, as in the simulator.
 LOOPS = {"floor": one_by_one, "looped": scanned}
 KEPT = re.compile(r"XLA_|MALLOC_|CUDA_VISIBLE_DEVICES|LIBTPU_INIT_ARGS")
 PLANS = ("wfbp", "single", "optimal")
 BATCH = 64  # of the model whose gradients travel in buckets
-# A data dependence keeps buckets apart; the threshold says so twice. Only the scheduler that hides
+# A data dependence keeps buckets apart, and so does the threshold. Only the scheduler that hides
 # latency runs an all-reduce beside the backward pass.
 OPTIONS = {
     "gpu": {
@@ -132,13 +132,13 @@ def built(task: str) -> tasks.Task:
 
 
 def _both(sides: Callable, task: str, workers: int, batch: int, updates: int):
-    """Return ours and a loop of hand-written steps that do the same."""
+    """Return the sides of a row: our runtime, and loops of hand-written steps that do the same."""
     sampler = floors.sampler_of(built(task), workers, batch)
     return sides(built(task), sampler, workers, updates, 1)
 
 
 def _used(task: str, step, rows, updates: int, peak, taken: Mapping[str, float]) -> dict:
-    """Return the time per step and its utilisation of a device; rows: shape of its indices."""
+    """Return the time of our step and its utilisation of a device; rows: shape of its indices."""
     subject, copies = built(task), rows[0] if len(rows) > 1 else None
     carry = jax.eval_shape(lambda: carry_of(subject.init(jax.random.key(0)), copies))
     indices = jax.ShapeDtypeStruct(rows, np.int32)
@@ -159,7 +159,7 @@ def _used(task: str, step, rows, updates: int, peak, taken: Mapping[str, float])
 
 
 def number_lines(count: int, budget: float) -> Iterator[Line]:
-    """Yield the largest distance of parameters from a CPU's after some updates of `count` methods.
+    """Yield the largest distance of `count` methods' parameters from a CPU's, after some updates.
 
     Products have full precision. A method that rounds may round one value the other way.
     """
@@ -213,7 +213,7 @@ def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
 
 
 def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
-    """Yield the factor between the all-reduces in the compiled program and in the plan."""
+    """Yield the factor between the numbers of all-reduces in the compiled program and the plan."""
     for plan, planned, compiled in _plans(devices, hidden, budget):
         program, *_ = compiled()
         found = len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
@@ -223,7 +223,7 @@ def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterat
 
 
 def overlap_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
-    """Yield rounds whose buckets travel beside the backward pass over rounds without overlap."""
+    """Yield the time of rounds with all-reduces beside the backward pass, over rounds without."""
     if not hasattr(jax.lax, "psum_scatter_start"):
         raise Skip(f"asynchronous collectives came with JAX 0.12, and here is {jax.__version__}")
     for plan, _, compiled in _plans(devices, hidden, budget):

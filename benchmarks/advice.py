@@ -45,7 +45,7 @@ RECORD = FOLDER / "advice.json"
 
 
 def compare(name: str, workdir: Path) -> dict:
-    """Return the point of a source: predicted and trained seconds of all rules."""
+    """Return a point: relative seconds, predicted and trained, of RULES and the advised rule."""
     base = config_files.read("configs/slow_and_stale.py").config
     config = config_files.override(base, CHANGES | {"delay": SOURCES[name]})
     train.run(config, workdir / "barrier", checkpoint_seconds=float("inf"))
@@ -86,7 +86,7 @@ def compare(name: str, workdir: Path) -> dict:
 
 
 def _differ(seconds: dict[str, np.ndarray], one: str, other: str) -> bool:
-    """Return whether two rules differ by more than two standard errors of repeated runs."""
+    """Return True if two rules' mean seconds differ by more than two standard errors."""
     difference = seconds[other] - seconds[one]
     error = difference.std(ddof=1) / difference.size**0.5
     return bool(abs(difference.mean()) > 2 * error)

@@ -142,7 +142,7 @@ METHODS = {
     "hinge_staleness": ("hinge_staleness(free=1)", ASYNC),
     "inverse_staleness": ("inverse_staleness", ASYNC),
     "polynomial_staleness": ("polynomial_staleness", ASYNC),
-    # Beyond the battery: pairs that nobody marches in step.
+    # Beyond the battery: pairs that do not march in step.
     "swarm/pairs": ("swarm(bits=8, rounding=unbiased)", PAIRS),
     "ad_psgd": ("ad_psgd", PAIRS | {"mini_batches": 1}),
 }  # fmt: skip

@@ -7,7 +7,7 @@ Tiny runs are launched in several ways: three of the simulator, a sweep with --t
 --jobs=2, a mesh of four devices, the same on two processes. Faults come at random moments.
 
     kills   SIGKILL to one process: the others of a run under way say so and leave with exit code 3
-    terms   SIGTERM to one process: the exit code is 143, of all processes of the run
+    terms   SIGTERM to one process: all processes of the run leave with exit code 143
     disks   a disk of some kilobytes, as root: a sentence says so, and the exit code is 1 or 2
 
 After each fault the same command ends as if nothing had happened: bit for bit in virtual time,
@@ -66,7 +66,7 @@ class Way(NamedTuple):
 
     flags: tuple[str, ...] = ()
     processes: int = 1
-    virtual: bool = True  # its clock
+    virtual: bool = True  # whether its clock is virtual
 
 
 WAYS = {
@@ -145,14 +145,14 @@ class Trials:
         }  # fmt: skip
 
     def signalled(self, number: int, place: pathlib.Path) -> bool | None:
-        """Launch, send a signal to one process, and judge exit codes and words.
+        """Launch, send a signal to one process, and judge exit codes and messages.
 
         Return None if the victim had ended before.
         """
         while True:
             running, moment = self.start(place), self.draw.uniform(0, self.seconds)
             victim = running.pop(self.draw.randrange(len(running)))
-            if number == signal.SIGTERM:  # for which there is a handler once it trains
+            if number == signal.SIGTERM:  # the handler is there once the run trains
                 while victim.poll() is None and not list(place.rglob("metrics.jsonl")):
                     time.sleep(0.01)
                 moment /= 2
@@ -172,7 +172,7 @@ class Trials:
         if code == 0 and not any(others):
             return None
         if number == signal.SIGKILL:
-            # Of a run that has ended, the first process may still write its report.
+            # The first process may still write the report of a run that has ended.
             ended = {0} if (place / "summary.json").exists() else set()
             good = code == -signal.SIGKILL and set(others) <= {3} | ended
         else:

@@ -39,7 +39,7 @@ STALE_LAW = delays.shifted_exponential(1.0, 1.0)
 
 
 def plain() -> optax.GradientTransformation:
-    """Return the same optimizer as optax has it."""
+    """Return our `optimizer` as optax has it."""
     return optax.sgd(RATE, momentum=DECAY)
 
 
@@ -369,7 +369,7 @@ def dispatched(program: Callable, carry, *rest, rounds: int = 20) -> Callable:
 
 ROW, DENSITY, COPY = 500, 0.02, "copy"
 SMALL = 10_000_000  # coordinates
-# A single worker does not round. Each has a half, as an output of both wholes would have new pages.
+# Two workers, as one does not round; with halves, as an output of two wholes would have new pages.
 BOTH = ", 2 workers with a half each"
 IN_TWO_PHASES = {
     "int8": quantise.int8_codec(), "int4": quantise.int4_codec(), "mxfp4": quantise.mxfp4_codec(),
@@ -409,7 +409,7 @@ def _on_a_lattice(rows, bits: int) -> jax.Array:
 
 
 def _on_the_wire(x, codec) -> tuple[jax.Array, jax.Array]:
-    """Return the message and its decoding, as the compiler drops conversions without it."""
+    """Return the message and its decoding; without the message compilers drop conversions."""
     message = codec.encode(x.reshape(1, -1), None)
     return message, codec.decode(message, x.size)
 
@@ -426,7 +426,7 @@ def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int
         found[name] = functools.partial(program, *args), message
 
     def alone(codec):
-        """Return a collective of a single worker: its sums are copies."""
+        """Return a collective as a single worker runs it, where sums are copies."""
         return lambda *args: jax.vmap(codec, axis_name=AXIS)(*(a[None] for a in args))
 
     add(COPY, 4 * size, jnp.copy, dense)

@@ -36,7 +36,7 @@ class Line(NamedTuple):
     value: float
     unit: str = "x"  # of a ratio of two times
     goal: float | None = None
-    seconds: Mapping[str, float] = {}  # by candidate, of a ratio ours and the floor first
+    seconds: Mapping[str, float] = {}  # by candidate; of a ratio ours comes first, then the floor
     facts: Mapping[str, Any] = {}  # JSON values
 
     @property
@@ -97,8 +97,8 @@ def run(
 ) -> bool:  # fmt: skip
     """Measure the rows in order within `seconds`; return whether none failed.
 
-    record: what is known beforehand; its `rows` are filled in, in which a row that has run replaces
-    an earlier one of its name, and its `complete` becomes true. path: the record's file, or None.
+    record: what is known beforehand. A row that has run is added to its `rows`, in place of an
+    earlier row of that name; at the end `complete` is true. path: the record's file, or None.
     share: the part of the remaining seconds that the turns of one row may take. A row is not
     interrupted, so that the last one may end later. Raises SystemExit if there are no rows.
     """

@@ -151,7 +151,7 @@ def remove(own: str) -> None:
                 inside.add((NAMES / name).stat().st_ino)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
             shutil.rmtree(FILES / name, ignore_errors=True)
-    # Nobody finds the way in any more, but who was about to enter may still do so for a moment.
+    # No process finds these hosts any more, but one about to enter may do so for a moment.
     until = time.monotonic() + 5
     late = time.monotonic() + 0.2
     while time.monotonic() < until:

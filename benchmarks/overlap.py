@@ -9,9 +9,9 @@ turns, whose first steps are not timed, as the previous schedule still affects t
 `dear` and `byte_scheduler` end in the next forward pass, except in the last step of a turn. With
 `--hosts=4`, more than there are cores, layers sleep the seconds that one of the hosts has measured
 alone, and only exchanges are real. A point has the median seconds of a step, the seconds of all
-turns, the profile's prediction, and the hidden share of the seconds that the plan of `optimal`
-would hide, if that plan hides more than LITTLE of a step. Further steps of one model at one rate go
-to a Chrome trace for Perfetto, with the plans beside them; a picture shows each schedule's step of
+turns, and the profile's prediction. If the plan of `optimal` hides more than LITTLE of a step, a
+point also has the hidden share of these seconds. Further steps of one model at one rate go to a
+Chrome trace for Perfetto, with the plans beside them; a picture shows each schedule's step of
 median length. A second picture has the gains of all models and rates in the record, over the ratio
 of communication to computing.
 """

@@ -73,8 +73,8 @@ class Moment(NamedTuple):
 
     module: str
     function: str
-    call: int  # which one
-    writer: tuple[str, str] | None = None  # what it is in the process that writes, if another one
+    call: int  # number of this call
+    writer: tuple[str, str] | None = None  # in process 0, which writes, if other
     wait: str = "barrier"
     flags: tuple[str, ...] = ()
 

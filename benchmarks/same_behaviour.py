@@ -235,7 +235,7 @@ def run(side: Side, name: str) -> None:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield (name, leaf) of a JSON value's leaves; a list is one unless it holds objects."""
+    """Yield (name, leaf) of a JSON value's leaves; a list without objects is a single leaf."""
     if isinstance(value, list) and value and all(isinstance(child, dict) for child in value):
         value = {str(place): child for place, child in enumerate(value)}
     if isinstance(value, dict) and value:

@@ -254,7 +254,7 @@ def _one_peer(delay, workers: int) -> Rule:
     return RULES["neighbour_barrier"](Setting(delay, workers, 1, 0, links=links))
 
 
-# A rule of many workers; whether an update has an event of each; places of an event in a row.
+# Maker of a rule; True if every worker has an event per update; workers in an event.
 KINDS = {
     "k_batch_async": (functools.partial(_pushes, "k_batch_async"), False, 1),
     "k_async": (functools.partial(_pushes, "k_async"), False, 1),

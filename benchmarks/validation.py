@@ -27,7 +27,7 @@ COMPUTING = {"forward-compute", "backward-compute", "optimizer"}
 MOVES = {"forward": 1, "backward": -1}  # stages that a message goes up the pipeline
 GATHERED = {"params-all-gather": "stage", "grads-reduce-scatter": "stage",
             "embedding-grads-all-reduce": "replica", "optimizer-clip-main-grad": "all"}  # fmt: skip
-AFTER_PIPELINE = "layernorm-grads-all-reduce"  # the first after the last micro-batch
+AFTER_PIPELINE = "layernorm-grads-all-reduce"  # the first operation after the last micro-batch
 
 
 class Operation(NamedTuple):

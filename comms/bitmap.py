@@ -1,7 +1,7 @@
 """Bitmaps in packed words: the non-zero entries of arrays, over all workers.
 
-Bit b of word w stands for entry 32 w + b. A bitmap also serves to compact non-zeros: counting bits
-per word finds its set bits, and reads 1/32 of the bytes that `jnp.nonzero` does.
+Bit b of word w stands for entry 32 w + b. A bitmap also serves to compact non-zeros: counts
+of bits per word lead to its set bits, and read 1/32 of the bytes that `jnp.nonzero` reads.
 """
 
 from collections.abc import Callable
@@ -87,8 +87,8 @@ def positions(words, slots: int) -> jax.Array:
 def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: int) -> Carry:
     """Fold `carry = body(positions, carry)` over all set bits, `slots` of them at a time.
 
-    positions: int32 [slots], as in `positions`. Shapes stay static and nothing is left out,
-    while the work follows the number of set bits.
+    positions: int32 [slots], as `positions` returns them. Shapes stay static and no set bit is
+    left out, while the work follows the number of set bits.
     """
     if words.size == 0:
         return init
@@ -101,7 +101,7 @@ def fold(words, body: Callable[[jax.Array, Carry], Carry], init: Carry, slots: i
 
 
 def payload_bytes(size: int) -> int:
-    """Return the bytes of the bitmap of `size` entries, an all-reduce's payload of uint32 words.
+    """Return the bytes of a bitmap of `size` entries, the payload of its `union`: uint32 words.
 
         >>> payload_bytes(1000)
         128
@@ -110,7 +110,7 @@ def payload_bytes(size: int) -> int:
 
 
 def _packed_by_fours(codes, bits: int):
-    """Pack codes of 1 or 2 bits that fill their words, several times faster on CPU."""
+    """Pack codes of 1 or 2 bits that fill all words, four at first: several times faster on CPU."""
     word = jax.lax.bitcast_convert_type(codes.astype(jnp.uint8).reshape(-1, 4), jnp.uint32)
     if bits == 1:
         word = ((word * 0x01020408) >> 24) & 0xF
@@ -137,7 +137,7 @@ def _select(words, ends, first, slots: int):
         1, mode="drop", indices_are_sorted=True
     )
     word = jnp.cumsum(started) - 1
-    # Within the word: halve its width, going up past the bits before the wanted one.
+    # A binary search within the word skips the lower half where the wanted bit lies above it.
     rank, rest = number - starts[word], words[word]
     bit = jnp.zeros(slots, jnp.int32)
     for width in (16, 8, 4, 2, 1):

@@ -39,21 +39,21 @@ from comms.trees import Tree
 class Plan(NamedTuple):
     """Buckets and their predicted timeline, in seconds from the start of the backward pass."""
 
-    buckets: list[list[int]]  # layers of each, in backward order
+    buckets: list[list[int]]  # layers of each bucket, in backward order
     ready: np.ndarray  # [buckets] seconds until the last gradient of a bucket is ready
-    start: np.ndarray  # [messages] start of its all-reduce
-    end: np.ndarray  # [messages] end of its all-reduce
+    start: np.ndarray  # [messages] start of a message's all-reduce
+    end: np.ndarray  # [messages] end of a message's all-reduce
     finish: float  # end of everything
     exposed: float  # seconds of communication after the end of the backward pass
     order: list[int] | None = None  # bucket of each message; None: each once, whole
-    bytes: float = 0.0  # of a message, where a bucket has several; its last one has the rest
+    bytes: float = 0.0  # of a message, if a bucket has several; the last of them has the rest
 
 
 def evaluate(buckets: Sequence[Sequence[int]], sizes, ready, cost) -> Plan:
     """Return the timeline of given buckets.
 
-    buckets: layers of each, together all in backward order; sizes: [L] bytes; ready: [L] seconds
-    from the start of the backward pass, non-decreasing, the last of which is its end. Raises
+    buckets: the layers of each bucket, together all layers in backward order; sizes: [L] bytes;
+    ready: [L] seconds from the start of the backward pass, non-decreasing, up to its end. Raises
     ValueError for other buckets, sizes and times. arXiv 1811.11141, the recursion of tau_c.
     """
     sizes, ready = _check(sizes, ready)
@@ -97,10 +97,10 @@ def fixed(sizes, ready, cost, bytes: float = 25 * 2**20) -> Plan:
 
 
 def greedy(sizes, ready, cost) -> Plan:
-    """Merge as in the authors' release of MG-WFBP; alpha is the cost of no bytes.
+    """Merge as in the authors' release of MG-WFBP; alpha is the cost of an empty message.
 
     A bucket takes in the next layer if that is ready before the bucket's sending would end, and
-    less than alpha after it could start. This is not optimal. Arguments as in `evaluate`.
+    less than alpha after the sending could start. This is not optimal. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -109,7 +109,7 @@ def greedy(sizes, ready, cost) -> Plan:
     for layer, following in enumerate(ready[1:]):
         start = max(free, ready[layer])
         end = start + seconds(total[layer + 1] - total[first])
-        # The second half also holds while the channel is busy: the difference is then negative.
+        # The second condition also holds while the channel is busy, as it is then a difference < 0.
         if not (following < end and following - start < alpha):
             ends.append(layer + 1)
             first, free = layer + 1, end
@@ -137,8 +137,8 @@ def optimal(sizes, ready, cost) -> Plan:
     """Find the buckets that finish first, for any cost: exact dynamic programming in O(L^2).
 
     f[j], the earliest end of the first j layers, is the least max(f[i], R_j) + t(S_j - S_i) over
-    the start i of their last bucket, with prefix sizes S and ready times R. If the cost is affine,
-    no plan that ends as early has fewer buckets. Arguments as in `evaluate`.
+    the start i of their last bucket, with prefix sizes S, ready times R and cost t. If the cost is
+    affine, no plan that ends as early has fewer buckets. Arguments as in `evaluate`.
     """
     sizes, ready = _check(sizes, ready)
     seconds, total = seconds_of(cost), _prefix(sizes)
@@ -199,7 +199,7 @@ class Planner(NamedTuple):
     """Choice of buckets, called as `planner(sizes, ready, cost) -> Plan`."""
 
     plan: Callable[..., Plan]
-    timed: bool = True  # depends on times; otherwise zeros give the same buckets
+    timed: bool = True  # buckets depend on `ready` and `cost`; if False, zeros give the same
     sized: bool = False  # takes `bytes`, the size of a bucket or of its parts
     eager: bool = False  # the next forward pass begins before everything has arrived
 
@@ -235,7 +235,7 @@ def _timeline(ends: Sequence[int], sizes: np.ndarray, ready: np.ndarray, cost) -
 
 
 def _prefix(sizes: np.ndarray) -> np.ndarray:
-    """Return the bytes [L + 1] of the first layers."""
+    """Return the bytes [L + 1] of the first 0, 1, ..., L layers."""
     return np.concatenate([[0.0], np.cumsum(sizes)])
 
 
@@ -291,7 +291,7 @@ class Buffer(NamedTuple):
     dtype: jnp.dtype
     leaves: list[int]
     elements: int  # without the token
-    first: int = 0  # the first of these, in a row of all leaves
+    first: int = 0  # index of the first element in the row of all these leaves
 
 
 def bucketed_weighted_mean(
@@ -303,8 +303,8 @@ def bucketed_weighted_mean(
 ) -> Tree:
     """Return `comms.collectives.weighted_mean` of a tree, all-reduced buffer by buffer, in order.
 
-    reduce: (flat vector, axis) -> its sum over the workers, exact or not. Integers travel as
-    floats. With `psum` every mean is that of `jax.lax.pmean`, bit for bit.
+    made: from `buffers`; reduce: (flat vector, axis) -> its sum over the workers, exact or not.
+    Integers travel as floats. By `psum`, unweighted means have the bits of `jax.lax.pmean`.
     """
     # The weights are summed apart, in float32: in a buffer's dtype their sum could be rounded.
     weights = scaled_weights(weight, axis)
@@ -322,11 +322,11 @@ def buffers(
     order: Sequence[int] | None = None,
     bytes: float = 0.0,
 ) -> list[Buffer]:
-    """Return the buffers of all messages of a tree of arrays or shapes, as they are sent.
+    """Return the buffers of all messages of a tree of arrays or shapes, in the order of sending.
 
-    buckets: indices of the leaves (`jax.tree.leaves`) of each, every leaf once. order, bytes: as a
-    `Plan` has them. A message has a buffer per dtype. Raises ValueError for buckets that are not
-    the tree's leaves.
+    buckets: indices of each bucket's leaves in `jax.tree.leaves`, every leaf once; order, bytes: as
+    in a `Plan`. A message has a buffer per dtype. Raises ValueError for buckets that do not hold
+    every leaf once.
     """
     leaves = jax.tree.leaves(tree)
     if sorted(i for bucket in buckets for i in bucket) != list(range(len(leaves))):
@@ -340,7 +340,7 @@ def buffers(
         by_dtype: dict = {}
         for i in buckets[index]:
             by_dtype.setdefault(jnp.result_type(leaves[i].dtype, float), []).append(i)
-        begin = sent[index] * bytes  # and end, from the first byte of the leaves of a dtype
+        begin = sent[index] * bytes  # counted, like `end`, from the first byte of a dtype's leaves
         sent[index] += 1
         end = np.inf if sent[index] == parts[index] else begin + bytes
         for dtype, members in by_dtype.items():
@@ -383,8 +383,8 @@ def means(sums: Sequence, like: Tree, made: Sequence[Buffer], weights: tuple) ->
         row = jnp.concatenate([sums[place][: made[place].elements] for place in group])
         start = 0
         for i in made[group[0]].leaves:
-            # Divide as if they had been all-reduced alone: else operations fused with their
-            # removal from the buffer, such as momentum, would round differently.
+            # The barrier separates the division from the slicing: an operation fused with both,
+            # such as momentum, would round otherwise than for a leaf all-reduced alone.
             of_leaf = row[start : start + leaves[i].size].reshape(leaves[i].shape)
             found[i] = mean_of(jax.lax.optimization_barrier(of_leaf), weights[1])
             start += leaves[i].size

@@ -25,20 +25,20 @@ class Chunked(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """Message of k frequencies of every chunk."""
+    """Message of k frequencies of every block of a matrix."""
 
-    values: jax.Array  # float32 [chunks, k]
-    places: jax.Array  # uint8 [chunks, k], uint16 of chunks of more than 256 entries
+    values: jax.Array  # float32 [blocks, k]
+    places: jax.Array  # uint8 [blocks, k], or uint16 if a block has more than 256 entries
 
 
 class Cut(NamedTuple):
-    """Cut of a vector; a chunk is never longer than the vector."""
+    """Cut of a vector into chunks, each of which sends `k` entries; none exceeds the vector."""
 
     chunk: int
     k: int
 
     def of(self, size: int) -> tuple[int, int, int]:
-        """Return (chunks, entries of a chunk, sent entries of it) for a vector of `size`."""
+        """Return (chunks, entries of a chunk, sent entries of a chunk) for a vector of `size`."""
         chunk = max(1, min(self.chunk, size))
         return -(-size // chunk), chunk, min(self.k, chunk)
 
@@ -105,7 +105,7 @@ class Blocks(NamedTuple):
     k: int
 
     def of(self, shape: tuple[int, int]) -> tuple[int, int, int]:
-        """Return (rows of a block, its columns, frequencies of it that are sent)."""
+        """Return the numbers (rows, columns, sent frequencies) of a block."""
         height, width = (max(1, min(self.chunk, size)) for size in shape)
         return height, width, min(self.k, height * width)
 
@@ -131,7 +131,7 @@ def decode_frequencies(message: Spectrum, shape: tuple[int, int], cut: Blocks) -
 def mean_of_senders(message: Spectrum, weight, shape: tuple[int, int], cut: Blocks) -> jax.Array:
     """Return the matrix whose coefficients are weighted means over the workers that sent them.
 
-    message: of a matrix times `weight`, which is 0 for a worker that does not count.
+    message: the spectrum of a matrix times `weight`, which is 0 for a worker that does not count.
     """
 
     height, width, _ = cut.of(shape)
@@ -146,7 +146,7 @@ def mean_of_senders(message: Spectrum, weight, shape: tuple[int, int], cut: Bloc
 
 
 def frequency_bytes(shape: tuple[int, int], cut: Blocks) -> int:
-    """Return the bytes of coefficients and of their places, a byte or two each."""
+    """Return the bytes of coefficients, 4 each, and of their places, 1 or 2 each."""
     height, width, k = cut.of(shape)
     blocks = -(-shape[0] // height) * -(-shape[1] // width)
     return blocks * k * (4 + _place(height * width)(0).itemsize)

@@ -1,8 +1,8 @@
-"""Means over the workers, as bodies that run under a named axis.
+"""Means over the workers, as functions that run under a named axis.
 
 All of these work alike under `jax.vmap(axis_name=axis)`, `jax.pmap` and `jax.shard_map`.
-Results are equal on all workers, but a ring's cannot be declared replicated: under `shard_map`
-return them stacked, `out_specs=P(axis)`.
+Results are equal on all workers, but a ring's results cannot be declared replicated: under
+`shard_map` return them stacked, `out_specs=P(axis)`.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def on_one_device() -> Iterator[None]:
     """Trace with all workers as an array axis under `jax.vmap`, on one device.
 
     Sums over workers are then dot products over that axis: XLA on CPU takes up to 50 times longer
-    to sum large leaves over a leading axis, as `psum` becomes there.
+    to sum large leaves over a leading axis, which is how `psum` is compiled there.
     """
     token = _on_one_device.set(True)
     try:
@@ -71,7 +71,7 @@ def scaled_weights(weight, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
 
 
 def term(x, own, total) -> jax.Array:
-    """Return a worker's term in the sum of a mean, in x's dtype; weights: `scaled_weights`.
+    """Return a worker's term of a mean's sum, in x's dtype; own, total: from `scaled_weights`.
 
     float16 has no room to scale: its terms are divided before they are summed.
     """
@@ -79,7 +79,7 @@ def term(x, own, total) -> jax.Array:
 
 
 def mean_of(summed, total) -> jax.Array:
-    """Return the mean from the sum of terms."""
+    """Return the mean from the sum of all terms and the total weight of `scaled_weights`."""
     return summed if _is_narrow(summed) else divide(summed, total)
 
 
@@ -151,7 +151,7 @@ class AllReduce(NamedTuple):
     """
 
     reduce: Callable  # (vector, axis) -> the sum, or a worker's part of it
-    gather: Callable | None = None  # (part, axis) -> the sum, zeros after it; None: it is the sum
+    gather: Callable | None = None  # (part, axis) -> the sum, then zeros; None: `reduce` gives it
 
     def __call__(self, x, axis: str = AXIS) -> jax.Array:
         part = self.reduce(x, axis)

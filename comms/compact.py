@@ -19,9 +19,9 @@ from comms.collectives import AXIS
 def all_reduce(x, budget: int, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
     """Return the sum of x, [n] or [n, ...], over the workers, and bool scalar: True if sent dense.
 
-    A union of more than `budget` rows does not fit and is all-reduced dense. The result has the
-    bits of `psum(x)`, except that -0 may become +0, on CPU meshes and under `vmap` of up to 5
-    workers; elsewhere it is equal up to rounding. Raises ValueError if the budget is negative.
+    A union of more than `budget` rows does not fit and is all-reduced dense. On CPU meshes, and
+    under `vmap` of up to 5 workers, the result has the bits of `psum(x)`, except that -0 may become
+    +0; elsewhere it is equal up to rounding. Raises ValueError if the budget is negative.
     """
     if budget < 0:
         raise ValueError(
@@ -55,7 +55,7 @@ def sum_of_rows(x, words, budget: int, axis: str = AXIS) -> jax.Array:
 def dense_sum(x, fell_back, axis: str = AXIS) -> jax.Array:
     """Sum x over the workers, for the branch that is taken where `fell_back`.
 
-    For shard_map's types it varies over the axis, as compacted rows do: branches must agree.
+    In shard_map's types the result varies over the axis, as `sum_of_rows` does: branches agree.
     """
     varies = x.ravel()[:0].astype(bool).any()  # always false
     return jnp.where(fell_back | varies, jax.lax.psum(x, axis), 0)
@@ -83,7 +83,7 @@ class Room(NamedTuple):
 def room(workers: int, size: int, own: int, union: int) -> Room:
     """Return the room for `own` rows of a worker and `union` rows of all, which spread by chance.
 
-    A list has four standard deviations beyond its mean, at most its share of `size` rows.
+    A list holds its mean plus four standard deviations, at most an owner's share of `size` rows.
     """
     owned = -(-size // workers)
 
@@ -105,8 +105,8 @@ class Sum(NamedTuple):
 def owned_all_reduce(x, fits: Room, axis: str = AXIS) -> Sum:
     """Sum x [n, ...] over the workers through owners, or dense where lists overflow.
 
-    An overflow of a worker's list is known before any rows are sent, one of an owner's list
-    when the rows have been pushed.
+    An overflow of a worker's list is known before any rows are sent, and an overflow of an owner's
+    list only after rows have been pushed.
     """
     workers, owned = jax.lax.axis_size(axis), -(-len(x) // jax.lax.axis_size(axis))
     padded = jnp.pad(x, [(0, workers * owned - len(x))] + [(0, 0)] * (x.ndim - 1))

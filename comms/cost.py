@@ -49,7 +49,7 @@ def ring_all_reduce_bytes(payload: int, workers: int, itemsize: int = 4) -> int:
 
 
 # All-reduces as in Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141, over links (alpha, beta); gamma:
-# seconds per byte to add. Free for a single worker, ValueError for none.
+# seconds per byte to add. A single worker pays nothing; fewer raise ValueError.
 
 
 def ring(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
@@ -80,22 +80,22 @@ def recursive_doubling(workers: int, alpha: float, beta: float, gamma: float = 0
 
 
 def double_binary_tree(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of halves on two pipelined binary trees: 2 ceil(log2 n) latencies.
+    """Return the cost of two pipelined binary trees, half a payload each: 2 ceil(log2 n) alpha.
 
-    A byte costs the same for any number of workers.
+    A byte costs the same for any number of workers from two on.
     """
     depth = _depth("double_binary_tree", workers)
     return AlphaBeta(2 * depth * alpha, (beta + gamma) * (workers > 1))
 
 
 def halving_doubling(workers: int, alpha: float, beta: float, gamma: float = 0.0) -> AlphaBeta:
-    """Return the cost of 2 log2 n messages with a ring's bytes; ValueError but for a power of 2."""
+    """Return the cost of 2 log2 n messages with a ring's bytes; ValueError unless n is 2^q."""
     depth = _depth("halving_doubling", workers, power=True)
     return AlphaBeta(2 * depth * alpha, ring(workers, alpha, beta, gamma).beta)
 
 
 def _depth(collective: str, workers: int, power: bool = False) -> int:
-    """Return ceil(log2 n); raise ValueError for n < 1, and for no power of two if `power`."""
+    """Return ceil(log2 n); raise ValueError for n < 1, and if `power` unless n is a power of 2."""
     if workers < 1:
         raise ValueError(f"{collective}: needs at least 1 worker, got {workers}; set workers")
     depth = (workers - 1).bit_length()
@@ -196,8 +196,8 @@ class Network(NamedTuple):
 
     alpha: float | np.ndarray
     beta: float | np.ndarray
-    all_reduce: Table | None = None  # of all workers, where it was measured
-    swap: Table | None = None  # of two workers that send to each other, where it was measured
+    all_reduce: Table | None = None  # cost of an all-reduce of all workers, if measured
+    swap: Table | None = None  # cost of messages that two workers send each other, if measured
     spells: Any = None  # `stragglers.link_spells.Spells`, where links are slow at times
     hides: bool = True  # False: nothing travels beside computing, whatever a method allows
 
@@ -270,8 +270,8 @@ def uniform_link(
 ) -> Network:
     """Return a network whose links take `seconds` for `payload` bytes, more to `slow` workers.
 
-    slow: {worker: factor}; others: as in `network`. An all-reduce then costs 2 (n - 1) / n of
-    `seconds`, gossip `seconds` per active matching.
+    slow: {worker: factor}; others: as in `uniform_network`. An all-reduce then costs
+    2 (n - 1) / n of `seconds`, gossip `seconds` per active matching.
     """
     if not seconds > 0:
         raise ValueError(f"link: needs seconds > 0, got {seconds}; set the time of one model")
@@ -292,9 +292,9 @@ def measured_network(
 
     path: instead of sizes and seconds, the printed output of nccl-tests' all_reduce_perf or of
     OSU's osu_allreduce. swaps: seconds of messages of these sizes that two workers send to each
-    other; None: as in a ring with the cost that `fit` finds. arrays: the
-    number of messages in place of one, if each array has its own, as between CPUs; all but one take
-    as long as the smallest measured one. Others: as in `network`.
+    other; None: as in a ring with the cost that `fit` finds. arrays: number of messages, if each
+    array has a message of its own, as between CPUs; all but one of them take as long as the
+    smallest measured message. Others: as in `uniform_network`.
     """
     if path is not None and sizes is None and seconds is None:
         sizes, seconds = _printed(path)
@@ -362,7 +362,7 @@ def _printed(path: str) -> tuple[list[float], list[float]]:
             elif heads and words and words[0].isdecimal():
                 rows.append((float(words[0]), 1e-6 * float(words[heads[-1]])))
                 whole, bus = [float(words[i]) for i in rates] if len(rates) == 2 else (0, 0)
-                # A bus carries at least what a worker is given, of other collectives less.
+                # An all-reduce has at least as much bus as algorithm bandwidth, others have less.
                 less = whole > 0.5 and 0 < bus < 0.9 * whole
                 if less or "none" in names or (root is not None and words[root] != "-1"):
                     raise ValueError(OTHER)

@@ -1,9 +1,9 @@
 """The sum of `comms.quantise.ring_all_reduce` in int8 as one kernel of remote DMA on TPUs.
 
-Every hop decodes a message, adds its own chunk in float32, and encodes the next one. Chunks are cut
-into tiles, and a tile into parts, one of which computes while the other one travels. A message is
-the codes of a part and a row of scales. Neighbours have room for two messages of a part, and say
-when they have read one. Interpreted, the sums have the bits of the form with `ppermute`.
+At every hop a worker decodes a message, adds its own chunk in float32, and encodes the next one.
+Chunks are cut into tiles, and a tile into two parts, so that one is computed while the other
+travels. A message is a part's codes and a row of scales. A worker has room for two messages of each
+part, and signals its sender when it has read one. Interpreted sums equal that ring's bit for bit.
 """
 
 import functools
@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from comms import hashing, quantise
 from comms.collectives import AXIS, is_on_one_device
 
-LANES, SUBLANES = 128, 32  # of a tile of int8
+LANES, SUBLANES = 128, 32  # the hardware's shape of an int8 register
 PARTS = 2  # of a tile
 ROWS = 128  # most blocks of a part, for the memory of a core
 
@@ -25,9 +25,9 @@ ROWS = 128  # most blocks of a part, for the memory of a core
 def all_reduce(
     x, bucket: int = 1024, axis: str = AXIS, keys=None, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
-    """Return `ring_all_reduce` by `int8_codec(bucket)`; without a whole block it is that itself.
+    """Return what `ring_all_reduce` by `int8_codec` returns; it also serves chunks below `bucket`.
 
-    interpret: a `pltpu.InterpretParams`, for other devices, where it is a ValueError without one.
+    interpret: a `pltpu.InterpretParams`, without which devices other than TPUs raise ValueError.
     """
     if not interpret and (jax.default_backend() != "tpu" or is_on_one_device()):
         raise ValueError(
@@ -75,7 +75,7 @@ def all_reduce(
 
 
 def sized(bucket: int) -> Callable[[int], int]:
-    """Return chunk entries -> bytes of a hop; ValueError unless LANES divides bucket > 0."""
+    """Return a function: chunk entries -> hop bytes; ValueError unless LANES divides bucket > 0."""
     if bucket < 1 or bucket % LANES:
         raise ValueError(
             f"dma_ring: needs buckets of n x {LANES} entries, got {bucket}; 1024 fits"
@@ -91,7 +91,7 @@ def sized(bucket: int) -> Callable[[int], int]:
 
 
 def tiles(chunk: int, bucket: int) -> tuple[int, int, int, int]:
-    """Return the shape (tiles, parts, blocks, bucket) that a chunk is filled up to."""
+    """Return the shape (tiles, parts, blocks of a part, bucket) to which a chunk is padded."""
     blocks = -(-chunk // bucket)
     rows = min(ROWS, SUBLANES * -(-blocks // (SUBLANES * PARTS)))
     return -(-blocks // (PARTS * rows)), PARTS, rows, bucket
@@ -103,7 +103,7 @@ def _kernel(  # noqa: C901
 ):  # fmt: skip
     """Reduce one tile of all chunks of x, [workers, *tiles].
 
-    own: float32 at work; codes and scales: the message that leaves; heard: the last two that came.
+    own: the parts at work, float32; codes, scales: messages that leave; heard: the last two heard.
     """
     tile, me = pl.program_id(0), jax.lax.axis_index(axis)
     first = tile * 2 * (workers - 1)  # number of the tile's first message

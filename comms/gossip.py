@@ -1,4 +1,4 @@
-"""Exchange with neighbours, as bodies that run under a named axis.
+"""Exchange with neighbours, as functions that run under a named axis.
 
 On a mesh only neighbours communicate; under `vmap` a permutation is a fused gather, faster than a
 dense [n, n] product from 16 workers on. All functions run under `jax.vmap`, `jax.pmap` and
@@ -20,7 +20,7 @@ AT_ONCE = 16  # matchings that are heard in one pass over the values
 
 
 def mix(tree: Tree, W, partners, axis: str = AXIS) -> Tree:
-    """Return the mixed values sum_j W_ij x_j of every leaf; neighbours' come by `ppermute`.
+    """Return the mixed values sum_j W_ij x_j of every leaf; neighbours send x_j by `ppermute`.
 
     `W`: host array [n, n]. `partners`: host array [M, n], each worker's partner in M matchings,
     itself where unmatched. Raises ValueError unless the matchings hold every edge of W exactly
@@ -105,7 +105,7 @@ def _pulled(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree
 def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str) -> Tree:
     """Return `_pulled` where others' values are at hand, with few passes over the values.
 
-    A pass adds AT_ONCE active matchings; the last pass adds the rest, by a program per number.
+    A pass adds AT_ONCE active matchings; the last one adds the rest, by a program for each number.
     """
     partners = np.asarray(partners)
     matchings = len(partners)

@@ -3,7 +3,7 @@
 The cost is `comms.cost.halving_doubling`, as in Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
 Of n = 2^q workers, worker i swaps halves of its array with the worker whose number differs in the
 highest bit, and adds; then in the next lower bit, with a half of the rest, and so on. After q steps
-it has the sum of a share 1 / n. In reverse order the shares are swapped until all have everything.
+it has the sum of one share of 1 / n. Swaps in reverse order then give all shares to every worker.
 """
 
 import functools

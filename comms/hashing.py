@@ -3,8 +3,8 @@
 `mix` is two rounds of MurmurHash3's finaliser (Appleby, public domain), with the seed mixed in
 before each; `lowbias32` is a single round of another hash, for callers that chain many.
 
-Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced. The samples seen so far, a
-count of 64 bits that devices hold as two words, address draws that all workers of an update share.
+Indices and seeds: whole numbers in [0, 2^32), the seed possibly traced. The number of samples seen
+so far addresses draws that all workers of an update share. Devices hold its 64 bits as two words.
 """
 
 import math
@@ -48,7 +48,7 @@ def uniform(key, shape: tuple[int, ...], first=0) -> jax.Array:
 
 
 def fraction(index, seed) -> jax.Array:
-    """Return the draw in [0, 1) of every index; `uniform` has the bits of its key as seed."""
+    """Return the draw in [0, 1) of every index; `uniform` takes its key's bits as the seed."""
     return (mix(index, seed) >> 8).astype(jnp.int32).astype(jnp.float32) * 2.0**-24
 
 
@@ -73,7 +73,7 @@ def plus(held, count) -> jax.Array:
 def counted(held) -> dict[str, jax.Array]:
     """Return the number in words [..., 2] as `samples`, float32, and as `count`, uint32.
 
-    The count is exact below 2^32; each of the next 2^32 numbers also has a count of its own.
+    The count is exact below 2^32; within each later run of 2^32 numbers counts are distinct.
     """
     low, high = held[..., 0], held[..., 1]
     samples = high.astype(jnp.float32) * 2.0**32 + low.astype(jnp.float32)
@@ -83,9 +83,9 @@ def counted(held) -> dict[str, jax.Array]:
 def address(count) -> jax.Array:
     """Return the uint32 address of random draws after this many samples, [] for [].
 
-    A count below 2^24 addresses by the bits that it has as float32, which is exact there, and a
-    larger one by itself. One that comes as a float, from a caller who has no other, has those bits;
-    ValueError for a known one from 2^24 on, where two counts are the same float.
+    A count below 2^24, exact as float32, has the bits of that float as its address; a larger count
+    is its own address, with the top bit flipped. A count given as a float also has its bits; such a
+    count, if known and 2^24 or more, raises ValueError, as two counts would be the same float.
     """
     if isinstance(count, int | np.integer):
         count = counted(words(count))["count"]

@@ -48,9 +48,9 @@ def googlenet(forward_seconds: float | None = None) -> LayerTrace:
 def read(path: str | os.PathLike, forward_seconds: float | None = None) -> LayerTrace:
     """Read the layers of a CSV file with the columns `bytes` and `backward_us`, in forward order.
 
-    Lines that begin with # and other columns are ignored. A layer's forward takes the same share of
-    `forward_seconds` as its backward; by default it is half as long. Raises ValueError for any
-    other file, and for negative numbers.
+    Lines that begin with # and other columns are ignored. A layer has the same share of
+    `forward_seconds` as of the backward pass; None makes the forward pass half as long as the
+    backward. Raises ValueError for any other file, and for negative numbers.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").splitlines()
@@ -87,7 +87,7 @@ def read(path: str | os.PathLike, forward_seconds: float | None = None) -> Layer
 
 
 def traced(sizes, ready, forward_seconds: float) -> LayerTrace:
-    """Return the trace with this `backward_order`; forwards have the shares of backwards."""
+    """Return the trace of this `backward_order`; forward seconds are in proportion to backward."""
     backward = np.diff(ready, prepend=0.0)[::-1]
     forward = forward_seconds * backward / (backward.sum() or 1.0)
     return LayerTrace("", np.asarray(sizes, float)[::-1], forward, backward)
@@ -168,7 +168,7 @@ def dear(trace: LayerTrace, cost, bytes: float) -> Iteration:
 
 
 def next_forward(trace: LayerTrace, arrived: Sequence[float], messages: int) -> Iteration:
-    """Return the period from the arrival times of gradients, in backward order."""
+    """Return the iteration for given arrival times [L] of gradients, in backward order."""
     now = float(trace.backward.sum())
     for gradient, layer in zip(arrived[::-1], trace.forward, strict=True):
         now = max(now, gradient) + layer
@@ -182,7 +182,7 @@ def _bucketed(plan: Callable, trace: LayerTrace, cost) -> Iteration:
 
 
 def best_size(schedule: Callable, trace: LayerTrace, cost) -> int:
-    """Return the size of `SIZES` with the shortest iteration, of `byte_scheduler` or `dear`."""
+    """Return the size in `SIZES` by which `byte_scheduler` or `dear` has its shortest iteration."""
     return min(SIZES, key=lambda size: schedule(trace, cost, size).seconds)
 
 

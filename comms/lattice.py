@@ -34,7 +34,7 @@ _LIMIT = 2.0**22  # |x / s| from which float32 steps of x are no longer small ag
 _FINEST = 2.0**-21  # side relative to the largest |x| of the bucket: below _LIMIT with room
 _SIDES = (2.0**-126, 2.0**126)  # both s and 1 / s are normal numbers
 _SEEDS = (0x9E3779B9, 0x3C6EF372)
-_INFINITE = np.uint32(0x7F800000)  # bits of a float32; the bits of NaN are above
+_INFINITE = np.uint32(0x7F800000)  # bits of a float32; a NaN's bits are a larger number
 
 
 def buckets(size: int, bucket: int = BUCKET) -> int:
@@ -82,7 +82,7 @@ def payload_bytes(size: int, bits: int, bucket: int = BUCKET) -> int:
 
 
 def side_for(bound, bits: int, stochastic: bool = False) -> jax.Array:
-    """Return the side s of radius `bound`: 2 y / (q - 1), or 2 y / (q - 2) if stochastic.
+    """Return the side s whose `radius` is `bound`: 2 y / (q - 1), if stochastic 2 y / (q - 2).
 
     bound: y >= max |x - reference|, a number or an array. arXiv 2002.09268.
     """
@@ -141,8 +141,8 @@ def decode(message, rows, bits: int) -> tuple[jax.Array, jax.Array]:
     """Return (points [buckets, n], ok [buckets]): the points of these colours nearest to `rows`.
 
     rows: float32 [buckets, n], the receiver's own. ok: True where the bucket's points are exactly
-    the sender's; elsewhere the points are `rows`. A wrong bucket passes once in about
-    2^(62 - 2 bits). Raises ValueError if the message is of another size.
+    the sender's; elsewhere the points are `rows`. A wrong bucket seems right once in
+    about 2^(62 - 2 bits). Raises ValueError if the message is of another size.
     """
     count, n = rows.shape
     if message.shape != (count, row_bytes(n, bits)):
@@ -173,8 +173,8 @@ def bound_of(message, bits: int, stochastic: bool = False) -> jax.Array:
 def ravel_floats(tree) -> tuple[jax.Array, Callable]:
     """Return (vector [size] float32, restore): a pytree's float leaves, and the way back.
 
-    restore(vector) is the tree with these values, shapes and dtypes kept, other leaves untouched,
-    and also a float64 whose float32 has not changed.
+    restore(vector) is the tree with these values in its own shapes and dtypes. Other leaves, and
+    float64 entries whose float32 value has not changed, stay as they are.
     """
 
     def is_float(x):
@@ -215,7 +215,7 @@ def _scale(rows, side):
     """Return x / s, or 0 where it is out of range or the side is not usable."""
     inverse = jnp.where(_usable(side), 1 / side, 0)
     scaled = rows * inverse[:, None]
-    # As in `encode`, the choice also keeps a jitted result that of one computed step by step.
+    # As in `encode`, the choice also makes jitted results equal to results without jit.
     return jnp.where(jnp.abs(scaled) < _LIMIT, scaled, 0)
 
 
@@ -232,7 +232,7 @@ def _words(octets):
 def _checksum(k):
     """Return two sums [buckets, 2] of k [buckets, n] times odd random weights, modulo 2^32.
 
-    A wrong turn of one coordinate changes k by q and is always seen: odd times q is not 0.
+    One coordinate of k that is wrong by q is always seen: an odd weight times q is not 0.
     """
     places = np.arange(k.shape[1], dtype=np.uint32)
     odd = [lowbias32(places + np.uint32(seed)) | np.uint32(1) for seed in _SEEDS]
@@ -254,7 +254,7 @@ def _pack(k, bits: int) -> list[jax.Array]:
     """Return the fields of k mod q as uint8 [buckets, ceil(n * width / 8)] each.
 
     A byte holds the fields of coordinates that lie ceil(n * width / 8) apart, the first lowest. In
-    two's complement the lowest bits are the floored modulus, also below zero.
+    two's complement the lowest bits of k are k mod q, also for a negative k.
     """
     planes, shift = [], 0
     for width in _planes(bits):
@@ -292,7 +292,7 @@ def _check_bits(bits):
 
 
 MARGIN = 2.0  # factor from the largest recent distance to the bound
-DECAY = 0.9  # share of them that is remembered after a conversation
+DECAY = 0.9  # share of the bound that is kept after a conversation
 GROWTH = 4  # factor of the number of repeated buckets, from one size to the next
 WIDER = 4.0  # factor of the side at the second try, where q^2 levels do not fit into a colour
 
@@ -300,7 +300,7 @@ WIDER = 4.0  # factor of the side at the second try, where q^2 levels do not fit
 class Wire(NamedTuple):
     """Communication of a worker with its partner, and with the other pairs of the axis."""
 
-    swap: Callable[[Any], Any]  # a tree -> the partner's; one's own, if there is none
+    swap: Callable[[Any], Any]  # a tree -> the partner's; one's own, without a partner
     agree: Callable[[jax.Array], jax.Array]  # a number -> the largest over the axis
     met: jax.Array  # [] bool, true with a partner
     lockstep: bool  # every pair repeats as much as the one that needs most
@@ -322,7 +322,7 @@ class _Known(NamedTuple):
 
     mine: jax.Array  # [buckets, n], as the partner reads it
     theirs: jax.Array  # [buckets, n], as read here
-    missing: jax.Array  # [buckets] bool, unreadable ones of theirs
+    missing: jax.Array  # [buckets] bool, the buckets of theirs that could not be read
 
 
 class _Rung(NamedTuple):
@@ -362,7 +362,7 @@ def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, R
         difference = jnp.where(void[:, None], 0, known.theirs - known.mine)
         return difference, largest(known.theirs - rows)
 
-    # Each way to its end: otherwise whole vectors would be copied for the sake of the other way.
+    # Both branches compute the final results: otherwise `cond` would copy whole vectors.
     def climb(known):
         known = _send_again(more, known, rows, asked, needed, wire)
         last, still_needed, still_spent = _ask(known.missing, wire)
@@ -399,7 +399,7 @@ def next_bound(bound, heard, distance) -> jax.Array:
 
 
 def flag_bytes(count: int) -> int:
-    """Return the bytes of an answer: a bit per bucket for unreadable ones."""
+    """Return the bytes of an answer: a bit per bucket, set if it could not be read."""
     return -(-count // 8)
 
 
@@ -425,7 +425,7 @@ def _coded(side, bits: int, n: int, key, rung: int) -> _Rung:
 
 
 def _ask(missing, wire: Wire):
-    """Return (the partner's missing buckets, the most that any pair misses, number to count)."""
+    """Return (the partner's missing buckets, most that any pair misses, number for the report)."""
     count = missing.shape[0]
     asked = jnp.unpackbits(wire.swap(jnp.packbits(missing)), count=count).astype(bool)
     pair = jnp.maximum(missing.sum(dtype=jnp.int32), asked.sum(dtype=jnp.int32))

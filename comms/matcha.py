@@ -21,7 +21,7 @@ from comms import mixing
 
 Edge = tuple[int, int]
 Matching = list[Edge]
-COLOURED = 256  # workers up to which all graphs are coloured in the same way
+COLOURED = 256  # workers up to which every graph is coloured as by Misra and Gries
 
 
 def decompose(graph: nx.Graph) -> list[Matching]:
@@ -141,7 +141,7 @@ def _free(at: list[dict[int, int]], u: int) -> int:
 
 
 def _path(at: list[dict[int, int]], u: int, c: int, d: int) -> list[int]:
-    """Return the nodes of the longest path from u with edge colours d, c, d, ..., c free at u."""
+    """Return the nodes of the longest path from u, edges coloured d, c, d, ...; c is free at u."""
     path, colour, other = [u], d, c
     while colour in at[path[-1]]:
         path.append(at[path[-1]][colour])
@@ -399,7 +399,7 @@ class _Dense:
 class _Sparse:
     """Laplacians of many workers, stored as edges; only the lowest eigenvectors are computed.
 
-    A cut is the sum of the squared differences over the edges of a matching.
+    An entry of a cut is the sum of a mode's squared differences over the edges of a matching.
     """
 
     def __init__(self, matchings: Sequence[Edges], workers: int):
@@ -419,7 +419,7 @@ class _Sparse:
         return (scipy.sparse.diags_array(off.sum(axis=1)) - off).tocsr()
 
     def trace_bound(self, budget: float, price: np.ndarray) -> float:
-        """Return the largest mean of eigenvalues but 0, for q price = sum price, q <= 1/budget."""
+        """Return max trace(L(q)) / (n-1) >= lambda_2 for q <= 1/budget, q @ price = sum(price)."""
         edges = np.bincount(self._matching, minlength=self._count)
         best = np.argsort(-edges / price, kind="stable")  # by edges for their price
         edges, price = edges[best], price[best]

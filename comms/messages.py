@@ -1,7 +1,7 @@
 """Messages of a method in an update, which determine its bytes and its seconds.
 
-A method names its messages, a `Payload` for those that travel together. Reduced and gathered ones
-go round a ring; exchanged ones go over links that a schedule switches on and off. Scalars sent with
+A method lists its messages; those that travel together are a `Payload`. Reduced and gathered bytes
+go round a ring; exchanged bytes go over links that a schedule switches on and off. Scalars beside
 the data, such as the sum of weights, are not counted. A payload also says when it leaves and when
 it is needed, so that a clock knows which of its seconds are hidden behind the gradient.
 """
@@ -35,14 +35,14 @@ class Payload(NamedTuple):
     exchanged: int = 0  # sent over every link of `matchings`
     matchings: np.ndarray | None = None  # [m, n] sender that each worker hears, or itself
     met: int = 0  # sent both ways between the two of every pair in the schedule
-    itemsize: int | tuple[int, ...] = 4  # bytes of an element of `reduced`, or of each of these; a
-    # chunk of a ring holds whole ones
+    itemsize: int | tuple[int, ...] = 4  # bytes of an element, of all `reduced` or of each; a
+    # chunk of a ring holds whole elements
     beside_gradient: bool = False  # known before the gradients: leaves when the round begins
     share: float = 1.0  # of the last mini-batch, after which other payloads leave, in (0, 1]
     late: int = 0  # updates that are made before workers wait for it
-    others: bool = False  # without the last worker, for whom it does not wait
+    others: bool = False  # sent without the last worker, and without waiting for it
     encoded: bool = False  # needs time for encoding and decoding
-    answer: int | None = None  # of a server to whom it is pushed; None: the whole model
+    answer: int | None = None  # bytes of a server's answer to a push; None: the whole model's
 
     @property
     def itemsizes(self) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class Payload(NamedTuple):
 
     @property
     def leaves(self) -> float:
-        """Share of the last mini-batch after which it is known; 0 as the round begins."""
+        """Share of the last mini-batch after which the payload leaves; 0 as the round begins."""
         return 0.0 if self.beside_gradient else self.share
 
 
@@ -92,7 +92,7 @@ class Alternative(NamedTuple):
 class Fallbacks(NamedTuple):
     """Unplanned messages of a run."""
 
-    updates: float  # updates with any, of those that a worker took part in, mean over workers
+    updates: float  # updates that a worker took part in and that had any, mean over workers
     alternatives: tuple[Alternative, ...]
 
 
@@ -252,7 +252,7 @@ def exchange_transfers(
 ) -> Callable[[int], tuple[Transfer, ...]]:
     """Return a function: round -> transfers of its exchange, for rules in rounds.
 
-    took: payload -> its seconds, or a sum that stands for them; None: as on the network.
+    took: payload -> its seconds, or another number to be summed; None: seconds on the network.
     """
     took = took or (lambda payload: seconds(payload, workers, network))
 

@@ -2,7 +2,7 @@
 
 Every W is [n, n] float64, symmetric, with rows and columns that sum to 1, and non-zero only on
 the diagonal and on edges; an isolated worker (n=1) keeps its value. Gossip x <- W x preserves
-the mean and contracts the distance to it by rho(W) per round, squared (Lian et al., D-PSGD,
+the mean, and per round contracts the squared distance to the mean by rho(W) (Lian et al., D-PSGD,
 arXiv 1705.09056).
 """
 

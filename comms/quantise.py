@@ -2,19 +2,19 @@
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries; decoders give
 float32 [size]. Messages of QSGD, natural compression and signs cannot be added: every worker
-gathers all and adds the decoded vectors. Every message has a scale per stretch of entries; one
-entry that is not finite makes this scale, and so the whole stretch, NaN.
+gathers all and adds the decoded vectors. Every message has a scale per stretch, a run of entries;
+one entry that is not finite makes this scale, and so the whole stretch, not finite.
 
 An all-reduce in two phases sends codes twice and adds values in float32. Every worker sends each
 chunk of its array to the worker of this chunk (all-to-all), which adds them and sends the sum to
-all (all-gather). So 2 (n - 1) / n of an array of codes are sent, as by a ring, and a value is
-rounded once per contribution and once in the sum, whose order is fixed in all runtimes.
+all (all-gather). So 2 (n - 1) / n of an array of codes are sent, as by a ring. Each contribution is
+rounded once, and the sum once; the order of additions is the same in all runtimes.
 
 Short floats, bfloat16 and float16, are codes that travel as unsigned integers. XLA on CPU widens
 collectives of bfloat16 to float32, and may leave out a conversion there and back; of integers it
 does neither. Rounding is to the nearest, ties to even, as NumPy and `ml_dtypes` do; a value that is
 not finite stays as it is, and a finite one stays finite. Numbers of 8 and 4 bits, whole or floats,
-have a scale per block, which is NaN where an entry is not finite.
+have a scale per block; a block with an entry that is not finite is read as NaN.
 """
 
 import functools
@@ -42,7 +42,7 @@ class Reduced(NamedTuple):
 
     total: jax.Array  # x's shape, float32: the sum over the workers, equal on all of them
     sent: jax.Array  # x's shape, float32: this worker's x as the others read it
-    left: jax.Array  # float32 [chunk]: of this worker's chunk the sum less its written code
+    left: jax.Array  # float32 [chunk]: the sum of this worker's chunk less its decoded code
 
 
 def two_phase_all_reduce(x, codec: Codec, axis: str = AXIS, key=None, owed=None) -> Reduced:
@@ -184,7 +184,7 @@ def bfloat16_decode(message, entries: int) -> jax.Array:
 
 
 def float16_encode(x, key=None) -> jax.Array:
-    """Return the bits of 2^shift x, uint16 [rows, 1 + m] with the shift of each row in front.
+    """Return the bits of 2^shift x, uint16 [rows, 1 + m], each row after its shift + 127.
 
     The largest finite entry of a row is scaled to 2^14 ... 2^15, so that none becomes infinite and
     entries down to 2^-29 of the largest have 11 bits.
@@ -193,7 +193,7 @@ def float16_encode(x, key=None) -> jax.Array:
     magnitudes = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
     exponent = (_bits(magnitudes.max(axis=-1, keepdims=True, initial=0)) >> 23).astype(jnp.int32)
     shift = jnp.minimum(TOP + 127 - exponent, 126)  # [rows, 1]
-    # In the topmost row 2^15 would be read as infinity: the next number below replaces it.
+    # With the least shift 2^15 would be read as infinity: the next number below replaces it.
     most = jnp.where(shift == LEAST_SHIFT, jnp.uint32(0x77FF), jnp.uint32(0x7BFF))
     codes = _float16_bits(x * power_of_two(shift), most)
     return jnp.concatenate([(shift + 127).astype(jnp.uint16), codes], axis=-1)
@@ -245,8 +245,8 @@ def _in_parts() -> bool:
 class Quantised(NamedTuple):
     """Message: packed or short codes of all entries, and a scale per stretch of entries."""
 
-    codes: jax.Array  # QSGD and signs: uint32 words; natural: uint8 [size]
-    scale: jax.Array  # float32: QSGD [stretches], else scalar
+    codes: jax.Array  # uint32 words of QSGD and signs, uint8 [size], or [rows, blocks, k] of blocks
+    scale: jax.Array  # of QSGD [stretches], of blocks [rows, blocks], else scalar
 
 
 def all_gather_sum(message: Quantised, decode, axis: str = AXIS) -> jax.Array:
@@ -374,9 +374,9 @@ def block_codec(
 ) -> Codec:
     """Return a codec of rows that are cut into blocks of `bucket` entries, each with a scale.
 
-    scale_of: (float32 [..., width], True for random rounding) -> scales [...]; code: (the same,
-    scales, draws in [0, 1) or None) -> codes [..., k]; read: (Quantised, width) -> float32
-    [..., width]; code_bytes: width -> bytes of a block's codes and scale.
+    scale_of: (float32 [..., width], True for random rounding) -> scales [...]; code: (float32
+    [..., width], scales, draws in [0, 1) or None) -> codes [..., k]; read: (Quantised, width) ->
+    float32 [..., width]; code_bytes: width -> bytes of a block's codes and scale.
     """
 
     def cut(entries):
@@ -436,7 +436,7 @@ def block_codec(
 
 
 def int8_codec(bucket: int = 1024) -> Codec:
-    """Encode rows in int8; stretches of `bucket` entries share a scale, their maximum over 127.
+    """Return a codec in int8; blocks of `bucket` entries share a scale, max |x| over 127.
 
     With a key rounding is random and without bias; without one it is to the nearest.
     """
@@ -452,7 +452,7 @@ def int8_codec(bucket: int = 1024) -> Codec:
 
 
 def int4_codec(bucket: int = 128) -> Codec:
-    """Encode rows in 4 bits, two entries a byte; `bucket` of them share a scale, max / 7.
+    """Return a codec in 4 bits, two entries a byte; `bucket` entries share a scale, max |x| / 7.
 
     Rounding is as in `int8_codec`. The codes are -7 ... 7, in two's complement.
     """
@@ -472,10 +472,10 @@ class Minifloat(NamedTuple):
     """Format of a float of a few bits, without infinities among the codes that are used."""
 
     bits: int
-    mantissa: int  # bits of it
+    mantissa: int  # bits of the mantissa
     least: int  # exponent of the smallest normal number
     most: float  # largest finite number
-    top: int  # its code
+    top: int  # code of `most`
 
 
 # "OCP 8-bit Floating Point Specification (OFP8)" and, the last, "OCP Microscaling Formats (MX)".
@@ -485,7 +485,7 @@ FP8 = {"e4m3": E4M3, "e5m2": E5M2}
 
 
 def fp8_codec(form: Minifloat = E4M3, bucket: int = 1024) -> Codec:
-    """Encode rows in floats of 8 bits; `bucket` entries share a scale, max over `form.most`.
+    """Return a codec in 8-bit floats; `bucket` entries share a scale, max |x| / `form.most`.
 
     A bucket as long as the array gives it a single scale. Rounding is as in `int8_codec`.
     """
@@ -500,12 +500,12 @@ def fp8_codec(form: Minifloat = E4M3, bucket: int = 1024) -> Codec:
 
 
 def mxfp4_codec() -> Codec:
-    """Encode rows as MXFP4: blocks of 32 E2M1 of 4 bits, with a power of two in E8M0 for each.
+    """Return a codec in MXFP4: blocks of 32 E2M1 of 4 bits, each scaled by a power of two, E8M0.
 
     OCP Microscaling Formats (MX), version 1.0. Without a key, for rounding to the nearest, this
     scale is the largest entry's power of two over that of 6, and entries above 6 scales become 6
-    scales. With a key it is doubled if an entry exceeds them, since clipping is a bias. The least
-    scale is 2^-126.
+    scales. With a key the scale is doubled if an entry exceeds 6 scales, since clipping is a bias.
+    The least scale is 2^-126.
     """
 
     def scale_of(x, random):
@@ -554,7 +554,7 @@ def minifloat_decode(codes, form: Minifloat) -> jax.Array:
 
 
 def sign_codec() -> Codec:
-    """Encode rows as signs and a mean magnitude, as `sign` does."""
+    """Return a codec of rows as signs and a mean magnitude, as `sign` has them."""
 
     def decode(message, entries):
         return jax.vmap(lambda row: sign_decode(row, entries))(message)
@@ -622,7 +622,7 @@ def _divisor(scale) -> jax.Array:
 
 
 def steps(x, scale, most: int, draws) -> jax.Array:
-    """Return whole steps -most ... most of x, as floats; draws: in [0, 1), None for the nearest."""
+    """Return x in whole steps -most ... most, as floats; draws: in [0, 1), or None for nearest."""
     found = x / _divisor(scale)
     # The choice keeps compilers from fusing the product with the sum that follows.
     found = jnp.where(jnp.isfinite(found), found, 0)

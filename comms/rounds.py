@@ -19,11 +19,11 @@ class Round(NamedTuple):
     """Permutations of workers that are used at once; a worker's own weight is the rest of 1."""
 
     partners: np.ndarray  # [m, n] int32, sender that every worker hears, or itself
-    weights: np.ndarray  # [m, n] float64 of senders, 0 without one
+    weights: np.ndarray  # [m, n] float64, weights of senders, 0 without a sender
 
     @property
     def directed(self) -> bool:
-        """True if a worker hears from one that does not hear from it in the same exchange."""
+        """True if a worker hears another one that does not hear it in the same exchange."""
         everyone = np.arange(self.partners.shape[1])
         return any((partner[partner] != everyone).any() for partner in self.partners)
 
@@ -55,10 +55,10 @@ def equi_static(
 ) -> list[Round]:
     """Return an EquiTopo graph of `peers` random shifts (arXiv 2210.07881).
 
-    peers: shifts, by default ceil(log2 n); without `directed` each one links to two neighbours. A
-    basis matrix takes (n - 1) / n of the worker u places before and 1 / n of one's own. O(log n)
-    random matrices contract at a rate that does not grow with n. Undirected: half of each shift
-    goes the other way. Algorithms 1 and 2 there, without repetition.
+    peers: shifts, by default ceil(log2 n); without `directed` each one links to two neighbours. The
+    basis matrix of a shift u takes (n - 1) / n of the value u places before and 1 / n of one's own.
+    O(log n) random matrices contract at a rate that does not grow with n. Undirected: half of each
+    shift goes the other way. Algorithms 1 and 2 there, without repetition.
     """
     hops = _hops("equi_static", n, (n - 1).bit_length() if peers is None else peers, seed)
     if directed:
@@ -76,10 +76,10 @@ def equi_dyn(
 ) -> list[Round]:
     """Return a one-peer EquiTopo graph: one of `peers` random shifts at a time (arXiv 2210.07881).
 
-    peers: shifts, by default 2 ceil(log2 n) or all there are. A worker takes half of a basis matrix
-    and half of its own value. Without `directed` pairs exchange: from a random worker on, each is
-    paired with the worker u places on, where both are still alone. Algorithms 3 and 4 there with
-    eta = 1/2, which draw one of the shifts each time.
+    peers: shifts, by default 2 ceil(log2 n), at most n - 1. A worker takes half of the result of
+    `equi_static`'s basis matrix and half of its own value. Without `directed` pairs exchange: from
+    a random worker on, each is paired with the worker u places on if both are still alone.
+    Algorithms 3 and 4 there with eta = 1/2, which draw one of the shifts each time.
     """
     if peers is None:
         peers = min(2 * (n - 1).bit_length(), n - 1)
@@ -187,10 +187,10 @@ def _hyper_hypercube(nodes: Sequence[int], k: int) -> list[Weighted]:
 def _simple_base(nodes: Sequence[int], k: int) -> list[Weighted]:
     """Return the Simple Base-(k+1) graph (Algorithm 2).
 
-    The number of nodes is written in base k + 1: groups of a_l blocks of (k+1)^p_l nodes each. When
-    every group has its own mean, each node of the later groups exchanges with one node of every
-    block of the first, by a weight that gives blocks and later groups the mean of all; the blocks
-    then spread it within, and the later groups go on alike.
+    The number of nodes, in base k + 1, gives groups of a_l blocks of (k+1)^p_l nodes. Every group
+    takes its own mean. Then each node of the later groups exchanges with one node of every block of
+    the first group, by a weight that gives blocks and later groups the mean of all. The blocks
+    spread this mean among their nodes, and the later groups go on alike.
     """
     base, n = k + 1, len(nodes)
     if _smooth_part(n, k) == n:
@@ -213,7 +213,7 @@ def _simple_base(nodes: Sequence[int], k: int) -> list[Weighted]:
             (node, block[place], weight) for place, node in enumerate(rest) for block in blocks
         ]
         spread = _side_by_side([_hyper_hypercube(block, k) for block in blocks])
-        idle = [[] for _ in range(index)]  # rounds of its exchanges with earlier groups
+        idle = [[] for _ in range(index)]  # rounds in which this group exchanges with earlier ones
         plans.append([*idle, exchange, *spread] if rest else idle)
     return _side_by_side(own) + _side_by_side(plans)
 

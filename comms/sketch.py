@@ -7,8 +7,8 @@ a bitmap it is the codec of S2 Reducer (Ge et al., arXiv 2110.02140):
     total = decode_at(all_reduce(encode(x, rows, columns, seed)), words, len(x), seed)
 
 `recover` in place of `decode_at` learns from the bitmap which entries share a bucket, and leaves
-inseparable ones at 0. These depend on the bitmap and the seed alone, so that workers can know them
-before anything else is sent (`resolving_seed`).
+inseparable entries at 0. The bitmap and the seed alone determine the inseparable entries, so that
+workers can know them before anything else is sent (`resolving_seed`).
 
 Only non-zeros are touched. With one row an estimate is unbiased with variance about
 (||x||^2 - x_i^2) / columns; with 5 rows of 3 columns per non-zero nearly all are exact. Values
@@ -82,7 +82,7 @@ def recover(sketch, words, size: int, seed) -> jax.Array:
     """Decode as `decode_at`, but exact to rounding where entries can be separated, and 0 elsewhere.
 
     The bitmap says which entries share a bucket. An entry that is alone in any of its buckets is
-    read there and taken out of the others, where it leaves further entries alone: peeling, M.
+    read there and taken out of its other buckets, which may leave further ones alone: peeling, M.
     Goodrich, M. Mitzenmacher, "Invertible Bloom lookup tables", arXiv 1101.2245. `unresolved` finds
     the remaining entries, without a sketch.
     """
@@ -163,7 +163,7 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
 
 
 def payload_bytes(rows: int, columns: int, row_shape: tuple[int, ...] = ()) -> int:
-    """Return the bytes of a sketch, an all-reduce's payload of float32; row_shape: that of x[i].
+    """Return the bytes of a sketch, an all-reduce's payload of float32; row_shape: shape of x[i].
 
         >>> payload_bytes(3, 100)
         1200
@@ -231,7 +231,7 @@ def _zeros(shape, *like):
 
 @functools.cache
 def estimate_error(entries: int, rows: int, columns: int) -> float:
-    """Return the root mean square error of `sketch.decode_at`, relative to that of estimates of 0.
+    """Return the root mean square error of `sketch.decode_at`, relative to estimating 0 everywhere.
 
     The noise in a bucket is the sum of the K other entries in it, K binomial: for one row the
     error is sqrt((entries - 1) / columns), for any values. The median of an odd number r of rows
@@ -264,7 +264,7 @@ def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
 
 @functools.cache
 def peeling_load(rows: int) -> float:
-    """Return the load up to which peeling nearly always finds all entries; 0.818 for 3 rows.
+    """Return the entries per bucket up to which peeling nearly always finds all entries.
 
     The minimum over x of x / (r (1 - exp(-x))^(r - 1)) for r rows of buckets: threshold of the
     2-core of random r-uniform hypergraphs (M. Molloy, "Cores in random hypergraphs", 2005; arXiv

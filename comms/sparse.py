@@ -1,8 +1,8 @@
 """Messages of some entries of a vector: the largest, those above a threshold, or random ones.
 
 An array of any shape and float dtype is seen as a flat vector of `size` entries. Values travel in
-its dtype, are added in float32 and come back as float32 [size]. No scaling is applied: unsent
-entries belong in error feedback.
+the array's dtype, are added in float32 and come back as float32 [size]. No scaling is applied:
+unsent entries belong in error feedback.
 
 A vector that is not finite (NaN or infinite somewhere) is sent as NaN and decodes to NaN
 everywhere, because the entry itself may be unsent.
@@ -26,14 +26,14 @@ class Sparse(NamedTuple):
 
 
 LARGE = 2**20  # entries from which on sorting takes longer than a first choice by a threshold
-SAMPLES = 2**16
+SAMPLES = 2**16  # entries from which that threshold is estimated
 
 
 def top_k(x, k: int, ordered: bool = True) -> Sparse:
     """Pick the k entries of largest magnitude, all if there are fewer (arXiv 1809.07599).
 
-    Of equal ones the lowest indices are sent. ordered: the largest comes first, and of
-    equal ones the one with the lowest index; else they come in any order, which takes less time.
+    Of equal magnitudes the lowest indices are sent. ordered: the largest magnitude comes first, of
+    equal ones the lowest index; otherwise entries come in any order, which takes less time.
     With many entries a sample sets a threshold that selects a few more than k, and only these are
     compared, unless they turn out to be fewer or many more.
     """
@@ -69,12 +69,12 @@ def _sorted(x, k: int) -> Sparse:
 
 
 def _magnitude_bits(x) -> jax.Array:
-    """Return integers, int32, in the order of the magnitudes: the bits of floats from 0 on."""
+    """Return the bits of the magnitudes as float32, int32 in the same order."""
     return jax.lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32)
 
 
 def _kth_largest(bits, k: int) -> jax.Array:
-    """Return the k-th largest of non-negative int32, found bit by bit from the highest down."""
+    """Return the k-th largest of non-negative int32, found from its highest bit to its lowest."""
 
     def lower_bit(step, least):
         raised = least | (jnp.int32(1 << 30) >> step)
@@ -100,7 +100,7 @@ def _unsorted(x, k: int) -> Sparse:
 def above(x, threshold, capacity: int) -> tuple[Sparse, jax.Array]:
     """Pick the entries whose magnitude exceeds the threshold; also return their number, int32.
 
-    Of more than `capacity`, the first `capacity` are kept, whatever their magnitude.
+    Of more than `capacity` entries the first `capacity` are kept, whatever their magnitude.
     """
     x = jnp.ravel(x)
     words = bitmap.pack(~(jnp.abs(x).astype(jnp.float32) <= threshold))
@@ -141,7 +141,7 @@ def random_k(x, k: int, key) -> jax.Array:
 
     As all workers send the same indices, messages can be all-reduced. Every entry is sent with
     probability k / size: size / k times the decoded vector is unbiased. The entries are spread:
-    one from each of k equal stretches behind a random start, which needs no permutation of all.
+    one from each of k equal runs of entries after a random start, which needs no permutation.
     """
     x = jnp.ravel(x)
     return _poisoned(x[random_indices(x.size, k, key)], x)

@@ -1,7 +1,7 @@
 """Stability of gossip: growth or decay of the differences between workers without gradients.
 
-An update without gradients is linear in the workers' arrays. Even if each W contracts, momentum or
-a correction of its steps may drive workers apart.
+An update without gradients is linear in the workers' arrays. Even if each mixing matrix contracts,
+momentum or a method's corrections may drive workers apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 
 EXACT = 32  # workers up to which eigenvalues are taken; beyond, updates are followed
-UPDATES = 512  # updates that are followed, also where links never begin again
+UPDATES = 512  # updates that are followed, also where links do not repeat
 TRANSIENT = 10.0  # transient growth that stable links may have in the second half
 PAIRS = 64  # workers up to which second moments are followed on a graph that is not complete
 MOMENTS = 200  # updates for these moments, at most
@@ -78,7 +78,7 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
     count, workers = partners.shape
     pull = gamma / 2
     if workers > PAIRS or 2 * graph.number_of_edges() == workers * (workers - 1):
-        # The sum of (x - y)^2 over the workers, 2 apart times that of x^2.
+        # The sum of (x - y)^2 over the workers is 2 apart times the sum of x^2.
         apart = workers / (workers - 1 + workers % 2)
         v = np.array([2 * apart * pull**2, -2 * apart * alpha * pull, alpha**2])
         xv = np.array([-apart * pull, alpha, 0])
@@ -108,9 +108,9 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
 
 
 def largest(stable: Callable[[float], bool], least: int, above: float) -> float | None:
-    """Return the largest multiple of 0.01, from `least` of these on, up to which values are stable.
+    """Return the largest stable multiple of 0.01, at least 0.01 `least`, found by bisection.
 
-    above: an unstable value. None: not even `least` hundredths are stable.
+    above: an unstable value. None: not even 0.01 `least` is stable.
     """
     low, high = least, int(np.ceil(100 * above))
     if low >= high or not stable(low / 100):

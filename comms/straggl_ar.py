@@ -11,7 +11,7 @@ That takes n - 2 + q rounds of a chunk each after the late worker is ready, wher
 2 (n - 1) rounds of 1 / n each. Every worker sends and receives one chunk in every round.
 
 The authors' schedule pairs workers; this one, of as many rounds, is the same in every round but for
-a turn. Put worker u at the place u - r modulo n - 1, and let v(p) = x^-(p + 1) be the elements of
+a shift. Put worker u at the place u - r modulo n - 1, and let v(p) = x^-(p + 1) be the elements of
 GF(2^q) other than 0, x a root of a primitive polynomial. A chunk that was swapped a rounds ago is
 held at the places whose v has a bits. Each of these sends it to a place p for which v(p - 1) is odd
 and has a + 1 bits, and these v(p) have q bits; in its last round it goes to all places with fewer
@@ -41,7 +41,7 @@ class Round(NamedTuple):
 
 
 def check_workers(workers: int) -> None:
-    """Raise ValueError but for 2, 4, 8, ... workers."""
+    """Raise ValueError unless there are 2, 4, 8, ... workers."""
     if workers < 2 or workers & (workers - 1):
         raise ValueError(
             f"straggl_ar: {workers} workers are no power of two; use 2, 4, 8 and so on, or "
@@ -62,7 +62,7 @@ def _elements(bits: int) -> np.ndarray:
 
 @functools.cache
 def scatter_rounds(workers: int) -> np.ndarray:
-    """Return senders [n - 2, n] of the steps before the late worker is ready; it hears itself."""
+    """Return senders [n - 2, n] of steps before the late worker is ready, which hears itself."""
     check_workers(workers)
     ring = np.append((np.arange(workers - 1) - 1) % (workers - 1), workers - 1)
     return np.tile(ring, (workers - 2, 1))
@@ -99,7 +99,7 @@ def rounds(workers: int) -> tuple[Round, ...]:
 
 
 def all_reduce(x, axis: str) -> jax.Array:
-    """Sum an array of any shape over 2^q workers, of whom the last one is late, or one alone."""
+    """Sum an array of any shape over one worker, or over 2^q of whom the last one is late."""
     workers = jax.lax.axis_size(axis)
     if workers == 1:
         return x

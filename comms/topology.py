@@ -294,7 +294,7 @@ GRAPHS: dict[str, Callable[..., nx.Graph]] = {
 
 
 def check(graph: Any, workers: int | None = None, name: str = "graph") -> None:
-    """Raise ValueError unless methods can gossip on `graph`, a user's or one of these.
+    """Raise ValueError unless methods can gossip on `graph`, a user's or one of this module.
 
     workers: number of workers; None: the number of nodes. name: the graph's name in errors.
     """
@@ -387,7 +387,7 @@ _MATCHINGS = (
 
 
 def matcha_matchings(k: int) -> list[list[tuple[int, int]]]:
-    """Return the matchings of base graph `k` in the reference's order, edges as (smaller, larger).
+    """Return the matchings of base graph `k` in the order of MATCHA's code, edges as (low, high).
 
     Raises ValueError unless k is one of 0..5.
     """

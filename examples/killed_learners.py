@@ -21,7 +21,7 @@ from gossax.stragglers.schedule import concatenate
 
 
 def trained(config, updates, kills=0):
-    """Return parameters and schedule; in every `updates` but the last ones a learner is killed."""
+    """Return parameters and schedule of kills + 1 parts of `updates`, a learner killed between."""
     prepared = prepare(config)
     rows = []
     with contextlib.closing(prepared.runtime) as runtime:
