@@ -20,7 +20,7 @@ import optax
 
 from algorithms.base import AXIS, Algorithm, Needs, choose
 from algorithms.links import Links, given, of_rounds
-from comms import cost, gossip, matcha, mixing, stability, topology
+from comms import cost, edge_colouring, gossip, mixing, stability, topology
 from comms.messages import Messages, over_links
 
 
@@ -115,9 +115,9 @@ def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
     """
     topology.check(graph)
     workers = graph.number_of_nodes()
-    matchings = graph.graph.get("matchings") or matcha.decompose(graph)
-    matcha.validate(graph, matchings)
-    partners = np.array([matcha.partners(edges, workers) for edges in matchings], np.int32)
+    matchings = graph.graph.get("matchings") or edge_colouring.decompose(graph)
+    edge_colouring.validate(graph, matchings)
+    partners = np.array([edge_colouring.partners(edges, workers) for edges in matchings], np.int32)
     return matchings, partners.reshape(-1, workers)
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
+from comms import edge_colouring
+
 Weighted = list[tuple[int, int, float]]  # links of a round: two workers and their weight
 
 
@@ -229,12 +231,10 @@ def _joined(lists: Iterable[list]) -> list:
 
 def _of_links(n: int, links: Weighted) -> Round:
     """Return the links as matchings, each of which is a permutation."""
-    from comms import matcha  # solvers, which most runs do without
-
     graph = nx.empty_graph(n)
     graph.add_weighted_edges_from(links)
-    matchings = matcha.decompose(graph)
-    partners = np.array([matcha.partners(edges, n) for edges in matchings], np.int32)
+    matchings = edge_colouring.decompose(graph)
+    partners = np.array([edge_colouring.partners(edges, n) for edges in matchings], np.int32)
     partners = partners.reshape(-1, n)
     weights = np.zeros(partners.shape)
     for row, edges in zip(weights, matchings, strict=True):

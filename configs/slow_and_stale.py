@@ -51,8 +51,7 @@ _GRID = (
     0.018, 0.026, 0.038, 0.055, 0.08, 0.115, 0.16, 0.235, 0.34, 0.49, 0.7, 1.0, 1.45, 2.1, 3.0,
 )  # fmt: skip
 RATES = {1: _GRID[:11], 2: _GRID[2:13], 4: _GRID[4:14], 8: _GRID[6:]}  # more with less noise
-# Of the staleness-compensating rate min(C / distance^2, eta): eta, and C, the squared distances up
-# to which eta applies.
+# Of the staleness-compensating rate eta min(1, threshold / distance^2): eta, and thresholds.
 ETA_MAX = _GRID[:10]
 THRESHOLDS = (0.01, 0.1, 1.0, 10.0)
 

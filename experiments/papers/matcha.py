@@ -26,8 +26,8 @@ CLAIMS = (
         )
     ),
     Claim("graph 0, a matching takes as long as a mini-batch: at its best budget a fifth of the "
-          "time of D-PSGD", f"{PAPER}, abstract: up to", "matcha", "matcha", VANILLA, bound=0.2, tuned=True,
-          edges={"budget": 1.0}, headline=True),
+          "time of D-PSGD", f"{PAPER}, abstract: up to", "matcha", "matcha", VANILLA, bound=0.2,
+          tuned=True, edges={"budget": 1.0}, headline=True),
 )  # fmt: skip
 GROUPS = {VANILLA: "D-PSGD, all links", PERIODIC: "periodic D-PSGD, half",
           **{f"matcha/budget={share:g}": f"MATCHA, {share:.0%}" for share in BUDGETS}}  # fmt: skip

@@ -60,9 +60,9 @@ CLAIMS = (
     Claim("the lowest end without waiting is below the lowest with waiting", "", "slow_and_stale",
           WITHOUT, WITH, END, tuned=True, equal=("seconds",), headline=True),
     # A threshold above all squared distances between parameters gives the fixed rate.
-    Claim("K-async (K = 1), threshold 0.01: a staleness-compensating rate ends below the tuned fixed one",
-          f"{PAPER}, Sec. 4", "slow_and_stale", "compensated/threshold=0.01", FIXED, END,
-          tuned=True, headline=True),
+    Claim("K-async (K = 1), threshold 0.01: a staleness-compensating rate ends below the tuned "
+          "fixed one", f"{PAPER}, Sec. 4", "slow_and_stale", "compensated/threshold=0.01", FIXED,
+          END, tuned=True, headline=True),
     Claim("rate 0.24: a staleness-compensating rate, threshold 0.01, ends below the fixed one",
           f"{PAPER}, Sec. 4", "slow_and_stale", "compensated/threshold=0.01/rate=0.235",
           f"{FIXED}/rate=0.235", END, condition=ONE_RATE, headline=True),

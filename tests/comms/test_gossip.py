@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from comms import collectives, gossip, matcha, mixing, topology
+from comms import collectives, edge_colouring, gossip, mixing, topology
 from tests.refusals import refused
 
 
 def network(graph, build=mixing.metropolis):
     """W [n, n] of a graph and the partners [M, n] in its matchings."""
     n = len(graph)
-    found = [matcha.partners(m, n) for m in matcha.decompose(graph)]
+    found = [edge_colouring.partners(m, n) for m in edge_colouring.decompose(graph)]
     return build(graph), np.reshape(found, (-1, n)).astype(int)
 
 

@@ -6,14 +6,14 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from comms import matcha, mixing, topology
+from comms import edge_colouring, matcha, mixing, topology
 from comms.topology import matcha_matchings
 from tests.refusals import refused
 
 
 def check(graph):
     """Validate a decomposition independently of `validate` and return its matchings."""
-    matchings = matcha.decompose(graph)
+    matchings = edge_colouring.decompose(graph)
     edges = sorted(edge for found in matchings for edge in found)
     assert edges == sorted(tuple(sorted(edge)) for edge in graph.edges)
     for found in matchings:
@@ -21,7 +21,7 @@ def check(graph):
         assert len({worker for edge in found for worker in edge}) == 2 * len(found)
     most = max((d for _, d in graph.degree), default=0)
     assert len(matchings) <= most + (not nx.is_bipartite(graph))
-    matcha.validate(graph, matchings)
+    edge_colouring.validate(graph, matchings)
     return matchings
 
 
@@ -46,18 +46,18 @@ def test_larger_graphs_whatever_the_order_of_insertion(graph):
     again = nx.Graph()
     again.add_nodes_from(reversed(range(len(graph))))
     again.add_edges_from(edges)
-    assert matcha.decompose(again) == matchings
+    assert edge_colouring.decompose(again) == matchings
 
 
 def test_ring_of_four_by_hand():
-    assert matcha.decompose(topology.ring(4)) == [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
-    assert matcha.decompose(topology.ring(1)) == []
+    assert edge_colouring.decompose(topology.ring(4)) == [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
+    assert edge_colouring.decompose(topology.ring(1)) == []
 
 
 @pytest.mark.parametrize("graph", [nx.cycle_graph(64), nx.gnp_random_graph(60, 0.2, seed=3)])
 def test_large_graphs_take_the_colours_that_are_left(graph, monkeypatch):
-    expected = matcha.decompose(graph)
-    monkeypatch.setattr(matcha, "COLOURED", 8)
+    expected = edge_colouring.decompose(graph)
+    monkeypatch.setattr(edge_colouring, "COLOURED", 8)
     found = check(graph)
     if nx.is_bipartite(graph):
         assert found == expected
@@ -65,7 +65,7 @@ def test_large_graphs_take_the_colours_that_are_left(graph, monkeypatch):
 
 @pytest.mark.parametrize("n", [9, 10])
 def test_a_large_complete_graph_has_the_rounds_of_a_tournament(n, monkeypatch):
-    monkeypatch.setattr(matcha, "COLOURED", 8)
+    monkeypatch.setattr(edge_colouring, "COLOURED", 8)
     matchings = check(topology.complete(n))
     assert len(matchings) == n - 1 + n % 2 and {len(m) for m in matchings} == {n // 2}
     assert all(i < j for m in matchings for i, j in m)
@@ -79,21 +79,21 @@ test_validate_names_what_is_wrong = refused(
         r"matching 2: edge \(1, 0\) appears twice",
     ),
     ([[(0, 2)]], r"matching 0: \(0, 2\) is not an edge"),
-    by=lambda matchings: matcha.validate(topology.ring(4), matchings),
+    by=lambda matchings: edge_colouring.validate(topology.ring(4), matchings),
 )
 
 
 def test_partners_by_hand():
-    np.testing.assert_array_equal(matcha.partners([(0, 3), (1, 4)], 6), [3, 4, 2, 0, 1, 5])
+    np.testing.assert_array_equal(edge_colouring.partners([(0, 3), (1, 4)], 6), [3, 4, 2, 0, 1, 5])
     for edges, message in (
         ([(0, 3)], r"\(0, 3\) does not pair two of the workers 0..2"),
         ([(1, 1)], r"\(1, 1\) does not pair"),
         ([(0, 1), (1, 2)], "worker 1 has two partners"),
     ):
         with pytest.raises(ValueError, match=message):
-            matcha.partners(edges, 3)
+            edge_colouring.partners(edges, 3)
     with pytest.raises(ValueError, match="relabel the nodes, remove the loops"):
-        matcha.decompose(nx.Graph([(0, 1), (1, 1)]))
+        edge_colouring.decompose(nx.Graph([(0, 1), (1, 1)]))
 
 
 # --- MATCHA ---
@@ -147,7 +147,7 @@ def test_vanilla_is_that_of_the_public_code_and_all_links_active():
 
 def test_rho_is_the_second_moment_over_all_outcomes():
     graph = topology.ring(5)
-    matchings = matcha.decompose(graph)
+    matchings = edge_colouring.decompose(graph)
     p = np.array([0.9, 0.5, 0.3])
     alpha, rho = matcha.mixing_weight(matchings, 5, p)
     moment = np.zeros((5, 5))
@@ -194,7 +194,7 @@ def test_what_makes_no_sense_is_refused():
 
 
 def test_a_budget_in_seconds_is_spent_as_well_as_a_grid_can(monkeypatch):
-    matchings, budget = matcha.decompose(topology.complete(4)), 0.4
+    matchings, budget = edge_colouring.decompose(topology.complete(4)), 0.4
     seconds = np.array([1.0, 4.0, 2.0])
     one, two = np.meshgrid(*[np.linspace(0, 1, 101)] * 2)
     three = (budget * seconds.sum() - one * seconds[0] - two * seconds[1]) / seconds[2]
@@ -221,7 +221,7 @@ UNEVEN = topology.erdos_renyi(20, 0.2, seed=3)  # whose matchings are not alike
 
 @pytest.mark.parametrize("graph", [topology.torus(36), topology.complete(12), UNEVEN])
 def test_what_is_quick_for_many_workers_agrees_with_what_is_exact_for_few(graph, monkeypatch):
-    matchings, workers, budget = matcha.decompose(graph), len(graph), 0.3
+    matchings, workers, budget = edge_colouring.decompose(graph), len(graph), 0.3
     exact = matcha.activation_probabilities(matchings, workers, budget)
     weight = matcha.mixing_weight(matchings, workers, exact)
     monkeypatch.setattr(matcha, "SMALL", 2)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from comms import matcha, rounds, stability, topology
+from comms import edge_colouring, rounds, stability, topology
 
 
 def map_of_pairs(partner, alpha, gamma):
@@ -21,8 +21,8 @@ def map_of_pairs(partner, alpha, gamma):
 )
 def test_second_moments_of_random_pairs(name, workers, alpha, gamma):
     graph = topology.GRAPHS[name](workers)
-    matchings = matcha.decompose(graph)
-    partners = np.array([matcha.partners(edges, workers) for edges in matchings])
+    matchings = edge_colouring.decompose(graph)
+    partners = np.array([edge_colouring.partners(edges, workers) for edges in matchings])
     maps = [map_of_pairs(partner, alpha, gamma) for partner in partners]
     whole = np.mean([np.kron(one, one) for one in maps], axis=0)
     expected = np.abs(np.linalg.eigvals(whole)).max()
