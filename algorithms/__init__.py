@@ -57,7 +57,7 @@ ALGORITHMS = Registry({
     "top_k": "algorithms.compressed_sgd:top_k",
     "trimmed_mean": "algorithms.robust:trimmed_mean",
 })
-# Codecs of methods that take an exchange.
+# Reducers by the names that configs use, for the parameter `exchange` of methods.
 REDUCERS = Registry({
     "bf16": "algorithms.reducers:bf16",
     "chain": "algorithms.reducers:chain",

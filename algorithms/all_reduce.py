@@ -25,8 +25,8 @@ def all_reduce(
 
     collective: "psum", the default, leaves the all-reduce to the compiler; "ring" is our
         reduce-scatter and all-gather from `ppermute`. Two more need 2^q workers: "halving_doubling"
-        takes fewer steps, see `comms.halving`, and "straggl_ar" reduces before the last worker is
-        ready, which should be the slowest, see `comms.straggl_ar`.
+        takes fewer steps, see `comms.halving`. "straggl_ar" begins before the last worker, which
+        should be the slowest, is ready, see `comms.straggl_ar`.
     weighting: "proportional" to finished mini-batches (unbiased over the finished samples) or
         "equal" for all workers that finished any.
     exchange: reducer of every parameter in place of the mean, see `algorithms.reducers`.

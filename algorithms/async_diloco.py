@@ -1,18 +1,18 @@
 """Asynchronous DiLoCo: local steps without waiting, and server momentum updated every N pushes.
 
 B. Liu, R. Chhaparia, A. Douillard et al., *Asynchronous Local-SGD Training for Language Modeling*,
-arXiv 2401.09135, Algorithm 3. A worker pushes its progress D, the model before its local steps
-minus after them, and goes on from the newest model. With P workers, Nesterov momentum at every push
-would follow stale progress, and decay P times as fast as DiLoCo's; delayed Nesterov sums N pushes
-in B before it updates the momentum m:
+arXiv 2401.09135, Algorithm 3. A worker pushes its progress D, the model before minus the model
+after its local steps, and goes on from the newest model. With P workers, Nesterov momentum at every
+push would follow stale progress, and decay P times as fast as DiLoCo's; delayed Nesterov sums N
+pushes in B before it updates the momentum m:
 
     B <- B + D
     theta <- theta - lr D / N                   at every push
     m <- beta m + B / N                         at every N-th push, and then also
     theta <- theta - lr beta m,  B <- 0
 
-N pushes from the same model are one step of DiLoCo with their mean. Its waiting rules are `k_async`
-and other asynchronous ones; `k_async` has the paper's grace period, whose pushes are applied
+N pushes from the same model equal one step of DiLoCo along the mean of their progress. The method
+takes asynchronous waiting rules; `k_async` has the paper's `grace` period, and applies its pushes
 together. Workers of unequal speed can make local steps in proportion to their speed, so that all
 push about as often: `stragglers.local_updates` computes the numbers of steps.
 """

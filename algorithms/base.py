@@ -19,17 +19,17 @@ Extra arguments of an exchange, all from the schedule:
     weight      of this worker in a mean; None: all alike
     batches     mini-batches it finished, of `nominal` in a full round
     worker      its identity, not its position in the axis
-    version     int32, of the parameters that its contribution was taken at
+    version     int32, version of the parameters at which its contribution was taken
     first       int32, counter of the contribution's first mini-batch
     active      bool [M], matchings in use, of a method with `links`
     partner     position in the axis of its partner, where the schedule has pairs
     samples     float32, seen by all workers before this update
-    count       the same, uint32 and exact, from which all workers derive the same random draws
-    staleness   updates since its parameters were read
+    count       `samples` as an exact uint32, from which all workers derive equal random draws
+    staleness   updates since the worker read its parameters
     current     the newest parameters, where the worker's may be older
 
-A worker that no other worker waits for knows neither the last four nor the other workers of its
-update: its draws follow from the other arguments.
+A worker that no other worker waits for does not know `samples`, `count`, `staleness`, `current` and
+the other workers of its update: its random draws follow from the other arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ Choice = TypeVar("Choice")
 
 
 def proportional(batches) -> jax.Array:
-    """Weigh a worker by its finished mini-batches: one step on the union of their samples."""
+    """Weigh a worker by its finished mini-batches, as if all samples were in one mini-batch."""
     return jnp.asarray(batches, jnp.float32)
 
 
@@ -63,14 +63,14 @@ WEIGHTINGS = {"proportional": proportional, "equal": equal}
 
 
 def choose(what: str, options: Mapping[str, Choice], name: str) -> Choice:
-    """Return options[name], or raise a ValueError that lists the names."""
+    """Return options[name], or raise a ValueError that begins with `what` and lists the names."""
     if name not in options:
         raise ValueError(f"{what}: unknown choice {name!r}; known choices: {', '.join(options)}")
     return options[name]
 
 
 def whole(name: str, **parameters: Any) -> None:
-    """Raise ValueError unless parameters are whole numbers; name: of the method."""
+    """Raise ValueError unless parameters are whole numbers; name: the method, for the error."""
     for key, value in parameters.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"{name}: {key} must be a whole number, got {value}; round it")
@@ -87,10 +87,10 @@ class Needs(NamedTuple):
     """Requirements of a method on the updates that a waiting rule makes.
 
     everybody: reason in words why an update needs every worker; "": it does not.
-    pairs: updates are meetings of two; False: they are not.
+    pairs: updates are meetings of two workers; False: of any number.
     stopped: both workers of a meeting have ended their local steps.
     workers: number of workers for which the method was built; None: any.
-    otherwise: a remedy other than another rule, in words.
+    otherwise: a remedy in words, for the error, besides another waiting rule.
     """
 
     everybody: str = ""
@@ -117,13 +117,13 @@ class Details(NamedTuple):
     settled: first update from which on messages no longer depend on the number of earlier updates.
     metrics: exchange state with a leading axis of workers -> numbers for the records. Where pairs
         repeat unreadable messages, `extra_messages_per_worker` and `extra_bytes_per_worker` come
-        on top of `messages`, and a run records the seconds that this takes.
+        on top of `messages`, and a run records the seconds of the repeats.
     fallbacks: (exchange state with a leading axis of workers, params or their shapes, workers,
         row) -> messages sent so far in place of the messages of this row because of the data. None:
         there are never any.
     decide: gradient of the first mini-batches of all workers -> values, by name, of the parameters
         that the method leaves open; the method is built again with them. None: nothing is open.
-    buckets: the mean in buckets, for a runtime that sends them by itself; None: it cannot.
+    buckets: the mean in buckets, for a runtime that sends each bucket itself; None: no buckets.
     """
 
     mean_only: bool = False
@@ -135,17 +135,17 @@ class Details(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """Distributed method, as parts that do not depend on the place of the workers.
+    """Distributed method, as parts that do not depend on where the workers run.
 
     exchange: optax transform over the axis `AXIS`, called once per update with the worker's
         contribution; the only part whose collectives name the axis.
-    work: transform of a worker's mini-batches between exchanges; the contribution is the parameters
-        before minus after its steps. None: the contribution is the mean gradient at one point.
+    work: optimizer of a worker's local steps between exchanges; the contribution is the parameters
+        before minus the parameters after them. None: it is the mean gradient at one point.
     server: optimizer that is applied, outside the axis, to the result of the exchange: one copy of
         parameters and optimizer state (*replicated*). None: every worker has its own copy, and the
         exchange returns the change of its parameters (*local*).
     adopt: (own parameters, the server's, exchange state, number of the server's updates) -> own
-        parameters, as a worker begins a contribution (on a mesh: as a round ends). With it workers
+        parameters, as a worker begins a contribution (on a mesh: as a round ends). Then workers
         keep models beside the server's, which is evaluated, and the exchange returns a `Parted`.
         None: workers take the server's parameters.
     grad_params: (exchange state, params) -> the point at which gradients are taken; None: params.
@@ -202,7 +202,7 @@ def map_columns(leaf: Callable, tree: Any, *others: Any) -> tuple:
 
 
 def extended(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Return a transform that takes extra arguments; ValueError for what is no transform."""
+    """Return `inner`, made to take extra arguments; ValueError if it is no transform."""
     if not hasattr(inner, "update"):
         raise ValueError(f"optimizer: {inner} is no transform of optax; write optax.sgd(0.1)")
     return optax.with_extra_args_support(inner)
@@ -212,9 +212,9 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
     """Leave parameters and the state of `inner` untouched where `batches` is 0.
 
     A worker that finished nothing must not decay its momentum or count a step (Non-blocking SGD,
-    arXiv 2211.00889). The extra argument `busy`, a Python bool, is true if `batches` is never 0, as
-    is assumed without `batches`. Then there is no choice between old and new values, which would
-    keep XLA from updating in place.
+    arXiv 2211.00889). The extra argument `busy`, a Python bool, asserts that `batches` is never 0;
+    it is true without `batches`. A true `busy` omits the choice between old and new values, because
+    this choice keeps XLA from updating in place.
     """
     inner = extended(inner)
 

@@ -39,8 +39,8 @@ from algorithms.gossip import graph_matchings, matrix_of
 from comms import gossip, stability
 from comms.messages import over_links
 
-ENTRIES, UPDATES = 2**14, 512  # of all workers, and how long they are followed without gradients
-_GROWTH: dict[tuple, Callable] = {}  # compiled
+ENTRIES, UPDATES = 2**14, 512  # simulated entries of all workers; simulated updates
+_GROWTH: dict[tuple, Callable] = {}  # (encoding, W) -> compiled gamma -> growth
 
 
 class Choco(NamedTuple):
@@ -53,15 +53,15 @@ class Choco(NamedTuple):
 
 
 def growth(chosen: Reducer, W: np.ndarray, size: int) -> Callable[[float], float]:
-    """Return gamma -> factor by which an update without gradients scales models' differences.
+    """Return a function: gamma -> factor by which models' differences grow without gradients.
 
-    size: entries of a parameter; the simulation starts from random models and follows at most
-    ENTRIES of all workers. The factor is a lower bound, which misses growth below 1 % an update.
+    size: entries of a parameter. The simulation starts from random models with at most ENTRIES
+    entries together. The factor of an update is a lower bound, which misses growth below 1 %.
     """
     encoder, size = chosen.encoder, min(size, max(16, ENTRIES // len(W)))
     given = jax.ShapeDtypeStruct((size,), jnp.float32), jax.eval_shape(jax.random.key, 0)
     sent = jax.make_jaxpr(lambda x, draw: encoder.decode(encoder.encode(x, draw), size))(*given)
-    key = str(sent), W.tobytes()  # all that differs
+    key = str(sent), W.tobytes()  # everything on which the simulation depends
     pull = np.float32(W - np.eye(len(W)))
 
     @jax.jit
@@ -163,11 +163,11 @@ def choco_sgd(
 ) -> Algorithm:
     """Step locally with `optimizer`, and gossip compressed changes over the neighbours of `graph`.
 
-    exchange: encoding of changes, see `algorithms.reducers`: any reducer but random_k and those
-        with a memory, as the copies y_i are one; None: top_k(ratio=0.1).
-    gamma: part of the way that a worker goes to its copies of the neighbours' models, in (0, 1]:
-        the coarser the encoding, the smaller it must be. `exchange.init` raises ValueError if
-        models diverge.
+    exchange: encoding of changes, see `algorithms.reducers`; None: top_k(ratio=0.1). random_k is
+        refused, and so are reducers with a memory, as the copies y_i already serve as a memory.
+    gamma: part of the way that a worker goes to its copies of the neighbours' models, in (0, 1]. A
+        coarser encoding needs a smaller gamma. `exchange.init` raises ValueError if models
+        diverge.
     mixing_matrix: as in `algorithms.dpsgd`.
     seed: for reducers that round at random.
 

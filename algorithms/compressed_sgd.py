@@ -7,7 +7,7 @@
     natural_compression  random powers of two                 S. Horvath et al., arXiv 1905.10988
     ef_sign              signs, with error feedback           S. P. Karimireddy et al.,
                                                               arXiv 1901.09847
-    int8_all_reduce      int8, sent twice
+    int8_all_reduce      int8, for contributions and for sums
 
 Each is `all_reduce(exchange=...)` with a reducer of `algorithms.reducers`; other methods take
 these, too. Messages of random_k and int8_all_reduce can be summed; with the other codecs every
@@ -79,8 +79,8 @@ def qsgd(
 ) -> Algorithm:
     """Gather entries rounded to multiples of norm / levels, then step.
 
-    levels: levels of a magnitude; 7 of them make codes of 4 bits. bucket: entries that share a
-    norm.
+    levels: number of levels of a magnitude; 7 levels make codes of 4 bits. bucket: number of
+    entries that share a norm.
     """
     reducer = reducers.rounded_to_levels(levels, bucket)
     return _everywhere("qsgd", optimizer, reducer, weighting, seed=seed)

@@ -24,7 +24,7 @@ class Draw(NamedTuple):
     own: jax.Array  # key, different on every worker
     weight: jax.Array  # [] float32, factor of the array; 0: the worker finished nothing
     full: jax.Array  # [] float32, weight of a worker that has finished a full round
-    total: jax.Array  # [] float32, sum of the workers' weights, the later divisor of the sum
+    total: jax.Array  # [] float32, sum of all workers' weights, by which the sum is divided later
     update: jax.Array  # [] int32, updates done before
 
     @property
@@ -34,17 +34,17 @@ class Draw(NamedTuple):
 
     @property
     def unit(self) -> jax.Array:
-        """[] float32, weight of values of this worker's unweighted memory; idle: `full`."""
+        """[] float32, factor for values of the worker's unweighted memory; if idle: `full`."""
         return jnp.where(self.busy, self.weight, self.full)
 
 
 class Encoder(NamedTuple):
-    """Encoding of an array for workers that gather the messages of all."""
+    """Encoding of one array as a message, where every worker gathers all messages."""
 
     encode: Callable[[jax.Array, Any], Any]  # (x, key of this worker or None) -> message
     decode: Callable[[Any, int], jax.Array]  # (message, entries) -> float32 [entries]
     payload_bytes: Callable[[int], int]  # entries -> bytes
-    picks: bool = False  # True: it leaves entries out
+    picks: bool = False  # True: messages leave entries out
 
 
 class Reducer(NamedTuple):
@@ -57,7 +57,7 @@ class Reducer(NamedTuple):
         one another.
     name: for errors.
     encoder: encoding of a worker's array, if all workers gather all messages.
-    within: another reducer -> this one, except that the other sums the values that it picks.
+    within: another reducer -> a reducer that picks like this one and sums by the other one.
     instead: (array or its shape, workers) -> the payloads of every alternative that is sent where
         the data do not fit the plan; the reducer's state then holds `Fallbacks`. None: messages do
         not depend on the data.
@@ -116,7 +116,7 @@ def dense() -> Reducer:
 
 
 def with_seed(inner: Reducer, seed: int | None) -> Reducer:
-    """Return the same reducer with random bits that follow from `seed` as well; None: as it is."""
+    """Return `inner` with random draws that also depend on `seed`; None: `inner` unchanged."""
     if seed is None:
         return inner
 
@@ -145,9 +145,9 @@ def with_error_feedback(inner: Reducer, decay: float = 1.0) -> Reducer:
 
     The equation holds for every worker by itself, whatever its weights are: the residual is kept
     unweighted, and gets the weight of the contribution that it is added to. So a worker needs to
-    know nothing of the others. An idle worker's residual changes only by the rounding errors of the
-    chunk that it sums for all, which count as for a worker with a full round. Karimireddy et al.,
-    arXiv 1901.09847.
+    know nothing of the others. An idle worker may sum a chunk for all workers. Only rounding errors
+    of this chunk, with the weight of a full round, change its residual. Karimireddy et al., arXiv
+    1901.09847.
     """
 
     def reduce(x, state, draw):
@@ -234,7 +234,7 @@ def reshaped(inner: Reducer, shape_of: Callable[[int], tuple[int, ...]]) -> Redu
 
 
 def share(total, draw: Draw) -> jax.Array:
-    """Return a worker's share by weight of a sum that does not split into parts of workers."""
+    """Return a worker's part of a sum whose true parts are unknown: its share by weight."""
     return total * divide(draw.weight, draw.total)
 
 
@@ -244,7 +244,7 @@ def no_fallbacks(alternatives: int) -> Fallbacks:
 
 
 def count_fallback(state: Fallbacks, chosen, unresolved) -> Fallbacks:
-    """Count an update; chosen: 0: the plan, i: the i-th alternative; unresolved: rows, int32."""
+    """Count an update; chosen: 0 for the plan, i for alternative i; unresolved: number of rows."""
     numbers = 1 + jnp.arange(len(state.taken))
     return Fallbacks(
         state.taken + (numbers == chosen), state.unresolved + unresolved.astype(jnp.float32)

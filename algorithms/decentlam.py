@@ -8,13 +8,13 @@ for Large-batch Deep Training*, arXiv 2104.11981, Algorithm 2:
     x_i <- x_i - lr m_i
 
 A whole step of D-PSGD serves as the gradient d_i, and momentum accelerates it. So the fixed points
-are as for D-PSGD without momentum in its order `adapt_then_combine`; momentum of each worker's own
+equal D-PSGD's without momentum, in the order `adapt_then_combine`; momentum of each worker's own
 gradients would make the bias 1 / (1 - momentum) times as large. The state holds lr m_i, in the
 units of the parameters, so that any optimizer without momentum can make the step -lr g_i.
 
 Under a constant W any momentum of the mixing is stable. On graphs whose links change in rounds the
 largest stable momentum depends on the graph: between .5 and .75 on the one-peer exponential, Base-2
-and EquiTopo graphs of 8 and 16 workers. Beyond it models diverge at any learning rate;
+and EquiTopo graphs of 8 and 16 workers. Above it models diverge at any learning rate;
 `comms.stability` finds this, and `decentlam` raises ValueError.
 
 A worker that finished nothing only mixes; its momentum neither moves it nor changes.
@@ -66,7 +66,7 @@ def accelerated_mixing(
 
 
 def without_gradients(mix, x, velocity, *, momentum) -> tuple:
-    """Apply the update's linear part, see `algorithms.gossip.check_stable`."""
+    """Return x and velocity after an update of gradient 0; see `algorithms.gossip.check_stable`."""
     velocity = momentum * velocity + x - mix(x)
     return x - velocity, velocity
 

@@ -3,8 +3,8 @@
 A. Douillard et al., *Decoupled DiLoCo for Resilient Distributed Pre-training*, arXiv 2604.21428.
 The parameters are cut into F fragments, one of which is due in every update of the server, in turn.
 Learner m holds theta_m and goes on with local steps, whatever the others do. After each period of
-local steps it sends theta_m,p, its part of the due fragment p. The server merges the learners M of
-an update with its own Theta:
+local steps it sends theta_m,p, the due fragment p of its parameters. In an update, the server
+merges the fragments of a set M of learners with its own Theta:
 
     D_m      = Theta_p - theta_m,p
     w_m      = tokens_m^2 / steps_m           both since m has last received p
@@ -18,7 +18,7 @@ averaging keeps the mean length, so that the outer rate need not depend on the n
 The outer optimizer, here Nesterov momentum, has its own state for every fragment.
 
 The waiting rule chooses M: the paper's is `quorum_async`, which waits for K learners and a grace
-period. With all learners at equal speed, alpha 0 and plain means this is Streaming DiLoCo without
+period. For learners of equal speed, alpha 0 and plain means give Streaming DiLoCo without
 overlap. Here all mini-batches have equally many tokens, so that w_m is proportional to steps_m.
 Fragments are equal slices of the concatenated parameters, in which a tensor may be cut in two. The
 paper packs whole tensors, and takes plain means of embeddings. Any reducer without a memory may
@@ -41,30 +41,30 @@ from comms.lattice import ravel_floats
 class Received(NamedTuple):
     """State of the exchange of one learner."""
 
-    version: jax.Array  # [] int32, the server's updates that it has received
+    version: jax.Array  # [] int32, number of the server's updates that the learner knows
     steps: jax.Array  # [fragments] int32, local steps since it has received each fragment
     inner: Any  # state of the mean's exchange
 
 
 DIRECTION, LENGTH = "direction", "length"  # parts of a message
-Mean = Callable[[Any], tuple[Any, Any]]  # over workers, with the later state of the exchange
-# (distance from the server's fragment [n], tensor of every entry [n], tensors, mean) -> (D [n],
-# state)
+Mean = Callable[[Any], tuple[Any, Any]]  # tree -> (its mean over workers, new exchange state)
+# (distance from the server's fragment [n], number of every entry's tensor [n], tensors, mean) ->
+# (D [n], new exchange state)
 Average = Callable[[jax.Array, jax.Array, int, Mean], tuple[jax.Array, Any]]
 
 
 def lengths(x, tensor, tensors: int) -> jax.Array:
-    """Return the norms [tensors] of the parts of tensors that lie in a fragment x [n]."""
+    """Return norms, [tensors], of a fragment x [n] per tensor; `tensor` [n] numbers its entries."""
     return jnp.sqrt(jax.ops.segment_sum(x * x, tensor, tensors))
 
 
 def directions(x, length, tensor) -> jax.Array:
-    """Return phi(x) [n] for every tensor; 0 where its length is 0."""
+    """Return phi(x) [n], tensor by tensor, given the lengths [tensors]; 0 where a length is 0."""
     return x / jnp.where(length > 0, length, 1)[tensor]
 
 
 def radial_directional(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array, Any]:
-    """Return each tensor's mean direction times its mean length, and the later state."""
+    """Return D [n], each tensor's mean direction times mean length, and the new exchange state."""
     length = lengths(off, tensor, tensors)
     sent, inner = mean({DIRECTION: directions(off, length, tensor), LENGTH: length})
     direction = directions(sent[DIRECTION], lengths(sent[DIRECTION], tensor, tensors), tensor)
@@ -72,7 +72,7 @@ def radial_directional(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array
 
 
 def plain(off, tensor, tensors: int, mean: Mean) -> tuple[jax.Array, Any]:
-    """Return the plain mean of the distances, and the later state."""
+    """Return D [n], the plain mean of the distances, and the new exchange state."""
     del tensor, tensors
     return mean(off)
 
@@ -92,12 +92,12 @@ def tensor_numbers(params) -> Any:
 
 
 def changed(since, version, fragments: int) -> jax.Array:
-    """Mark the fragments, [fragments] bool, due in the updates from `since` to `version` - 1."""
+    """Return [fragments] bool, true for fragments due in the updates `since` to `version` - 1."""
     return (jnp.arange(fragments) - since) % fragments < version - since
 
 
 def sent_of(average: Average, params, fragments: int) -> Any:
-    """Return the shapes of a learner's message about the parameters."""
+    """Return the shapes of a learner's message: one fragment, with tensors' lengths if needed."""
     fragment = jax.ShapeDtypeStruct((fragment_size(params, fragments),), jnp.float32)
     tensors = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32)
     return {DIRECTION: fragment, LENGTH: tensors} if average is radial_directional else fragment
@@ -151,8 +151,8 @@ def decoupled_diloco(
     fragments: number of fragments of the model; the paper has 24, and sends each about every 24
     steps. alpha: weight of a learner's own entries when it receives a fragment, in [0, 1); 0 in the
     paper. average: "radial_directional" or "mean". exchange: reducer of a fragment's directions or
-    entries, see `algorithms.reducers`; None: their mean. server: None: Nesterov momentum .9 at rate
-    .7. The server's model is evaluated.
+    entries, see `algorithms.reducers`; None: plain means. server: outer optimizer; None: Nesterov
+    momentum .9 at rate .7. The server's model is evaluated.
     """
     whole("decoupled_diloco", fragments=fragments)
     if fragments < 1:

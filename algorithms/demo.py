@@ -31,7 +31,7 @@ MEANS = {"workers": False, "senders": True}
 
 
 def largest_frequencies(cut: chunked.Blocks, blocks: bool, of_senders: bool) -> Reducer:
-    """Sum every worker's k largest coefficients per chunk, sent as float32 with their places."""
+    """Sum every worker's k largest coefficients per chunk, sent as float32 with their indices."""
 
     def flat(shape) -> tuple[int, int]:
         return tuple(shape) if blocks and len(shape) == 2 else (1, math.prod(shape))

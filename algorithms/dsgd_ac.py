@@ -24,7 +24,7 @@ from algorithms.gossip import mixing_over, scale_by_finished
 def mix_less(pull, gamma) -> optax.GradientTransformationExtraArgs:
     """Turn a local update u into gamma (W x - x) + u.
 
-    pull: (params, active matchings or None) -> W params - params. gamma: samples -> share.
+    pull: (params, active matchings or None) -> W params - params. gamma: samples seen -> gamma.
     """
 
     def update_fn(updates, state, params, *, active=None, samples=0, **extra):
@@ -49,8 +49,8 @@ def dsgd_ac(
 ) -> Algorithm:
     """Step locally with `optimizer`, and average over `graph` less and less.
 
-    samples: of all workers, at the end of the rate's cosine; power: exponent of `lr / lr_max` in
-    gamma; floor: lowest gamma. Every update needs all workers, because they mix by the same gamma.
+    samples: number seen by all workers when the rate's cosine ends; power: exponent of
+    `lr / lr_max` in gamma; floor: lowest gamma. Every update needs all workers, which share gamma.
     """
     if not (samples > 0 and power > 0 and 0 <= floor <= 1):
         raise ValueError(

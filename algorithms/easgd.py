@@ -8,12 +8,12 @@ Eq. 5 and 6. Each of P workers holds x_i, the server holds the centre c; with al
 
 Both take the old x_i and c, so that the messages are known before the gradient. The pull leaves
 workers room to explore: at rest x_i differs from c by lr g_i / alpha, towards the optimum of its
-own data. Only workers that deliver pull and are pulled (the asynchronous Algorithm 1).
+own data. In an update only its contributors pull and are pulled (asynchronous Algorithm 1).
 
 With several mini-batches per round, a worker's local steps start at the old x_i, and the pull at
 the old x_i is added at the end of the round.
 
-`momentum` is delta of EAMSGD (Algorithm 2 there): the gradient is taken at the look-ahead point,
+`momentum` is delta of EAMSGD (its Algorithm 2): the gradient is taken at the look-ahead point,
 and the pull at the parameters,
 
     v_i <- delta v_i - lr g_i(x_i + delta v_i)
@@ -53,7 +53,7 @@ def pull_both_ways(alpha: float) -> optax.GradientTransformationExtraArgs:
         off = jax.tree.map(lambda x, c: alpha * (x - c), params, current)
         moved, _ = mean.update(off, state, params, weight=weight, **extra)
         own = jax.tree.map(lambda g, pull: -jnp.where(weight > 0, g + pull, 0), updates, off)
-        # The server takes the sum over the workers; it descends, so that the sign turns.
+        # The server adds the sum of the pulls, but descends what it is given: hence the minus.
         count = jax.lax.psum(weight, AXIS)
         return Parted(jax.tree.map(lambda m: -count * m, moved), own), state
 

@@ -4,22 +4,22 @@ J. Cheng, N. Gao, Y. Yue, Z. Ye, J. Jiang, J. Sha, *EDiT: A Local-SGD-Based Effi
 Training Method for Large Language Models*, arXiv 2412.07210, after the authors' code. For every
 parameter array worker i has progress D_i, of length G_i. In a round
 
-    D_i, G_i <- 0, G_i + 10^6                          where G_i is an outlier of this worker's past
+    D_i, G_i <- 0, G_i + 10^6          where G_i is an outlier among this worker's past lengths
     D        <- sum_i w_i D_i,    w = softmax(-G / temperature)
     D        <- D min(1, clip / |D|)                   |D| over all arrays
 
 and an outer optimizer takes D for a gradient. G is an outlier if (G - mu) / sigma is above
-`threshold` times the larger of 1 and the standard deviation of the last `warmup` such ratios, each
-of which was computed with mu and sigma updated in its round. If G is no outlier, mu and sigma are
+threshold * max(1, s). s is the standard deviation of such ratios in the last `warmup` rounds
+without an outlier, with mu and sigma as updated in each round. If G is no outlier, mu and sigma are
 updated:
 
     mu      <- mu + decay (G - mu)
     sigma^2 <- (1 - decay) (sigma^2 + decay (G - mu) (G - new mu))
 
-Finite progress is never an outlier in the first `warmup` rounds; progress that is not finite always
-is one. Where all workers of a round are outliers the authors' outer optimizer rests for that array;
-here it gets a gradient of 0. Layer-wise overlap and sharding, the other half of EDiT, are not
-implemented here.
+Finite progress is never an outlier before `warmup` rounds without one; progress that is not finite
+always is. Where all workers of a round are outliers the authors' outer optimizer rests for that
+array; here it gets a gradient of 0. Layer-wise overlap and sharding, the other half of EDiT, are
+not implemented here.
 """
 
 from typing import NamedTuple
@@ -52,7 +52,7 @@ def _ratio(length, mean, variance, count, warmup: int) -> jax.Array:
 def watched(
     state: Lengths, length: jax.Array, threshold: float, decay: float
 ) -> tuple[jax.Array, Lengths]:
-    """Return which lengths [n] are outliers, [n] bool, and the statistics after them."""
+    """Return [n] bool, true where `length` [n] is an outlier, and the updated statistics."""
     warmup = state.ratios.shape[1]
     spread = jnp.maximum(1.0, jnp.std(state.ratios, axis=1, ddof=1))
     ratio = _ratio(length, *state[:3], warmup)

@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 
 
 def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
-    """Reduce the changes of every worker's estimate; their mean is over all `workers`."""
+    """Reduce changes of the workers' estimates; a mean divides by `workers`, present or not."""
 
     def init(leaf):
         known, momentum = (jnp.zeros(leaf.shape, jnp.float32) for _ in range(2))
@@ -70,9 +70,9 @@ def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
         momentum = jnp.where(draw.busy, newest, state.momentum)
         change = HEADROOM * jnp.where(draw.busy, momentum - state.known, 0)
         total, sent, inner_state = inner.reduce(change, state.inner, draw)
-        # A worker that finished nothing may have rounded for others; the server has that too.
+        # An idle worker may have rounded a sum for others; the server's sum has this error, too.
         known = state.known + sent / HEADROOM
-        # The sum will be divided by the weight of the workers present, where all workers count.
+        # Callers divide by the weight of the workers present; the mean is over all workers.
         scale = draw.total / (HEADROOM * workers)
         begun = state.begun | draw.busy
         return scale * total, scale * sent, Estimate(known, momentum, begun, inner_state)
@@ -95,7 +95,7 @@ def add_up() -> optax.GradientTransformation:
 
 
 class Behind(NamedTuple):
-    """State of a server whose workers hold a model W that follows its own."""
+    """State of a server with a model X, which the workers' model W follows."""
 
     update: jax.Array  # [] int32, steps so far
     model: Any  # X, shapes of the parameters
@@ -137,7 +137,7 @@ def ef21(
     """Let `optimizer` take a step along the mean of all workers' estimates.
 
     exchange: reducer of the changes of every parameter, see `algorithms.reducers`; None:
-    top_k(ratio=0.01). It must not keep omitted entries, as error_feedback(...) does. broadcast:
+    top_k(ratio=0.01). It must have no memory, unlike error_feedback(...). broadcast:
     codec of the server's answer, as top_k(ratio=0.1); None: the whole model, uncompressed.
     """
     return _estimated("ef21", optimizer, workers, 1.0, exchange, broadcast)

@@ -70,7 +70,7 @@ def adapt_correct_combine(
 
 
 def without_gradients(mix, x, correction) -> tuple:
-    """Apply the update's linear part, see `algorithms.gossip.check_stable`."""
+    """Return both arrays after an update of gradient 0; see `algorithms.gossip.check_stable`."""
     phi = x + correction
     correction = correction + (mix(phi) - phi) / 2
     return x + correction, correction

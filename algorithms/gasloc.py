@@ -12,10 +12,10 @@ worker makes H local steps, whose progress is g_i. Then it sends u_i to its neig
 where the last u_i is theta_i at first, and Lambda = I - W for a mixing matrix W. Special cases, all
 tested:
 
-    mean      moves as by DiLoCo: Nesterov momentum gamma at the rate eta, on the mean progress
+    mean      The mean model moves as in DiLoCo: Nesterov momentum gamma, rate eta, mean progress
     g = 0     Polyak's heavy ball on gossip. With alpha = 1 and a W whose second eigenvalue is
               1 - 1/chi, chi > 3, an update multiplies differences by 1 - 1/sqrt(chi) at gamma =
-              (1 - 1/sqrt(chi))^2, not by 1 - 1/chi; for any gamma by sqrt(gamma) at least
+              (1 - 1/sqrt(chi))^2, but by 1 - 1/chi at gamma = 0, and never by < sqrt(gamma)
     gamma = 0, eta = 1    local SGD with gossip, D-PSGD's order `adapt_then_combine`
 
 On a fixed graph any gamma below 1 is stable, and alpha up to 2 (1 + gamma) / (1 - the least
@@ -69,7 +69,7 @@ def accelerated_gossip(
 
 
 def without_progress(mix, x, moved, *, alpha, gamma) -> tuple:
-    """Apply the update's linear part, see `algorithms.gossip.check_stable`."""
+    """Return x and moved after an update of progress 0; see `algorithms.gossip.check_stable`."""
     moved = alpha * (mix(x) - x) + gamma * moved
     return x + moved, moved
 
@@ -88,8 +88,8 @@ def gasloc(
     """Step locally with `optimizer`, then mix over `graph` with momentum.
 
     eta: rate of the progress; alpha: strength of the mixing; gamma: momentum.
-    pairs: only the pairs of one matching, drawn from an edge colouring of `graph`, average their
-    models; false: all neighbours mix. seed: of the matchings.
+    pairs: true: in an update only the pairs of one matching average their models, drawn from an
+    edge colouring of `graph`; false: all neighbours mix. seed: of the matchings.
     mixing_matrix: as in `algorithms.dpsgd`, without pairs.
     Every update needs all workers: take a waiting rule in rounds. Raises ValueError for a choice
     under which models diverge.

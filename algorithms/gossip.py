@@ -31,14 +31,14 @@ def alike(batches, nominal) -> jax.Array:
 
 
 def confidence(batches, nominal) -> jax.Array:
-    """Step in proportion to finished samples, by n m_i / sum_j m_j (one scalar all-reduce)."""
+    """Return n m_i / sum_j m_j for n workers of m_i finished mini-batches: a scalar all-reduce."""
     del nominal
     batches = jnp.asarray(batches, jnp.float32)
     return batches / jnp.maximum(jax.lax.pmean(batches, AXIS), 1e-9)
 
 
 def local_sum(batches, nominal) -> jax.Array:
-    """Step in proportion to finished mini-batches, by m_i / M, without any message."""
+    """Return m_i / M for m_i finished of M nominal mini-batches; it needs no message."""
     return jnp.asarray(batches, jnp.float32) / nominal
 
 
@@ -122,10 +122,10 @@ def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
 
 
 def gossip_messages(partners: np.ndarray, beside_gradient: bool, arrays: int = 1) -> Messages:
-    """Return messages of the parameters over every active one of the matchings [M, n].
+    """Return `Algorithm.messages` for parameters sent over the active ones of matchings [M, n].
 
-    beside_gradient: they are known before the gradient. arrays: number of arrays of the parameters'
-    size that are sent at once.
+    beside_gradient: messages are known before the gradient. arrays: number of arrays of the
+    parameters' size that are sent at once.
     """
 
     def messages(params, workers, row):
@@ -140,7 +140,7 @@ class Mixing(NamedTuple):
     """Parts of an exchange over a graph."""
 
     mix: Callable  # (tree, active matchings or None) -> W tree
-    pull: Callable  # the same -> W tree - tree, without the rounding of the tree itself
+    pull: Callable  # the same -> W tree - tree, summed from differences, which round less
     partners: np.ndarray  # [M, n] sender that every worker hears in each matching, or itself
     heard: np.ndarray  # [M, n] weight of that sender
     links: Links | None  # matchings that an update uses; None: all, always
@@ -182,7 +182,7 @@ def mixing_over(
     """Return the `Mixing` that sums over neighbours, sum_j W_ij x_j, under the axis `AXIS`.
 
     mixing_matrix: a name in `comms.mixing.MIXINGS`, or an array [n, n] that `comms.mixing.own`
-    accepts; None: metropolis, or the weights of links that have any. links: links that an update
+    accepts; None: the links' own weights, or else metropolis. links: links that an update
     uses, and their weights; None: the graph's rounds in turn if it has any (see `comms.topology`),
     else all links in every update. Raises ValueError for links of another graph, for a matrix
     beside links that have weights, and for links over which models do not reach consensus.

@@ -53,7 +53,7 @@ def follow_the_mean(
             lambda g, old: jnp.where(batches > 0, g, old), updates, state.gradient
         )
         tracker = jax.tree.map(lambda y, g, old: y + (g - old), state.mixed, newest, state.gradient)
-        # One without gradients goes on along its tracker, whatever its rate makes of its batches.
+        # An idle worker still steps along its tracker; a rate times 0 batches would be 0.
         extra["batches"] = jnp.maximum(batches, 1)
         step, inner = optimizer.update(tracker, state.optimizer, params, **extra)
         x, y = mix((optax.apply_updates(params, step), tracker), active)

@@ -20,7 +20,7 @@ class Links(NamedTuple):
     weights: np.ndarray | None = None  # [M, n] of the senders in each matching; a worker's own
     # weight is one minus the sum over active matchings; None: weights of the method's matrix
     period: int | None = None  # updates after which `active` begins again; None: never
-    fixed: int = 0  # updates before this one may have chosen matchings; later ones are only drawn
+    fixed: int = 0  # updates before this one may have set matchings; from it on all are drawn
 
 
 def given(active: Any) -> Any:

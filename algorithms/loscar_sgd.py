@@ -14,8 +14,8 @@ Setting x_i to m on S would undo the Q_i steps there. With K = d and Q_i = 0 thi
 Streaming DiLoCo pulls models towards a server's; LOSCAR-SGD has no server and no outer step.
 
 N_i and Q_i count a worker's mini-batches in `every - overlap` and in `overlap` rounds of a waiting
-rule. All workers have equal weight; idle ones send earlier steps. Only values are sent: a shared
-seed gives S, one coordinate from each of K equal stretches behind a random start.
+rule. All workers have equal weight; an idle worker sends its model as it is. Only values are sent,
+as a shared seed gives S. S has one coordinate in each of K equal slices after a random start.
 """
 
 import jax
@@ -82,7 +82,7 @@ def loscar_sgd(
     overlap: int = 1,
     seed: int = 0,
 ) -> Algorithm:
-    """Step locally with `optimizer`, and average random coordinates behind the steps.
+    """Step locally with `optimizer`, and average random coordinates while steps go on.
 
     ratio: K / d. every: rounds from one average to the next. overlap: rounds that a message may
     take, at most `every`; 0: workers wait for it. seed: of S. Every update needs all workers: take

@@ -9,7 +9,7 @@ Non-blocking SGD over MATCHA (H. He, P. Dube, arXiv 2211.00889).
 Matching j is active with probability p_j, drawn from a seed that all workers share. The expected
 communication is a share `budget` of D-PSGD's on the whole graph. Periodic decentralised SGD
 activates the whole graph at once, with probability `budget`. `periodic` can also use all links in
-each update of a stretch, such as the last update alone: T. Zhu, T. Zhang, M. Wang, Z. Zhou, C.
+a given range of updates, such as the last update alone: T. Zhu, T. Zhang, M. Wang, Z. Zhou, C.
 Wang, *On the Surprising Effectiveness of a Single Global Merging in Decentralized Learning*, arXiv
 2507.06542, after the authors' code.
 """
@@ -64,7 +64,7 @@ def matcha(
     """Apply D-PSGD over matchings that are active with optimised probabilities.
 
     budget: expected share of the matchings that are active in a round, in (0, 1].
-    by_seconds: make the budget a share of the matchings' seconds on a network without spells.
+    by_seconds: make the budget a share of the matchings' seconds on a network without slow spells.
     matching_seconds: partners [M, n] -> seconds [M], for `by_seconds`; None: all are equal.
     order, weighting: as in `algorithms.dpsgd`. seed: of the activations.
     """
@@ -114,7 +114,7 @@ def periodic(
 
 
 def _stretch(dense: Sequence[int]) -> tuple[int, int]:
-    """Return (first, last) of a stretch of updates; ValueError unless 0 <= first < last."""
+    """Return `dense` as ints (first, last); ValueError unless 0 <= first < last."""
     if np.shape(dense) != (2,) or not 0 <= dense[0] < dense[1]:
         raise ValueError(
             f"periodic: needs dense=(first, last) with 0 <= first < last, got {dense}; the last "

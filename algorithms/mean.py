@@ -109,7 +109,7 @@ def compressed_mean(
     reducer_of: ("module/kernel", array or its shape) -> its reducer; None: `rest` averages it.
     weight_of: finished mini-batches -> weight of a worker.
 
-    Weights are as in `comms.collectives.weighted_mean`: NaN spreads, but not from weight 0. The
+    Weights are as in `comms.collectives.weighted_mean`: NaN of weight 0 does not spread. The
     extra arguments `count`, `version`, `worker` and `first` address random draws. `count` defaults
     to `samples`, `worker` to the position in the axis, `samples` and `version` to the number of
     updates. `nominal` gives the weight at which idle workers keep rounding errors.
@@ -246,7 +246,7 @@ def compressed(
 def reduced_by(
     name: str, exchange: Reducer, collective: str | None
 ) -> Callable[[str, Any], Reducer]:
-    """Return `reducer_of` for one reducer; ValueError if it is none, or beside a collective."""
+    """Return a `reducer_of` that gives `exchange`; ValueError for no reducer or a collective."""
     compression.check_reducer(name, exchange)
     if collective is not None:
         raise ValueError(
@@ -270,7 +270,7 @@ def _planned(leaf, reducer: Reducer, workers: int, row: Row) -> tuple[Payload, .
 
 
 def _metrics(state: CompressionState) -> dict[str, jax.Array]:
-    """Return the most updates with a fallback and the most rows that did not fit, of any worker."""
+    """Return, as maxima over workers, updates with a fallback and rows that did not fit."""
     found = counters(state.reducers)
     if not found:
         return {}

@@ -7,7 +7,7 @@ messages differ. The plans of buckets are "optimal" (exact), "greedy" (the autho
 "byte_scheduler:4MB" (parts of layers, the first layers first).
 
 Each bucket waits for the bucket before by a data dependence (`comms.buckets`). No all-reduce
-combiner of a CPU, GPU or TPU can merge dependent all-reduces. Else a CPU program would need the
+combiner of a CPU, GPU or TPU can merge dependent all-reduces. Without it a CPU program needs the
 option `xla_disable_hlo_passes=cpu-all-reduce-combiner`, and a GPU program a low
 `xla_gpu_all_reduce_combine_threshold_bytes`. `runtimes.overlapped` sends buckets during the
 backward pass; in a plain program the backend's scheduler decides whether buckets overlap with it.
@@ -78,9 +78,9 @@ def mg_wfbp(
 
     buckets: "optimal", "greedy", "asc", "wfbp", "single", "fixed" (25 MiB) or "fixed:SIZE" with a
         size in kB, MB, GB, KiB, MiB or GiB; or "byte_scheduler:SIZE", parts of layers of at most
-        this size, to an element (default: the best of `comms.iteration.SIZES` for the profile). The
-        model's first layers are sent first. Where rounds overlap in `threads`, the next forward
-        pass waits for a layer only when it reaches this layer.
+        SIZE, to one element (default: the best of `comms.iteration.SIZES` for the profile). These
+        parts go first layer first. Where rounds overlap in `threads`, the next forward pass waits
+        for a layer only when the pass reaches this layer.
     profile: an object with `layers` (lists of paths, "module/kernel", in backward order), `ready`
         (seconds from the start of the backward pass; None: unknown), `forward` (seconds of the
         forward pass; None: unknown) and `cost` (see `comms.buckets`), as `experiments.profiling`
@@ -123,7 +123,7 @@ def mg_wfbp(
 
 
 def plan_with(buckets: str, profile=None) -> Callable:
-    """Return a function: tree of arrays or shapes -> (plan, leaves of each bucket), in plan order.
+    """Return a function: tree of arrays or shapes -> (plan, its buckets' leaf indices in order).
 
     buckets, profile and errors as in `mg_wfbp`; the times of a plan without a profile are 0.
     """

@@ -9,10 +9,10 @@ which tolerates compression with error feedback:
     m   <- C(mean_i m_i + e)                on the worker that adds up a chunk and keeps e
     x   <- x - rate m / (sqrt(v) + eps)
 
-C replaces a chunk, an n-th of a parameter, by its signs times its mean magnitude. An entry without
-a gradient in the warm-up, as in the row of a rare word, would never get a variance. Such an entry
-takes the mean variance of the other entries of its parameter, or of all parameters if there are
-none.
+With n workers a chunk is an n-th of a parameter. C replaces it by its signs times its mean
+magnitude. An entry without a gradient in the warm-up, as in the row of a rare word, would never get
+a variance. Such an entry takes the mean variance of its parameter's other entries, or of all
+parameters' entries if its own parameter has no variance.
 
 A worker holds m, v and e_i, of a parameter's size, and e, an n-th of this size. 0/1 Adam (arXiv
 2202.06009), which freezes the variance at intervals and skips exchanges, is not implemented.
@@ -38,7 +38,7 @@ SILENT = 1e-8  # share of the usual variance below which an entry counts as with
 class OneBitAdamState(NamedTuple):
     """State of the exchange of one worker; all fields but `reducers` are equal on all workers."""
 
-    update: jax.Array  # [] int32, updates done, also without any contribution
+    update: jax.Array  # [] int32, updates done, even if no worker contributed
     adam: optax.ScaleByAdamState  # m and v; its count stops with the warm-up, as v does
     reducers: tuple  # e_i and e of every parameter that is compressed
 
@@ -126,7 +126,7 @@ def one_bit_adam(
 
     optimizer: plain SGD without momentum, which takes Adam's direction for a gradient.
     warmup_updates: number of updates with dense all-reduces; the paper takes 15 % to 25 %.
-    b1, b2, eps: of Adam. A parameter whose signs would take no fewer bytes is all-reduced dense.
+    b1, b2, eps: of Adam. A parameter whose signs would save no bytes is all-reduced dense.
     Every update needs all workers: take a waiting rule in rounds.
     """
     whole("one_bit_adam", workers=workers, warmup_updates=warmup_updates)

@@ -2,7 +2,7 @@
 
 S. Kim et al., *Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks*, EuroSys
 2019, arXiv 1808.02621, Sec. 3: parameter servers for sparse variables, partitioned over the nodes
-(Sec. 3.2), an all-reduce for dense ones. It is exact: one step equals one step of `all_reduce`.
+(Sec. 3.2), an all-reduce for dense ones. The sum is exact: a step equals one of `all_reduce`.
 
 Here every worker keeps a copy of the table, and gets the sums of all changed rows. Parallax's
 workers keep no copy: each pulls the rows of its next mini-batch, as many as it pushes. Lists have a
@@ -25,9 +25,9 @@ from comms.messages import Payload
 def through_owners(
     method: str, ratio: float | None, budget: int | None, union_ratio: float | None
 ) -> Reducer:
-    """Sum arrays [n, ...] by owners of rows, or dense where lists overflow; see `comms.compact`.
+    """Sum arrays [n, ...] at their rows' owners, or dense if lists overflow; see `comms.compact`.
 
-    ratio, budget, union_ratio: as in `parallax`; method: its name, for errors.
+    ratio, budget, union_ratio: as in `parallax`; method: name of the method, for errors.
     """
     own_of = budget_rows(method, ratio, budget)
     union_of = None if union_ratio is None else budget_rows(method, union_ratio, None)

@@ -1,8 +1,8 @@
 """PowerSGD: gradients all-reduced as two thin factors, with error feedback and a warm start.
 
 Vogels, Karimireddy, Jaggi, arXiv 1905.13727, Algorithm 1. A leaf [..., m] is seen as the matrix
-[n, m]. A leaf stays dense if it has fewer than two axes, or if its factors would not be smaller;
-its Q is empty. Leaves have any float dtype; factors and sums are float32. A matrix that is not
+[n, m]. A leaf with fewer than two axes, or whose factors would not be smaller, stays dense, and its
+Q is empty. Leaves have any float dtype; factors and sums are float32. A matrix that is not
 finite everywhere gives NaN everywhere, and leaves Q unchanged.
 """
 
@@ -52,7 +52,7 @@ def factored_all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
     matrix = x.reshape(-1, x.shape[-1])
     p = orthonormal(jax.lax.psum(matrix @ q, axis))
     sent = jax.lax.psum(matrix.T @ p, axis)
-    # A zero or NaN gradient must not become the start of all later ones.
+    # Q of a zero or NaN gradient must not be the start of all later updates.
     usable = jnp.isfinite(sent).all() & (sent != 0).any()
     return (p @ sent.T).reshape(x.shape), jnp.where(usable, sent, q)
 
@@ -60,7 +60,7 @@ def factored_all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:
 def orthonormal(p) -> jax.Array:
     """Return orthonormal columns with the span of p [n, r], r <= n; NaN if p is not finite.
 
-    Unlike Gram-Schmidt, the QR decomposition gives orthonormal columns for any lower rank of p.
+    Unlike Gram-Schmidt, QR gives orthonormal columns even where p's columns are dependent.
     """
     basis, _ = jnp.linalg.qr(p)
     return jnp.where(jnp.isfinite(p).all(), basis, jnp.nan)

@@ -69,7 +69,7 @@ def quasi_global(
 
 
 def without_gradients(mix, x, learned, *, momentum) -> tuple:
-    """Apply the update's linear part, see `algorithms.gossip.check_stable`."""
+    """Return x and learned after an update of gradient 0; see `algorithms.gossip.check_stable`."""
     new = mix(x - momentum * learned)
     return new, momentum * learned + (1 - momentum) * (x - new)
 

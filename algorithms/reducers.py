@@ -68,7 +68,7 @@ def read_back(encoder: Encoder, x, key) -> jax.Array:
 
 
 def two_phase(codec: Codec) -> Reducer:
-    """Sum arrays sent twice as codes, see `comms.quantise`; a lone worker's is encoded once.
+    """Sum arrays sent twice as codes, see `comms.quantise`; a lone worker encodes once.
 
     A worker's part also holds the rounding error of its chunk of the sum, whether the worker is
     busy or not, so that a memory around the reducer misses no error.
@@ -130,7 +130,7 @@ def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
         lambda size: chunked.payload_bytes(size, cut, bits),
     )
     encoder, loses = reducer.encoder._replace(picks=True), None
-    if bits == 1 and k > 1:  # all k are as large as the largest one of a chunk
+    if bits == 1 and k > 1:  # each of the k is read as large as their largest
         loses = "codes of one bit may lose more than there is; take bits=2"
     return reducer._replace(name="chunked_top_k", encoder=encoder, amplifies=loses)
 
@@ -139,7 +139,7 @@ def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int | None = 0) 
     """Sum the same random entries of all workers, a share `ratio` of every parameter.
 
     unbiased: scale entries by 1 / ratio; error feedback then raises ValueError if ratio < 1. seed:
-    folded into the method's seed, here and below; None: the method's seed alone.
+    folded into the method's seed, as in all reducers below; None: the method's seed alone.
     """
     check_ratio("random_k", ratio)
     return compression.with_seed(_random(ratio, unbiased), seed)._replace(name="random_k")
@@ -157,10 +157,10 @@ def quantise(bits: int = 4, bucket: int = 512, seed: int | None = 0) -> Reducer:
 def rounded_to_levels(levels: int, bucket: int) -> Reducer:
     """Sum entries rounded to multiples of norm / levels; `bucket` entries share a norm.
 
-    For one of d entries x_i and s levels, let f be the fraction of u_i = x_i s / norm. Rounding has
-    the variance f (1 - f) (norm / s)^2. The squares of all u_i add up to s^2. So the mean squared
-    error is at most d / (4 s^2) of |x|^2 if sqrt(d) <= 2 s, else sqrt(d) / s - 1, which equal
-    entries reach. Error feedback needs an error below |x|^2 (arXiv 1906.02367, Lemma 1).
+    For one of d entries, x_i, and s levels, let f be the fractional part of u_i = x_i s / norm. Its
+    rounding has the variance f (1 - f) (norm / s)^2. The squares of all u_i add up to s^2. So the
+    expected squared error / |x|^2 is at most d / (4 s^2) if sqrt(d) <= 2 s, else sqrt(d) / s - 1,
+    which equal entries reach. Error feedback needs less than 1 (arXiv 1906.02367, Lemma 1).
     """
     codecs.qsgd_bits(levels)  # raises ValueError for levels without a code
     _check_bucket("qsgd", bucket)
@@ -201,7 +201,7 @@ def bf16() -> Reducer:
 
 
 def fp16() -> Reducer:
-    """Send float16, 11 significant bits; a power of two per chunk keeps the range."""
+    """Send float16, 11 significant bits; a power of two scales each chunk into its range."""
     return two_phase(codecs.FLOAT16)._replace(name="fp16")
 
 
@@ -331,7 +331,7 @@ def remembers(reducer: Reducer) -> bool:
 
 
 def _listed(ratio: float, inner: Reducer) -> Reducer:
-    """Return `top_k` whose values travel in the codes of `inner`; ValueError if it has none."""
+    """Return `top_k` whose values travel in the codes of `inner`; ValueError for no codes."""
     encoder = inner.encoder
     if encoder is None:
         raise ValueError(

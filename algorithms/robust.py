@@ -63,8 +63,8 @@ def centred_clipping(
 ) -> Algorithm:
     """Let `optimizer` step along a centre that no worker pulls farther than `radius`.
 
-    v <- v + mean_i (g_i - v) min(1, radius / |g_i - v|) starts from the v of the last update, so
-    that every update needs all workers. iterations: repetitions of this step in an update.
+    A step v <- v + mean_i (g_i - v) min(1, radius / |g_i - v|) begins at the last update's v, so
+    that every update needs all workers. iterations: number of these steps in an update.
     """
     whole("centred_clipping", iterations=iterations)
     if not radius > 0 or iterations < 1:
@@ -179,5 +179,5 @@ def _mean_of(x, kept) -> jax.Array:
 
 
 def _aligned(values, like) -> jax.Array:
-    """Return [k] as [k, 1, ...] beside an array [k, ...]."""
+    """Return values [k] in the shape [k, 1, ...], which broadcasts against `like` [k, ...]."""
     return values.reshape((-1, *[1] * (like.ndim - 1)))

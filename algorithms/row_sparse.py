@@ -32,7 +32,7 @@ def row_sparse(method: str, sparse: tuple[str, ...] | str) -> Callable[[str], bo
 
 
 def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callable[[int], int]:
-    """Return a function: rows of a table -> budget of rows, a share `ratio` or a number."""
+    """Return a function: rows of a table -> budget, a share `ratio` of them or `budget`."""
     if ratio is not None and budget is not None:
         raise ValueError(
             f"{method}: ratio={ratio} and budget={budget} both size it; give one of them"
@@ -124,7 +124,7 @@ def list_bytes(budget: int, leaf) -> int:
 
 
 def in_lists(budget_of: Callable[[int], int], summed: Callable, payload: Callable) -> Reducer:
-    """Sum arrays [n, ...] of at most budget_of(n) non-zero rows each; dense if one has more.
+    """Sum arrays [n, ...] of at most budget_of(n) non-zero rows; dense if a worker has more.
 
     summed: (x, bitmap of its rows, budget) -> the sum. payload: as in `Reducer`, for rows that fit.
     """
@@ -163,7 +163,7 @@ def capacities_dense(rows: int, buckets: int) -> tuple[int, ...]:
 
 
 def capacities_exact(rows: int, buckets: int) -> tuple[int, ...]:
-    """Return the capacities of fallback messages, in rows; at most half of one is unused."""
+    """Return capacities of fallback messages, in rows, by factors of 2: at most half is unused."""
     found, capacity = [], buckets
     while capacity < rows:
         found.append(capacity)
@@ -272,7 +272,7 @@ def compacted(budget_of: Callable[[int], int]) -> Reducer:
 def cheaper_granularity(arrays, reducer: Reducer, carried: Callable[[int], int]) -> str:
     """Return "row" or "element", the unit with fewer bytes for the arrays [n, ...] together.
 
-    carried: n -> the largest union, of n rows or elements, that is sent as planned. A larger union
+    carried: n -> largest union, among n rows or elements, that is sent as planned. A larger union
     is sent by the smallest alternative that holds it.
     """
 

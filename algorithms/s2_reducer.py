@@ -17,8 +17,8 @@ if they do not fit. One step equals a step of all-reduce SGD. Without peeling, t
 row of buckets is unbiased, since every update has a new hash. All other parameters take part in a
 dense mean.
 
-Error feedback is optional for estimates, at a price: omitted rows are no longer zero, so that the
-union of rows grows. To converge, a sketch then needs more columns than the union has rows.
+Error feedback is optional for estimates, at a price: rows with a kept error are not zero, so that
+the union of rows grows. To converge, a sketch then needs more columns than the union has rows.
 """
 
 import math
@@ -141,7 +141,7 @@ def s2_reducer(
 def _columns_of(
     budget_of: Callable[[int], int], rows: int, peel: bool, expected: bool
 ) -> Callable[[int], int]:
-    """Return a function: n -> columns of a sketch of n rows; expected: budget counts union rows."""
+    """Return: rows of a table -> columns of its sketch; expected: the budget counts union rows."""
     if not expected:
         return lambda n: max(1, budget_of(n) // rows)
     if not peel:
@@ -151,7 +151,7 @@ def _columns_of(
 
 
 def _carried(columns_of: Callable[[int], int], rows: int, peel: bool) -> Callable[[int], int]:
-    """Return a function: n -> rows of a union that a sketch of n rows nearly always carries."""
+    """Return: rows of a table -> rows of a union that its sketch nearly always carries."""
     if peel:
         load = PEELED * sketch.peeling_load(rows)
         return lambda n: int(load * rows * columns_of(n))

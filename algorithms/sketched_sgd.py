@@ -9,9 +9,9 @@ of them may be absent:
 
 Then cells of u and e that x touches are set to 0, as in the authors' code. Algorithm 1 has
 e <- e - sketch(x), which loses nothing but diverges unless k is small: top-k picks an entry of
-noise if two of its three cells are large. Of d entries, m that hash to a large cell are picked; m
-is Poisson with mean l = 0.8 sqrt(k d) / c for c columns. The cell loses its content m times, and
-each of the m adds to a third cell. The energy changes by l^2 - l / 2: it grows if sqrt(k d) > .6 c.
+noise if two of its three cells are large. m picked entries hash to a large cell; m is Poisson with
+mean l = 0.8 sqrt(k d) / c, for d entries and c columns. The cell loses its content m times, and
+each pick adds to a third cell. The energy changes by l^2 - l / 2, and grows if sqrt(k d) > .6 c.
 
 The learning rate is applied after e, not inside it; at a constant rate both are the same.
 """

@@ -31,8 +31,8 @@ class Step(NamedTuple):
 def steps(workers: int, size: int, own: int, row_bytes: int) -> list[Step]:
     """Return the messages for an array of `size` rows, at most `own` non-zero ones per worker.
 
-    Each worker beyond the largest power of two first meets one below it, and gets the result from
-    it at the end. Both times the two swap messages, as `ppermute` needs a permutation.
+    Each worker beyond the largest power of two first meets a worker below, and gets the result from
+    the same worker at the end. Both meetings swap messages, as `ppermute` needs a permutation.
     """
     power = 1 << (workers.bit_length() - 1)
     everyone = np.arange(workers)

@@ -2,7 +2,7 @@
 
 A worker takes its gradient g at w_tau, and the server is at w_j when g arrives: `staleness` is
 j - tau, the distance is ||w_j - w_tau||^2. The waiting rule, e.g. `k_batch_async`, decides which
-pushes make an update. A fresh gradient passes all transforms unchanged.
+pushes make an update. A fresh gradient passes all unchanged; a, b, C', l and n are parameters.
 
     delay_adaptive        g * min(1, n / staleness)          K. Mishchenko et al., arXiv 2206.07638,
                                                              A. Koloskova et al., arXiv 2206.08307
@@ -27,7 +27,7 @@ from comms import collectives
 
 
 def scale_by_staleness(weight: Callable) -> optax.GradientTransformationExtraArgs:
-    """Multiply a contribution by weight(staleness), a function of float32 updates."""
+    """Multiply a contribution by a factor; weight: staleness in updates, float32 -> factor."""
 
     def update_fn(updates, state, params=None, *, staleness=0, **extra):
         del params, extra

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: outer steps on one fragment of the model at a time, behind local steps.
+"""Streaming DiLoCo: outer steps on one fragment of the model at a time, beside local steps.
 
 A. Douillard et al., *Streaming DiLoCo with overlapping communication: Towards a Distributed Free
 Lunch*, arXiv 2501.18512. The parameters are cut into F fragments. After every round one fragment is
@@ -13,7 +13,7 @@ fragment, no overlap and alpha 0 this is DiLoCo. A worker sends as many bytes as
 1 / F of them at a time. Any reducer without a memory may round a fragment, in the paper to 4 bits.
 
 A round is `mini_batches` local steps, so that every fragment is due once in F rounds. In the
-paper's letters H = F mini_batches and tau = overlap mini_batches. Fragments are equal stretches of
+paper's letters H = F mini_batches and tau = overlap mini_batches. Fragments are equal slices of
 the concatenated parameters; the paper cuts between layers.
 """
 
@@ -93,8 +93,8 @@ def mean_of_fragment(
 ) -> optax.GradientTransformationExtraArgs:
     """Replace progress by the mean difference Theta - theta_i in the due fragment, by `mean`.
 
-    The server's count of rounds chooses the fragment, since a worker that replaces a lost one has
-    not counted them.
+    The server's count of rounds chooses the fragment, since a worker that replaces a lost worker
+    has not counted the rounds.
     """
 
     def init_fn(params):

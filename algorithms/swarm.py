@@ -77,7 +77,7 @@ class SwarmState(NamedTuple):
 
 
 def _wire_of(partners: np.ndarray | None):
-    """Return a function: (partner, active) -> a worker's wire to its partner."""
+    """Return a function: (partner, active) -> the `lattice.Wire` of a worker to its partner."""
 
     def wire(partner, active) -> lattice.Wire:
         me = jax.lax.axis_index(AXIS)
@@ -144,7 +144,7 @@ def meet(
 
     updates: base - live of a worker that has made its local steps (batches > 0), else ignored.
     quantised: codec of the messages; None: float32. partners: [M, n] matchings; `active` chooses
-    one. None: `partner` is the partner. Source: arXiv 1910.12308, Algorithm 2 and Section 5.
+    one. None: `partner` names the peer. Source: arXiv 1910.12308, Algorithm 2 and Section 5.
     """
     wire_of = _wire_of(partners)
 
@@ -267,9 +267,9 @@ def codec_metrics(state: SwarmState) -> dict:
 
 
 def _meeting_messages(bits: int | None, blocking: bool, partners: np.ndarray | None):
-    """Return `messages`: of a meeting, one each way, and an answer if encoded; no retries.
+    """Return a meeting's `messages`: one each way, and an answer if encoded; no retries.
 
-    They can leave before the gradient is known, unless meetings block.
+    Messages can leave before the gradient is known, unless meetings block.
     """
     said = {"beside_gradient": not blocking, "encoded": bits is not None}
 

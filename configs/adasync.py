@@ -2,8 +2,8 @@
 
 Eight workers train logistic regression on scikit-learn's digits with tiny mini-batches, so that
 gradient noise sets a floor of the loss, which only a larger K or a smaller rate lowers. AdaSync
-raises K as it trains; further arms of it scale the rate by K or by its square root. All arms have
-the same delays, initial parameters and samples per worker.
+raises K as it trains; further arms of AdaSync scale the rate by K or by the square root of K. All
+arms have the same delays, initial parameters and samples per worker.
 
     --config=configs/adasync.py:protocol=k_sync,delay=shifted_exponential --sweep --seeds=5
 """
@@ -55,7 +55,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep() -> Iterator[tuple[str, dict]]:
     """Yield every fixed K at its rates, then three forms of AdaSync, with the config's protocol."""
-    for k, rates in FIXED.items():  # no entry adapts within the run
+    for k, rates in FIXED.items():  # 1e9 s: K never changes
         yield from base.at_rates(f"fixed/K={k}", {"wait.k": k, "wait.interval": 1e9}, rates)
     yield from base.at_rates("adasync", {}, ADAPTIVE)
     for name, power in FOLLOWING.items():

@@ -7,7 +7,7 @@ from experiments import registry
 
 
 def parse(text: str | None, **defaults) -> dict[str, Any]:
-    """Parse `"workers=16,quick"` over defaults to a dict; a bare name means True.
+    """Return defaults as a dict, changed by a text `"workers=16,quick"`; a bare name means True.
 
     A value takes the type of its default. Raises ValueError for an unknown name or a bad value.
     """

@@ -25,7 +25,7 @@ def _async(**changes):
     return {"algorithm": part("all_reduce"), "wait": part("k_async", k=1)} | changes
 
 
-# Method -> (its changes, the entry to choose, its values).
+# Method -> (its changes, the entry to tune or None, values of this entry).
 METHODS = {
     "async_sgd": (_async(), None, ()),
     # Weights by staleness: arXiv 2206.08307, 1511.05950, 2106.06639 and 1903.03934.

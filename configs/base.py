@@ -11,7 +11,7 @@ from experiments.registry import part
 
 
 class Variant(SimpleNamespace):
-    """A further experiment of a config file: its text, get_config, and others such as sweep."""
+    """Further experiment of a config file: description, `get_config`, and others as `sweep`."""
 
     def __init__(self, about: str, get_config: Callable[[str | None], ConfigDict], **beside: Any):
         super().__init__(__doc__=about, get_config=get_config, **beside)
@@ -33,10 +33,10 @@ def nominal(runtime: str, seconds: float) -> ConfigDict:
 def actors(least_workers: int, **more: Any) -> ConfigDict:
     """Return the entry `actors` of a config whose workers are processes."""
     return ConfigDict({
-        "cpus": 1.0,  # of a process; Ray starts as many as the machine or the cluster has
-        "gpus": 0.0,  # a share below 1 is a part of one, its memory as well
-        "least_workers": least_workers,  # with fewer for a minute the run ends, exit code 3
-        "bad_contribution": "end",  # the run where one fails or is not finite; or drop it
+        "cpus": 1.0,  # of a process; a new local Ray grants any number, a cluster what it has
+        "gpus": 0.0,  # of a process; below 1: a share of one GPU and of its memory
+        "least_workers": least_workers,  # a minute with fewer workers ends the run, exit code 3
+        "bad_contribution": "end",  # the run if one fails or is not finite; or drop this one
         **more,
     })  # fmt: skip
 
@@ -57,7 +57,7 @@ def arm(**changes: Any) -> ConfigDict:
         "runtime": "simulate",
         "devices": 1,  # simulate: devices that the worker axis is sharded over
         "devices_per_worker": 1,  # mesh: devices that share a worker's mini-batches
-        "sharding": "replicated",  # mesh: the model on each, or a part: replicated | fsdp(...)
+        "sharding": "replicated",  # mesh: each device has all of a model, or a part: fsdp(...)
         "overlap": "none",  # mesh: buckets of mg_wfbp beside computing: none | threads | program
         "rounds_per_dispatch": 4,  # mesh: rounds between two checks of the clock by the host
         "workers": 8,
@@ -75,13 +75,13 @@ def arm(**changes: Any) -> ConfigDict:
         "draw": "mini_batch",  # a new delay per mini_batch | per round
         # Seconds of an exchange, or a network: link(seconds=...) | network(latency=...,
         # bandwidth=...) | measured(sizes=[...], seconds=[...]), of an all-reduce; each with spells
-        # of slowness, as spells=markov(...). On a mesh they are added to the real exchange's.
+        # of slowness, as spells=markov(...). On a mesh they come on top of the real exchange.
         "communication": 0.0,
         "seconds": 60.0,  # budget on the run's clock
         "updates": 1_000_000,  # budget in updates; the first budget to run out ends the arm
         "evaluate_every": 1.0,  # seconds on the run's clock
         "target_loss": None,  # training loss; arms are compared by the time to reach it
-        "stop_at_target": False,  # end an arm as soon as it reaches it
+        "stop_at_target": False,  # end an arm as soon as it reaches target_loss
     }
     unknown = [name for name in changes if name not in entries]
     if unknown:
@@ -89,6 +89,6 @@ def arm(**changes: Any) -> ConfigDict:
             f"an arm has no entry {unknown[0]!r}; {registry.meant(unknown[0], entries)}"
             f"known entries: {registry.listed(entries)}"
         )
-    # As references all entries may change their type, such as a number that a network replaces.
+    # A reference lets an entry change its type, as where a network replaces a number.
     values = (entries | changes).items()
     return ConfigDict({name: FieldReference(value, object) for name, value in values})

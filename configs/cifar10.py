@@ -72,7 +72,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         delay=delay,
         draw=draw,
         communication=a["communication"] * NOMINAL,
-        # Of a blocking method with equally fast workers.
+        # The time that a blocking method takes with equally fast workers.
         seconds=rounds * NOMINAL * (1 + a["communication"]),
         evaluate_every=max(1.0, rounds * NOMINAL / 100),
         target_loss=0.36788,  # log(train loss) = -1

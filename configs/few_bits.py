@@ -60,7 +60,7 @@ OTHERS = {  # group -> its changes, its rates
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """Return one arm: all-reduce in bfloat16, or all of a slice's messages; argument: divided."""
+    """Return one arm: bfloat16 in all-reduce or, with the argument `divided`, in one worker."""
     divided = arguments.parse(arg, divided=False)["divided"]
     usual = {
         "name": "bf16/rate=0.2",  # codec/rate
@@ -84,7 +84,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def _divided() -> dict:
-    """Return the entries of a worker of four devices, with as many samples in an update."""
+    """Return the entries of one worker of four devices, with the samples of eight workers."""
     return {
         "workers": 1,
         "devices_per_worker": 4,
@@ -106,7 +106,7 @@ def _in_slice(codec: ConfigDict | None) -> dict:
 
 
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Yield every codec, and unless a worker has several devices every method, at its rates."""
+    """Yield every codec at its rates, then other methods if each worker has one device."""
     if config.devices_per_worker > 1:
         for name, codec in CODECS.items():
             if not name.endswith("feedback"):

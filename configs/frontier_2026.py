@@ -55,7 +55,7 @@ LINKS = {  # method -> its changes
     "gasloc": _local(part("gasloc", gamma=0.7, pairs=True), part("neighbour_barrier")),
     "swarm": _local(part("swarm"), part("random_pairs"), 2),
     "streaming_diloco": _local(part("streaming_diloco", fragments=2), count=4),
-    "loscar": _local(part("loscar_sgd", ratio=0.5, every=1), count=4),  # as much, as often
+    "loscar": _local(part("loscar_sgd", ratio=0.5, every=1), count=4),  # as many bytes, as often
     "decoupled_diloco": _local(part("decoupled_diloco", fragments=2), part("quorum_async", k=4), 4),
 }
 ROUNDS, COUNTS = (1, 2, 4), (4, 8, 16, 32)  # mini-batches of a worker, and of all workers

@@ -38,7 +38,7 @@ GROUPS = {  # method -> its changes
     "async_nesterov_small": _pushed(algorithm=part("local_sgd", server=GENTLE)),
     "async_average": _pushed(algorithm=part("local_sgd", server=AVERAGING)),
     "async_diloco": _pushed(algorithm=part("async_diloco")),
-    "async_diloco_by_speed": _pushed(algorithm=part("async_diloco")),  # and steps, see `sweep`
+    "async_diloco_by_speed": _pushed(algorithm=part("async_diloco")),  # with own steps, see `sweep`
 }
 RATES = (0.0004, 0.0008, 0.0016, 0.0032, 0.0063, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 LOWER_RATES = {"async_nesterov": (0.00005, 0.0001, 0.0002)}  # rates below the common grid
@@ -92,7 +92,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Yield every method at every rate of its grid; the slow worker sets limits and steps."""
     factors = config.delay.get("factors")
     factor = factors.to_dict().get(0, 1.0) if factors else 1.0
-    limit = part("ringmaster", limit=round(factor * WORKERS))  # the slow worker counts
+    limit = part("ringmaster", limit=round(factor * WORKERS))  # so that slow gradients count
     own = {"async_diloco_by_speed": {"mini_batches": by_speed(factor)},
            "ringmaster": {"wait": limit}}  # fmt: skip
     for group, changes in ALL.items():

@@ -17,8 +17,8 @@ from experiments import papers
 def get_config(arg: str | None = None) -> ConfigDict:
     """Return the config of four methods.
 
-    Arguments: between (s of work between two failures of a learner), repair (s that it is away
-    after one), stop (s for which elastic all-reduce stops).
+    Arguments: between (s of work between two failures of a learner), repair (s that a learner is
+    away after a failure), stop (s for which elastic all-reduce stops).
     """
     a = arguments.parse(arg, between=86_400.0, repair=3600.0, stop=60.0)
 

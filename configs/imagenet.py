@@ -85,7 +85,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Yield all-reduce, local SGD, D-PSGD on a ring, and SwarmSGD in 8 bits, at equal images.
 
-    An update of local SGD has eight mini-batches of every worker; in SwarmSGD it has two of one.
+    An update has eight mini-batches of every worker in local SGD, two of one worker in SwarmSGD.
     """
     yield "all_reduce", {}
     local = {"algorithm": part("local_sgd"), "mini_batches": 8, "updates": -(-config.updates // 8)}

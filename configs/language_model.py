@@ -47,7 +47,7 @@ SIZES = {
     "1B": Size(20, 2048, 16, 8192, 2048, 8, 0.0002),
 }
 LOCAL_STEPS = (10, 50)  # between two exchanges
-# The best of DiLoCo's outer rates and momenta (Sec. 3.1 there).
+# The best of DiLoCo's outer rates and momenta (arXiv 2311.08105, Sec. 3.1).
 OUTER = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7)
 EACH = 0.1  # s of a mini-batch, nominal; on a mesh devices have their own speed
 

@@ -19,7 +19,7 @@ from configs import arguments, base
 from experiments.registry import part
 
 STEPS = 8  # local steps between two exchanges
-LATENCY = 2e-4  # seconds of a message between two namespaces
+LATENCY = 2e-4  # seconds of a message between two network namespaces
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -22,13 +22,13 @@ from experiments.registry import part
 
 FRAGMENTS = 3
 FOUR_BITS = part("quantise", bits=4)
-LEAST = FRAGMENTS * 10  # the fewest local steps of any arm
+LEAST = FRAGMENTS * 10  # the fewest local steps H of an arm that has them
 
 
 class Group(NamedTuple):
     """Method with a number of local steps, and the grid of its rates."""
 
-    changes: Callable[..., dict]  # (local steps, outer rate if any) -> entries of the config
+    changes: Callable[..., dict]  # (outer rate, if any) -> entries of the config
     rates: Sequence[float]  # of the local optimizer
     outer: Sequence[float] = ()  # of the optimizer after the exchange
 

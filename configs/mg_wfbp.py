@@ -75,13 +75,13 @@ def _scale(arg: str | None = None) -> ConfigDict:
     c.at_workers = a["at_workers"]  # of the printed table; one of workers
     c.collective = a["collective"]  # a name of COLLECTIVES in experiments/papers/mg_wfbp.py
 
-    # A worker, but for googlenet, whose times were measured on a K80 with 64 images.
+    # A worker, except in googlenet's trace, which was measured on a K80 with 64 images.
     c.batch = 64  # images of 224x224, or sentences of 64 tokens
-    # ResNet-50 trains 253 images/s then, as in HKBU-HPML/ddl-benchmarks.
+    # At this speed ResNet-50 trains 253 images/s, as in HKBU-HPML/ddl-benchmarks.
     c.flops_per_second = 6.2e12
 
-    # Measured all-reduces: workers, alpha (s), beta (s per byte). What the links of a ring must
-    # have had, they have for any number of workers, and in the other collectives.
+    # Measured all-reduces: workers, alpha (s), beta (s per byte). They give the links of a ring,
+    # which are the same for any number of workers and for the other collectives.
     c.networks = ConfigDict({
         # HKBU-HPML/MG-WFBP, distributed_optimizer.py
         "ethernet_10": {"workers": 16, "alpha": 9.0810e-4, "beta": 7.3957e-10},

@@ -77,7 +77,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         mini_batches=a["mini_batches"],
         algorithm=part("all_reduce", collective="ring"),
         graph=part("hypercube"),  # of D-PSGD and MATCHA
-        # The best rate of 0.05, 0.1, ... 1.6 for every arm with delay=slow4.
+        # Among 0.05, 0.1, ... 1.6 the best rate of every arm with delay=slow4.
         optimizer=part("momentum", decay=0.9, learning_rate=0.4),
         wait=part("first_finisher"),
         delay=delay,
@@ -150,7 +150,7 @@ def _grid(mixers: Iterable[str], *grids: tuple[Iterable, Iterable]) -> Iterator[
 
 def _of_four_workers(arg: str | None) -> ConfigDict:
     """Return the config of four workers whose mini-batches have one sample."""
-    # An exchange takes as long as four mini-batches, in nominal rounds of 128 samples.
+    # communication: four mini-batches of one sample, in nominal rounds of 128 samples.
     return _tuned(f"workers=4,batch=1,communication=0.03125,{arg or ''}")
 
 

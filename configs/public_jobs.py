@@ -1,7 +1,7 @@
 """Gains of waiting rules with delays as in seven public jobs: mini-batches a second.
 
-Nothing is trained. Fifteen rules are simulated with the same durations. A rule's gain is its
-finished mini-batches a second over a barrier's, however many an update has.
+Nothing is trained. Fifteen rules are simulated with the same durations. A rule's gain is the number
+of its finished mini-batches a second, divided by a barrier's; updates are not counted.
 
     --config=configs/public_jobs.py:mini_batches=8
 """

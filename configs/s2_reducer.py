@@ -38,7 +38,7 @@ class Touched(NamedTuple):
 
 
 # Largest shares in 64 to 400 random updates, plus 15 %. Exact methods send lists with this much
-# room, and everything where it is too little, so that more room costs bytes.
+# room, and everything where a list overflows; unused room costs bytes, too.
 TOUCHED = {
     "language_model": Touched(0.015, 0.046, 0.023, 0.071),
     "skip_gram": Touched(0.0105, 0.038, 0.028, 0.092),
@@ -124,7 +124,7 @@ RATED = ("dense", "dense/reordered", "bf16", "s2/median")
 
 
 def _rates_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
-    """Yield dense training, also reordered or in 16 bits, and the published sketch, by rates."""
+    """Yield dense training, also reordered or in 16 bits, and the paper's sketch, at all rates."""
     arms = dict(sweep(config))
     for name in RATED:
         yield from base.at_rates(name, arms[name] | {"baseline": None}, RATES)

@@ -22,7 +22,7 @@ from experiments.registry import part
 
 PROTOCOLS = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
 K = (1, 2, 4, 8)
-TWINS = {  # other names of the same events
+TWINS = {  # protocol and K -> another protocol and K with the same events
     "k_batch_sync/K=1": "k_sync/K=1",
     "k_batch_async/K=1": "k_async/K=1",
     "k_async/K=8": "k_sync/K=8",
@@ -34,7 +34,7 @@ GROUPS = {  # name of an arm before its rate -> protocol and K
     if f"{protocol}/K={k}" not in TWINS
 }
 COMMON = 0.16  # the one rate for all K
-# Time of a mini-batch, with a mean of 1 s, but for the slow worker's.
+# Time of a mini-batch; its mean is 1 s, except for a slow worker.
 LAWS = {
     "exponential": part("exponential", scale=1.0),
     "shifted_exponential": part("shifted_exponential", shift=0.5, scale=0.5),
@@ -50,8 +50,9 @@ MODELS = {
 _GRID = (
     0.018, 0.026, 0.038, 0.055, 0.08, 0.115, 0.16, 0.235, 0.34, 0.49, 0.7, 1.0, 1.45, 2.1, 3.0,
 )  # fmt: skip
-RATES = {1: _GRID[:11], 2: _GRID[2:13], 4: _GRID[4:14], 8: _GRID[6:]}  # more with less noise
-# Of the staleness-compensating rate eta min(1, threshold / distance^2): eta, and thresholds.
+RATES = {1: _GRID[:11], 2: _GRID[2:13], 4: _GRID[4:14], 8: _GRID[6:]}  # higher with less noise
+# Of the staleness-compensating rate min(C / distance^2, eta): values of eta, and of C / eta, the
+# squared distance up to which the rate is eta.
 ETA_MAX = _GRID[:10]
 THRESHOLDS = (0.01, 0.1, 1.0, 10.0)
 
@@ -96,7 +97,7 @@ REAL_LAWS = {
     "exponential": part("exponential", scale=MEAN),
     "shifted_exponential": part("shifted_exponential", shift=MEAN / 2, scale=MEAN / 2),
 }
-REAL_TWINS = (("k_batch_sync", 1), ("k_batch_async", 1), ("k_async", 4))  # as k_sync and k_async
+REAL_TWINS = (("k_batch_sync", 1), ("k_batch_async", 1), ("k_async", 4))  # equal k_sync, k_async
 
 
 def _real(arg: str | None = None) -> ConfigDict:

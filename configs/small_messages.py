@@ -1,8 +1,8 @@
 """Messages smaller than a gradient, and pairs instead of a common exchange, on a small GPT.
 
-The task is that of `configs/local_training.py`. DeMo sends the fastest-moving frequencies of its
-momentum at every step; NoLoCo and SwarmSGD make local steps and meet in pairs, with momentum and
-without. Each method is compared at its best learning rate.
+The task is the same as in `configs/local_training.py`. DeMo sends the largest frequencies of its
+momentum at every step; NoLoCo and SwarmSGD make local steps and meet in pairs, NoLoCo with
+momentum, SwarmSGD without. Each method is compared at its best learning rate.
 
     --config=configs/small_messages.py:size=140k,steps=750 --sweep --seeds=3 --together
 """
@@ -20,7 +20,7 @@ SWARM, NOLOCO = "swarm/H=30", "noloco/H=30"
 METHODS = {
     DENSE: {},
     SIXTEEN: {"algorithm": part("all_reduce", exchange=part("bf16"))},
-    "demo/8 of 64": {"algorithm": part("demo", chunk=64, k=8)},  # its defaults here
+    "demo/8 of 64": {"algorithm": part("demo", chunk=64, k=8)},  # our defaults
     LEAST: {"algorithm": part("demo", chunk=256, k=1)},  # the fewest bytes
     NOLOCO: {"algorithm": part("noloco"), "mini_batches": 30},
     SWARM: {"algorithm": part("swarm"), "mini_batches": 30, "wait": part("random_pairs")},

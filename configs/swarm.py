@@ -98,7 +98,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             decay=0.9,
             learning_rate=RATES["local"],
             schedule=part("cosine", samples=samples),
-            warmup_samples=samples // 20,  # linear scaling needs it, the other arms bear it
+            warmup_samples=samples // 20,  # needed for linear scaling; the others bear it
         ),
         wait=part("random_pairs"),  # random_pairs(blocking=true) | bipartite_pairs | ...
         delay=arguments.chosen(a, "delay", DELAYS),
@@ -119,7 +119,7 @@ def sweep() -> Iterator[tuple[str, dict]]:
     )
     yield "local_sgd/H=2", _rounds("local_sgd", 2, "barrier")
     # On a ring, where D-PSGD sends least; on a complete graph it would send 15 models a round.
-    # As published its exchange goes on beside the gradient; in the other order it comes after it.
+    # D-PSGD's published order exchanges beside the gradient, adapt_then_combine after it.
     for name, steps, order in (
         ("dpsgd/ring", 1, "combine_while_adapting"),
         ("dpsgd/ring/serial", 1, "adapt_then_combine"),
