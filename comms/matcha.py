@@ -42,7 +42,8 @@ def activation_probabilities(
     gives the upper bound; the next cuts are taken half-way between its solution and the best p
     (Ben-Ameur and Neto, "Acceleration of cutting-plane and column generation algorithms", 2007).
 
-        >>> activation_probabilities(decompose(nx.cycle_graph(4)), 4, budget=0.5).round(3).tolist()
+        >>> ring = [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
+        >>> activation_probabilities(ring, 4, budget=0.5).round(3).tolist()
         [0.5, 0.5]
     """
     check_budget("activation_probabilities", budget)
