@@ -33,7 +33,7 @@ from comms import (
     sketch,
 )
 from comms import cost as costs
-from comms import matcha as matchings
+from comms import edge_colouring as matchings
 from comms import topology as graphs
 from comms.matcha import activation_probabilities
 from runtimes.own_loop import as_local_steps, as_optax

@@ -202,7 +202,7 @@ def state(sweep: Sweep, folder: Path = FOLDER) -> str:
     except formats.Damaged:
         return "damaged"
     words = shlex.split(found["command"])[2:]
-    given = [word for word in words if not word.startswith("--workdir=")]
+    given = [word for word in words if not word.startswith(("--workdir=", "--jobs="))]
     if given != shlex.split(sweep.arguments):
         return "drifted: the command"
     if "arms" not in found:
