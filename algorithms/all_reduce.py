@@ -28,7 +28,7 @@ def all_reduce(
         takes fewer steps, see `comms.halving`. "straggl_ar" begins before the last worker, which
         should be the slowest, is ready, see `comms.straggl_ar`.
     weighting: "proportional" to finished mini-batches (unbiased over the finished samples) or
-        "equal" for all workers that finished any.
+        "equal" for all workers that finished at least one.
     exchange: reducer of every parameter in place of the mean, see `algorithms.reducers`.
     """
     if exchange is not None:

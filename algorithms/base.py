@@ -114,13 +114,13 @@ class Details(NamedTuple):
     mean_only: the exchange of contributions that are not stale is exactly their weighted mean and
         keeps no state, so that a simulator may take one gradient of the weighted mean loss over
         all samples.
-    settled: first update from which on messages no longer depend on the number of earlier updates.
+    settled: from this update on, messages no longer depend on the number of earlier updates.
     metrics: exchange state with a leading axis of workers -> numbers for the records. Where pairs
         repeat unreadable messages, `extra_messages_per_worker` and `extra_bytes_per_worker` come
         on top of `messages`, and a run records the seconds of the repeats.
     fallbacks: (exchange state with a leading axis of workers, params or their shapes, workers,
-        row) -> messages sent so far in place of the messages of this row because of the data. None:
-        there are never any.
+        row) -> messages sent so far in place of planned ones, which did not fit the data; row: the
+        planned messages. None: plans always fit.
     decide: gradient of the first mini-batches of all workers -> values, by name, of the parameters
         that the method leaves open; the method is built again with them. None: nothing is open.
     buckets: the mean in buckets, for a runtime that sends each bucket itself; None: no buckets.
@@ -139,26 +139,27 @@ class Algorithm(NamedTuple):
 
     exchange: optax transform over the axis `AXIS`, called once per update with the worker's
         contribution; the only part whose collectives name the axis.
-    work: optimizer of a worker's local steps between exchanges; the contribution is the parameters
-        before minus the parameters after them. None: it is the mean gradient at one point.
+    work: optimizer of a worker's local steps between exchanges; the contribution is then the
+        parameters before these steps minus the parameters after them. None: the contribution is the
+        mean gradient at one point.
     server: optimizer that is applied, outside the axis, to the result of the exchange: one copy of
         parameters and optimizer state (*replicated*). None: every worker has its own copy, and the
         exchange returns the change of its parameters (*local*).
-    adopt: (own parameters, the server's, exchange state, number of the server's updates) -> own
-        parameters, as a worker begins a contribution (on a mesh: as a round ends). Then workers
-        keep models beside the server's, which is evaluated, and the exchange returns a `Parted`.
-        None: workers take the server's parameters.
+    adopt: (own parameters, the server's, exchange state, number of the server's updates) -> new own
+        parameters, called when a worker begins a contribution (on a mesh: when a round ends). With
+        `adopt`, workers keep models beside the server's, the server's model is evaluated, and the
+        exchange returns a `Parted`. None: workers take the server's parameters.
     grad_params: (exchange state, params) -> the point at which gradients are taken; None: params.
     weight: finished mini-batches -> weight of a worker in an all-reduce.
     messages: (params or their shapes, workers, row) -> the messages of a worker in an update, in
-        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from it; a method that
-        a config names must have it.
+        order: a tuple of `comms.messages.Payload`. Bytes and seconds follow from these messages; a
+        method that a config names must have `messages`.
     graph, links: pairs of workers that exchange, and the matchings of `graph` that each update
         uses; None: all, always.
     public: (exchange state, params) -> the model that a worker of a local method shows to others;
         None: params.
     needs: requirements on the updates that a waiting rule makes.
-    details: facts that few methods state.
+    details: facts that only some methods state, see `Details`.
     """
 
     exchange: optax.GradientTransformationExtraArgs
@@ -213,8 +214,8 @@ def freeze_when_idle(inner: optax.GradientTransformation) -> optax.GradientTrans
 
     A worker that finished nothing must not decay its momentum or count a step (Non-blocking SGD,
     arXiv 2211.00889). The extra argument `busy`, a Python bool, asserts that `batches` is never 0;
-    it is true without `batches`. A true `busy` omits the choice between old and new values, because
-    this choice keeps XLA from updating in place.
+    without `batches`, `busy` counts as true. A true `busy` omits the choice between old and new
+    values, because this choice keeps XLA from updating in place.
     """
     inner = extended(inner)
 

@@ -244,7 +244,7 @@ def no_fallbacks(alternatives: int) -> Fallbacks:
 
 
 def count_fallback(state: Fallbacks, chosen, unresolved) -> Fallbacks:
-    """Count an update; chosen: 0 for the plan, i for alternative i; unresolved: number of rows."""
+    """Count an update by its choice: 0, the plan, or i, alternative i; unresolved: rows left."""
     numbers = 1 + jnp.arange(len(state.taken))
     return Fallbacks(
         state.taken + (numbers == chosen), state.unresolved + unresolved.astype(jnp.float32)

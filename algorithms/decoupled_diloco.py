@@ -13,7 +13,7 @@ merges the fragments of a set M of learners with its own Theta:
     theta_m,p <- alpha theta_m,p + (1 - alpha) Theta_p       whenever m receives it
 
 with phi(x) = x / |x| and phi(0) = 0, for every tensor by itself. The mean of vectors in random
-directions is shorter than they are, the more so the more learners there are; radial-directional
+directions is shorter than the vectors, and shrinks as learners are added; radial-directional
 averaging keeps the mean length, so that the outer rate need not depend on the number of learners.
 The outer optimizer, here Nesterov momentum, has its own state for every fragment.
 

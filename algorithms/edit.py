@@ -8,7 +8,7 @@ parameter array worker i has progress D_i, of length G_i. In a round
     D        <- sum_i w_i D_i,    w = softmax(-G / temperature)
     D        <- D min(1, clip / |D|)                   |D| over all arrays
 
-and an outer optimizer takes D for a gradient. G is an outlier if (G - mu) / sigma is above
+and an outer optimizer uses D as its gradient. G is an outlier if (G - mu) / sigma is above
 threshold * max(1, s). s is the standard deviation of such ratios in the last `warmup` rounds
 without an outlier, with mu and sigma as updated in each round. If G is no outlier, mu and sigma are
 updated:

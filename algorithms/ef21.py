@@ -29,9 +29,9 @@ in the transcription https://junaidaliop.github.io/zij/math/ef21muon/, whose bet
     S <- C'(X - W)
     W <- W + S                              of the server and of all workers
 
-Here an update begins with the workers' part, from h_i = 0, and in the paper with the server's. W is
-the evaluated model. Only a server to which workers push sends S, in place of its whole model:
-workers that receive all c_i compute X and S themselves.
+Here an update begins with the workers' part, from h_i = 0; in the paper it begins with the
+server's. W is the evaluated model. Only a server to which workers push sends S, in place of its
+whole model: workers that receive all c_i compute X and S themselves.
 """
 
 from typing import Any, NamedTuple
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 
 
 def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
-    """Reduce changes of the workers' estimates; a mean divides by `workers`, present or not."""
+    """Reduce changes of the workers' estimates; a mean divides by `workers`, absent ones too."""
 
     def init(leaf):
         known, momentum = (jnp.zeros(leaf.shape, jnp.float32) for _ in range(2))
@@ -138,7 +138,7 @@ def ef21(
 
     exchange: reducer of the changes of every parameter, see `algorithms.reducers`; None:
     top_k(ratio=0.01). It must have no memory, unlike error_feedback(...). broadcast:
-    codec of the server's answer, as top_k(ratio=0.1); None: the whole model, uncompressed.
+    codec of the server's answer, such as top_k(ratio=0.1); None: the whole model, uncompressed.
     """
     return _estimated("ef21", optimizer, workers, 1.0, exchange, broadcast)
 
@@ -151,7 +151,7 @@ def ef21_sgdm(
     exchange: Reducer | None = None,
     broadcast: Reducer | None = None,
 ) -> Algorithm:
-    """Apply EF21 to every worker's momentum, which small batches need.
+    """Apply EF21 to every worker's momentum instead of its gradient, as small batches need.
 
     With muon(beta=0, nesterov=false) as optimizer and a `broadcast` it is EF21-Muon.
     """

@@ -223,7 +223,7 @@ def check_stable(
     """Raise ValueError if workers without gradients do not reach consensus in the long run.
 
     step: (mix, *arrays) -> arrays after an update of all workers without gradients, see
-    `comms.stability.radius`. chosen: keywords of step, as `momentum`, that may be lowered.
+    `comms.stability.radius`. chosen: keywords of step, such as `momentum`, that may be lowered.
     """
     links = over.links
     if links is None:

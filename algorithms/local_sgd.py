@@ -1,7 +1,7 @@
 """Local SGD: every worker takes one step per mini-batch, then the workers' progress is averaged.
 
-S. U. Stich, *Local SGD Converges Fast and Communicates Little*, arXiv 1805.09767. A server takes
-the mean progress for a gradient. The server's optimizer turns local SGD into other methods:
+S. U. Stich, *Local SGD Converges Fast and Communicates Little*, arXiv 1805.09767. A server uses the
+mean progress as its gradient. The server's optimizer turns local SGD into other methods:
 
     server                                      method
     momentum(nesterov=true), local AdamW        DiLoCo, A. Douillard et al., arXiv 2311.08105

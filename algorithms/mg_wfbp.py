@@ -91,8 +91,8 @@ def mg_wfbp(
         arXiv 2302.12445). weighting: as in `all_reduce`.
 
     A message has one element more than its bucket, for the dependence, and its own start-up time. A
-    message leaves in the last mini-batch of a round, once the profile has its gradients ready, or
-    at the end if `ready` or `forward` is unknown. Raises ValueError for unknown buckets, missing
+    message leaves in the last mini-batch of a round, when its gradients are ready by the profile,
+    or at the end if `ready` or `forward` is unknown. Raises ValueError for unknown buckets, missing
     times and, once the parameters are known, for a profile of another model.
     """
     plan_of = plan_with(buckets, profile)

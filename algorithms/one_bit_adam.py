@@ -124,7 +124,7 @@ def one_bit_adam(
 ) -> Algorithm:
     """Apply Adam to dense means of gradients, then to means of momenta in one bit per entry.
 
-    optimizer: plain SGD without momentum, which takes Adam's direction for a gradient.
+    optimizer: plain SGD without momentum, which uses Adam's direction as its gradient.
     warmup_updates: number of updates with dense all-reduces; the paper takes 15 % to 25 %.
     b1, b2, eps: of Adam. A parameter whose signs would save no bytes is all-reduced dense.
     Every update needs all workers: take a waiting rule in rounds.

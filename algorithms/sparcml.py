@@ -97,7 +97,7 @@ def sparcml(
 ) -> Algorithm:
     """Add up row-sparse gradients by recursive doubling, then let `optimizer` take one step.
 
-    sparse: as in `s2_reducer`. ratio, budget: rows that a worker may send of a table, relative to
+    sparse: as in `s2_reducer`. ratio, budget: rows of a table that a worker may send, as a share of
     the table or as a number.
     """
     budget_of = budget_rows("sparcml", ratio, budget)

@@ -38,7 +38,7 @@ def sparse_all_gather(
 ) -> Algorithm:
     """Gather the non-zero rows of all workers, then let `optimizer` take one step on their mean.
 
-    sparse: as in `s2_reducer`. ratio, budget: rows that a worker may send of a table, relative to
+    sparse: as in `s2_reducer`. ratio, budget: rows of a table that a worker may send, as a share of
     the table or as a number.
     """
     budget_of = budget_rows("sparse_all_gather", ratio, budget)

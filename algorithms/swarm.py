@@ -142,9 +142,10 @@ def meet(
 ) -> optax.GradientTransformationExtraArgs:
     """Average the public copies of a pair, then subtract each worker's own progress.
 
-    updates: base - live of a worker that has made its local steps (batches > 0), else ignored.
-    quantised: codec of the messages; None: float32. partners: [M, n] matchings; `active` chooses
-    one. None: `partner` names the peer. Source: arXiv 1910.12308, Algorithm 2 and Section 5.
+    updates: base - live, for a worker that has made its local steps (batches > 0); other
+    workers' are ignored. quantised: codec of the messages; None: float32. partners: [M, n]
+    matchings; `active` chooses one. None: `partner` names the peer. Source: arXiv 1910.12308,
+    Algorithm 2 and Section 5.
     """
     wire_of = _wire_of(partners)
 

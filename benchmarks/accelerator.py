@@ -213,7 +213,7 @@ def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
 
 
 def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
-    """Yield the factor between the numbers of all-reduces in the compiled program and the plan."""
+    """Yield the factor by which the compiled program's number of all-reduces is off the plan's."""
     for plan, planned, compiled in _plans(devices, hidden, budget):
         program, *_ = compiled()
         found = len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
@@ -223,7 +223,7 @@ def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterat
 
 
 def overlap_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
-    """Yield the time of rounds with all-reduces beside the backward pass, over rounds without."""
+    """Yield the time of rounds that overlap with the backward pass, divided by plain rounds'."""
     if not hasattr(jax.lax, "psum_scatter_start"):
         raise Skip(f"asynchronous collectives came with JAX 0.12, and here is {jax.__version__}")
     for plan, _, compiled in _plans(devices, hidden, budget):
@@ -235,7 +235,7 @@ def overlap_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Itera
 
 
 def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
-    """Yield int8 rings' time, by `ppermute` and by a TPU kernel, over a bfloat16 all-reduce's."""
+    """Yield int8 rings' time, by `ppermute` or a TPU kernel, divided by a bfloat16 all-reduce's."""
     where = floors.stacked(devices)
     x = np.random.default_rng(0).standard_normal((devices, coordinates), np.float32)
     coder = reducers.int8(seed=None).encoder

@@ -5,8 +5,8 @@ target, where the noise of gradients is measured. Then every rule is weighed, an
 at the parameters with which the advice compares them, at the best of several rates, with three more
 seeds, each with resampled durations of its own.
 
-A pair of rules counts if its mean difference over these seeds is larger than two standard errors
-of it, and is right if it was predicted in the order of the trained seconds. Points go to
+A pair of rules counts if its mean difference over these seeds exceeds two standard errors, and is
+right if it was predicted in the order of the trained seconds. Points go to
 docs/results/benchmarks/advice.json; arms that are finished in the workdir are not trained again.
 
     python -m benchmarks.advice

@@ -107,7 +107,7 @@ def going_on(advance: Callable, carry) -> Callable:
 
 
 def scanned(step: Callable, carry, rows, examples) -> Callable:
-    """Return a candidate: a step for each of rows [T, ...], in one program."""
+    """Return a candidate: one program with a step for each of the rows [T, ...]."""
 
     @functools.partial(jax.jit, donate_argnums=0)
     def run(carry, rows, examples):
@@ -117,7 +117,7 @@ def scanned(step: Callable, carry, rows, examples) -> Callable:
 
 
 def one_by_one(step: Callable, carry, rows, examples) -> Callable:
-    """Return a candidate: a call of the compiled step for each of rows [T, ...]."""
+    """Return a candidate: a call of the compiled step for each of the rows [T, ...]."""
     program, rows = jax.jit(step, donate_argnums=0), list(rows)
 
     def run(carry):

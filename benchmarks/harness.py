@@ -78,9 +78,9 @@ def compared(
     least: float, facts: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda seconds: {},
     scale: float = 1.0,
 ) -> Row:  # fmt: skip
-    """Return a row of one line: the first candidate's time over the second's, times scale.
+    """Return a row of one line: `scale` times the first candidate's time divided by the second's.
 
-    facts: the candidates' seconds -> what else stands in the line.
+    facts: the candidates' seconds -> further facts of the line.
     """
 
     def measure(budget: float) -> Iterator[Line]:

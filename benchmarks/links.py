@@ -50,7 +50,7 @@ def swept(
 def rows(
     count: int, rate: str, real: Mapping[str, dict], free: Mapping[str, dict]
 ) -> Iterator[dict]:
-    """Yield a point per arm; real, free: summaries with and without a limit, by arm."""
+    """Yield a point per arm; real, free: summaries by arm, on links with and without a rate."""
     bandwidth = namespaces.bits_per_second(rate) / 8 * cost.PAYLOAD
     for name, summary in real.items():
         update, unlimited = (each[name]["seconds"] / each[name]["updates"] for each in (real, free))

@@ -3,7 +3,7 @@
     python -m benchmarks.same_behaviour --against=main
     python -m benchmarks.same_behaviour --against=main --only=methods,mesh
 
-Either side, the commit and this checkout, runs the same command lines with its own code and its own
+Both sides, the commit and this checkout, run the same command lines, each with its own code and
 configs. Parameters, schedules, metrics, summaries, configs and the numbers of reports have to be
 equal bit for bit. Records of the commit are kept below `runs/same_behaviour`, under a digest of all
 that they depend on, so that a second comparison runs only this checkout.

@@ -1,4 +1,4 @@
-"""The suite: rows of our time over a floor in the same process, or of a number with a goal.
+"""The suite: rows of our time divided by a floor's, in one process, or of a number with a goal.
 
     make benchmark                                   # the whole, at most 15 minutes on two cores
     python -m benchmarks.suite --only=codecs,gossip  # rows whose section or name holds a word
@@ -79,7 +79,7 @@ GOALS = {"all-reduce": 1.05, "gossip": 1.08, "asynchronous": 1.25}
 
 
 def ratio_rows(workers, goals: Mapping[str, float], least: float) -> Iterator[Row]:
-    """Yield all-reduce, gossip and asynchronous training over their floors, few workers first."""
+    """Yield rows of all-reduce, gossip and asynchronous training, few workers first."""
     families = {"all-reduce": _all_reduce, "gossip": _gossip, "asynchronous": _asynchronous}
     for count in workers:
         for family, candidates in families.items():
@@ -138,7 +138,7 @@ def _in_a_loop() -> dict[str, Callable]:
 
 
 def round_row(section: str, devices: int, goal: float, least: float) -> Row:
-    """Return a row of plain rounds over hand-written ones.
+    """Return a row that compares plain rounds with hand-written ones.
 
     Virtual devices share the cores, so that only the ratio says anything.
     """
@@ -299,7 +299,7 @@ CODEC_GOALS = {
 
 
 def codec_rows(names, coordinates: tuple[int, ...], least: float) -> Iterator[Row]:
-    """Yield rows of encoding and decoding once, over a copy; codecs with a goal first."""
+    """Yield rows that compare coding once, both ways, with a copy; codecs with a goal first."""
     names = names or [name for name in floors.codecs(500) if name != floors.COPY]
     goals = {n: g for n in names for start, g in CODEC_GOALS.items() if n.startswith(start)}
     for size in coordinates:
@@ -365,7 +365,7 @@ IMAGE = (32, 32, 3)  # uint8
 def streaming_lines(
     model: str, batch: int, updates: int, goal: float | None, images: int, budget: float
 ) -> Iterator[Line]:
-    """Yield updates of two workers on streamed images, over those on images in memory."""
+    """Yield the time of two workers' updates on streamed images, divided by the time in memory."""
     rng, folder = np.random.default_rng(0), tempfile.mkdtemp()
     for split, count in (("train", images), ("test", 64)):
         np.save(f"{folder}/{split}_image", rng.integers(0, 256, (count, *IMAGE), np.uint8))

@@ -1,4 +1,4 @@
-"""Seconds of a training step predicted from recorded operations, against what the step took.
+"""Seconds of a training step, predicted from recorded operations, beside the seconds it took.
 
     python -m benchmarks.validation --data=FOLDER     # with AR.parquet, SE.parquet, ST.parquet
 

@@ -1,7 +1,7 @@
 """Bitmaps in packed words: the non-zero entries of arrays, over all workers.
 
-Bit b of word w stands for entry 32 w + b. A bitmap also serves to compact non-zeros: counts
-of bits per word lead to its set bits, and read 1/32 of the bytes that `jnp.nonzero` reads.
+Bit b of word w stands for entry 32 w + b. A bitmap also serves to compact non-zeros: its set bits
+are found by counts of bits per word, which read 1/32 of the bytes that `jnp.nonzero` reads.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def unpack(words, size: int) -> jax.Array:
 
 
 def pack_codes(codes, bits: int) -> jax.Array:
-    """Pack codes in [0, 2^bits), integers or bool [n], as uint32 words of 32 // bits each."""
+    """Pack codes in [0, 2^bits), integers or bool [n], into uint32 words of 32 // bits codes."""
     per_word = 32 // bits
     if bits <= 2 and codes.size % per_word == 0:
         return _packed_by_fours(codes, bits)

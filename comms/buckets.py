@@ -165,9 +165,9 @@ def optimal(sizes, ready, cost) -> Plan:
 def byte_scheduler(sizes, ready, cost, bytes: float = 4_096_000) -> Plan:
     """Plan parts of at most `bytes` of every layer, by priority: the model's first layers first.
 
-    A free channel all-reduces a part of the first layer, in forward order, that is ready; a part is
-    never interrupted. BytePS has such parts and this default. Other arguments as in `evaluate`.
-    Peng et al., "ByteScheduler", SOSP 2019, which may also send several parts at once.
+    A free channel all-reduces a part of the first layer, in forward order, whose gradient is ready;
+    a part is never interrupted. BytePS has such parts and this default. Other arguments as in
+    `evaluate`. Peng et al., "ByteScheduler", SOSP 2019, which may also send several parts at once.
     """
     sizes, ready = _check(sizes, ready)
     seconds = seconds_of(cost)

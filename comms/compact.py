@@ -1,7 +1,7 @@
 """Exact all-reduce of row-sparse arrays: only rows that are non-zero on some worker are sent.
 
 The workers agree on the union of their non-zero rows by a bitmap, and all-reduce these rows,
-compacted into a budget, without loss. The bitmap is the one of S2 Reducer (arXiv 2110.02140).
+compacted into a budget, without loss. S2 Reducer (arXiv 2110.02140) has the same bitmap.
 `owned_all_reduce` sends the non-zero rows of a worker without agreeing on the union first.
 """
 

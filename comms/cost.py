@@ -145,11 +145,11 @@ def table(sizes, seconds) -> Table:
 def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
     """Fit alpha and beta by the least squares of relative errors; return them and R^2.
 
-    The input is measured seconds [n] of payloads [n] in bytes. Sizes mostly double, so that the
-    largest ones dominate absolute errors, and so R^2: see `largest_error`. A negative alpha is set
-    to 0 and beta fitted again, and vice versa. R^2 is at most 1, and below 0 where the mean
-    would fit better. Raises ValueError for fewer than two sizes. Shi, Chu, Li, "MG-WFBP", arXiv
-    1811.11141.
+    The input is measured seconds [n] of payloads [n] in bytes. Usually each size is twice the one
+    before. Absolute errors, and with them R^2, are then dominated by the largest sizes: see
+    `largest_error`. A negative alpha is set to 0 and beta fitted again, and vice versa. R^2 is at
+    most 1, and below 0 where the mean would fit better. Raises ValueError for fewer than two sizes.
+    Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
     """
     sizes, seconds = _measured("fit", sizes, seconds)
     unit = sizes.max()  # columns get one magnitude

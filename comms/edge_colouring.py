@@ -1,4 +1,4 @@
-"""Matchings of a graph: its edges in colours, none of which meets a worker twice.
+"""Matchings of a graph: its edges in colours, each of which meets a worker at most once.
 
 A matching is a list of edges (i, j), i < j, without a common worker: one full permutation, one
 unit of communication time. Edges are coloured as in Misra and Gries, "A constructive proof of

@@ -9,11 +9,12 @@ coordinates, detects this. Davies et al., arXiv 2002.09268; for gossip: SwarmSGD
 A bucket has its own side, checksum and row of the message. All functions are pure, with static
 shapes, for one vector [size] as rows [buckets, n]; `jax.vmap` gives many.
 
-In a conversation both send their vector at once, in few bits, then a bit per unreadable bucket.
-These go again with more levels, and at last in full precision, so that finite numbers always
-arrive. The workers of an axis converse in pairs in one program, and climb together: a repetition
-has one of a few sizes, 1, 4, 16, ... buckets, large enough for the pair that needs most. Under
-`jax.vmap` and `jax.shard_map`, and in programs of their own, pairs find the same bits.
+In a conversation both send their vector at once, in few bits, then a bit per bucket: set if it
+could not be read. Unreadable buckets go again with more levels, and at last in full precision, so
+that finite numbers always arrive. The workers of an axis converse in pairs in one program, and
+climb together: a repetition has one of a few sizes, 1, 4, 16, ... buckets, large enough for the
+pair that needs most. Under `jax.vmap` and `jax.shard_map`, and in programs of their own, pairs find
+the same bits.
 """
 
 import functools

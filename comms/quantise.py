@@ -503,9 +503,9 @@ def mxfp4_codec() -> Codec:
     """Return a codec in MXFP4: blocks of 32 E2M1 of 4 bits, each scaled by a power of two, E8M0.
 
     OCP Microscaling Formats (MX), version 1.0. Without a key, for rounding to the nearest, this
-    scale is the largest entry's power of two over that of 6, and entries above 6 scales become 6
-    scales. With a key the scale is doubled if an entry exceeds 6 scales, since clipping is a bias.
-    The least scale is 2^-126.
+    scale is the largest entry's power of two, divided by the power of two of 6; entries above 6
+    scales become 6 scales. With a key the scale is doubled if an entry exceeds 6 scales, since
+    clipping is a bias. The least scale is 2^-126.
     """
 
     def scale_of(x, random):

@@ -120,7 +120,7 @@ def unresolved(words, rows: int, columns: int, size: int, seed) -> jax.Array:
     """Return words of the entries of a bitmap that `recover` leaves at 0, whatever the values are.
 
     There are nearly always none if a sketch of 3 rows has many entries, but at most 0.81 per
-    bucket (`peeling_load`). Entries that share all their buckets are left at any
+    bucket (`peeling_load`). Entries that share all their buckets are never recovered, whatever the
     load: see `resolving_seed`.
     """
 
@@ -256,7 +256,7 @@ def estimate_error(entries: int, rows: int, columns: int) -> float:
 def _binomial(k: np.ndarray, n: int, share: float) -> np.ndarray:
     """Return P(K = k) for K binomial of n, 1 <= k <= n.
 
-    The method is that of scipy.stats, whose import takes a second.
+    The method is the same as in scipy.stats, whose import takes a second.
     """
     ways = -np.log(n + 1.0) - scipy.special.betaln(n - k + 1.0, k + 1.0)
     return np.exp(ways + scipy.special.xlogy(k, share) + scipy.special.xlog1py(n - k, -share))

@@ -35,7 +35,7 @@ def ring(n: int) -> nx.Graph:
 
 
 def torus(n: int) -> nx.Graph:
-    """Return a grid whose rows and columns close to rings, most nearly square; n not prime.
+    """Return a grid whose rows and columns close to rings, as square as possible; n not prime.
 
         >>> torus(9).number_of_edges()
         18
@@ -124,7 +124,7 @@ hierarchical = _of_rounds(rounds.hierarchical)
 
 
 def random_regular(n: int, degree: int, seed: int) -> nx.Graph:
-    """Draw a uniform graph in which every worker has `degree` neighbours; n * degree even."""
+    """Draw a uniform graph of workers with `degree` neighbours each; n * degree must be even."""
     _check_workers("random_regular", n)
     if not 0 <= degree < n or n * degree % 2:
         raise ValueError(

@@ -11,7 +11,7 @@ from experiments.registry import part
 
 
 class Variant(SimpleNamespace):
-    """Further experiment of a config file: description, `get_config`, and others as `sweep`."""
+    """Further experiment of a config file: description, `get_config`, `sweep` and the like."""
 
     def __init__(self, about: str, get_config: Callable[[str | None], ConfigDict], **beside: Any):
         super().__init__(__doc__=about, get_config=get_config, **beside)

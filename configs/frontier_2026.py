@@ -3,7 +3,7 @@
 Eight workers train on scikit-learn's digits, most arms until the mean model has a loss of .15.
 Sending a model over a link takes a third of a mini-batch's time. The first three conditions are as
 in `configs.slow_links`, with local steps and few classes a worker; each also comes with killed
-workers (as in `link_killed`), which are away for 15 s after 60 s of work in the mean. Then come
+workers (as in `link_killed`), which are away for 15 s after 60 s of work on average. Then come
 
     late     all-reduces while the last worker takes twice as long for a mini-batch
     heavy    durations with a heavy tail

@@ -135,7 +135,7 @@ def _local(count: int, **server) -> dict:
 
 
 def claims(arms) -> Iterator[tuple[str, str]]:
-    """Judge that every arm's final loss is at most 0.1 nats above its baseline's."""
+    """Judge the claim that every arm's final loss is at most 0.1 nats above its baseline's."""
     for arm in arms:
         base = arm["config"].baseline
         if base and base != arm["name"]:

@@ -1,7 +1,7 @@
 """Stragglers in the data: the samples that waiting rules keep when long ones take longer.
 
-Sixteen workers of one speed fit the mean of points that lie the farther out the longer they take.
-A rule that drops late work drops long samples, and ends away from the optimum; others carry them
+Sixteen workers of one speed fit the mean of points; long samples are points on one side of it. A
+rule that drops late work drops long samples, and ends away from the optimum; others carry them
 over, finish them, or balance them across workers.
 
     --config=configs/sample_costs.py:task=text

@@ -6,7 +6,7 @@ slow link takes ten times as long. Every method takes its best learning rate in 
 
     usual    no straggler
     link     the link between workers 0 and 1, and worker 0's to a server, is always slow
-    spells   each link is slow for 10 s after 90 s, in the mean
+    spells   each link is slow for 10 s after 90 s, on average
     both     the slow link, and worker 4 takes four times as long for a mini-batch
 """
 

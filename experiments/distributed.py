@@ -298,7 +298,7 @@ class SharedTally:
         self._threads: dict[int, threading.Thread] = {}
 
     def begin(self, needed: int) -> None:
-        """Forget all rounds; from now on a round is over with this many points."""
+        """Forget all rounds; from now on `needed` points end a round."""
         self._needed, self._place = needed, f"{ROUNDS}/{next(_starts)}"
         self._over, self._threads = set(), {}
 

@@ -158,7 +158,7 @@ def _slice_of(config: ConfigDict) -> slices.Alone:
 
 
 def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
-    """Return a worker's contribution, in a process of its own."""
+    """Return a worker's contribution, as a worker in its own process computes it."""
     algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
     state = jax.eval_shape(lambda params: worker.init(algorithm, params), made.shapes)
 

@@ -196,10 +196,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def watch(root: str | os.PathLike, port: int) -> str | None:
-    """Serve the page of a workdir until nobody works on it; return why runs are left, or None.
+    """Serve a workdir's page until nobody works there; return why runs are unfinished, or None.
 
-    Raises ValueError where there is no such workdir, where nobody works on it and runs are left,
-    and where the port is taken. Nothing is written.
+    Raises ValueError where there is no such workdir, where nobody works on it and runs are
+    unfinished, and where the port is taken. Nothing is written.
     """
     root, again = Path(root), "give the --workdir of a launch that has begun"
     if not root.is_dir():

@@ -176,7 +176,7 @@ def rate_is_data(part: Part) -> bool:
 def to_the_end(part: Part, samples: float) -> dict[str, Any]:
     """Return a part whose schedules end after `samples` if they do not say when.
 
-    These are schedules with a parameter `samples`, as `cosine`, that the part leaves out.
+    These are schedules with a parameter `samples` that the part leaves out, such as `cosine`.
     """
 
     def ended(value: Any) -> Any:

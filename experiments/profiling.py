@@ -169,10 +169,10 @@ def check(config) -> None:
 def for_config(config, task: Task, measured: bool = True, kept: Path | None = None) -> Profile:
     """Return the profile that `config.profile` names, for the mini-batches of a round.
 
-    "none": the order of the layers alone. "measure": measured, once in a process for arms that
-    would measure the same. "measure:PATH": also saved at PATH. Anything else is the path of a saved
-    one. measured: if False, a measurement is replaced by times without meaning. kept: file of an
-    earlier measurement, which replaces a new one if it exists.
+    "none" gives the order of the layers alone. "measure" measures, once in a process for arms that
+    would measure the same; "measure:PATH" also saves the profile at PATH. Any other text is the
+    path of a saved profile. measured: if False, a measurement is replaced by times without meaning.
+    kept: file of an earlier measurement, which replaces a new one if it exists.
     """
     source = config.get("profile")
     batch_size = config.batch_size * most_mini_batches(config.mini_batches)  # of one gradient

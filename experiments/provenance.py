@@ -67,7 +67,7 @@ def known(root: str | os.PathLike) -> dict:
 def commit() -> str | None:
     """Return the last commit of this code, "-dirty" if code differs; None outside of a checkout.
 
-    A repository around an installed package is its user's.
+    A repository around an installed package belongs to the user, and does not count.
 
     Pages, records and tests may differ, as no run depends on them: they change from one published
     sweep to the next.

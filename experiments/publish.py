@@ -428,7 +428,7 @@ def of_points(name: str, *words: str) -> Iterator[str]:
     words: rows=FIELD, columns=FIELD if wanted, value=FIELD,... for numbers. A value can end
     in a factor and a heading, FIELD*1000:ms, or in % for a signed percentage. also=FIELD: a
     number in brackets. digits=NUMBER: decimals of numbers that are not whole. over=ROW: the number
-    of this row over each number. All other words choose points, as hosts=2.
+    of this row divided by each number. All other words, such as hosts=2, choose points.
     """
     asked = dict(word.split("=", 1) for word in words)
     values, digits = asked.pop("value").split(","), asked.pop("digits", "2")
@@ -476,7 +476,7 @@ def of_arms(name: str, quantities: str, *groups: str) -> Iterator[str]:
 
 
 def of_ratios(quantity: str, names: str, *pairs: str) -> Iterator[str]:
-    """Give a quantity of one arm over that of another, "A : B", by record; each at its best."""
+    """Give one arm's quantity divided by another's, "A : B", by record; each arm at its best."""
     rows = []
     for name in names.split(","):
         found, cells = arms(record(name)), [name]

@@ -358,8 +358,8 @@ def tuned(
 ) -> Arm:
     """Return the best arm of a group; raise Inconclusive unless it lies inside of its grid.
 
-    edges: by setting, the limit of possible values, such as rounds of one sample. Such a limit is
-    no end of the grid, as no search can go beyond the limit.
+    edges: setting -> limit of its possible values, such as rounds of one sample. Such a limit does
+    not count as an end of the grid, as no search can go beyond it.
     """
     members = group(arms, name)
     found = best(members, quantity, apart)

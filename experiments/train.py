@@ -208,8 +208,9 @@ class Saver:
     def save(self, arms: "Sequence[Arm]") -> None:
         """Make a checkpoint of every arm if one is due, and then remove the older checkpoints.
 
-        Divided state is written in the background, and a later call raises its errors. If a signal
-        asks the run to end, raise `endings.Asked` after a checkpoint. All processes call this.
+        Divided state is written in the background; if that fails, a later call raises the error. If
+        a signal asks the run to end, raise `endings.Asked` after a checkpoint. All processes call
+        this.
         """
         number = distributed.asked_to_end()
         due = distributed.agreed(time.monotonic() - self._last >= self._seconds)

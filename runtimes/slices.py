@@ -277,8 +277,9 @@ REPLICATED = replicated()
 def fsdp(parameters: Reducer | None = None, gradients: Reducer | None = None) -> Sharding:
     """Divide the model between a worker's devices, as ZeRO stage 3 (arXiv 1910.02054).
 
-    parameters: codec in which the devices gather parameters, as int8, see `algorithms.reducers`.
-        Losses and gradients are those at the decoded parameters; the kept parts stay exact.
+    parameters: codec in which the devices gather parameters, such as int8, see
+        `algorithms.reducers`. Losses and gradients are those at the decoded parameters; the kept
+        parts stay exact.
     gradients: codec of the parts that are summed where they are kept; each is rounded once.
     Codecs come from two-phase all-reduces and round to the nearest. Arrays that the devices do not
     divide travel as they are. Raises ValueError for other codecs, and for a single device.

@@ -48,7 +48,7 @@ class Law:
     def quantile(self, u: ArrayLike) -> np.ndarray:
         """Return the `u`-quantiles of the durations in seconds, for shares `u` in [0, 1].
 
-        The result has the shape of `u`. A ValueError if a share is outside [0, 1].
+        The result has the shape of `u`. Raises ValueError if a share is outside [0, 1].
         """
         u = np.asarray(u, np.float64)
         if not ((u >= 0) & (u <= 1)).all():

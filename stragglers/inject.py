@@ -211,7 +211,7 @@ class Injector:
     def due(self) -> list[float]:
         """Return the monotonic times [s] at which running callbacks shall return, for a watchdog.
 
-        The due time of a callback that does not sleep is its begin.
+        The due time of a callback that does not sleep is its start.
         """
         return list(self._due.values())
 
@@ -383,7 +383,7 @@ class Injector:
         """Return the record of rounds first .. first + updates - 1, all of which have landed.
 
         of_all: function from an array to the arrays of all processes, [processes, ...]. All clocks
-        continue from the latest clock of a process. A RuntimeError if a round has not landed.
+        continue from the latest clock of a process. Raises RuntimeError if a round has not landed.
         """
         # No worker begins a round in a process whose devices all belong to another process's
         # worker.

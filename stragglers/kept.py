@@ -13,9 +13,10 @@ with probability
     quorum of k, cut          P(j - 1 + N(S(j-1) + x) < k),  N(t) mini-batches of others by t
     K-sync with k of n        P(of n - 1 others fewer than k have S(M) < S(M-1) + x)
 
-A round that finishes the mini-batch in flight keeps all mini-batches begun. The probability of a
-begin does not depend on x, so no mini-batch is dropped for its length. All workers begin a round
-together, and no durations tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598, 1803.01113.
+A round that finishes the mini-batch in flight keeps all mini-batches begun. The probability that a
+mini-batch is begun does not depend on x, so no mini-batch is dropped for its length. All workers
+begin a round together, and no durations tie. Rules: arXiv 2006.05752, 2211.00889, 2306.10598,
+1803.01113.
 """
 
 import functools
@@ -245,7 +246,7 @@ def share_by_cost(
 ) -> np.ndarray:
     """Return the expected kept share of mini-batches, by `parts` of their duration, [parts].
 
-    kept: of a rule, as `quorum(k)`. durations: at least `parts` equally likely seconds of a
+    kept: of a rule, such as `quorum(k)`. durations: at least `parts` equally likely seconds of a
     mini-batch, as the quantiles of a delay.
 
         >>> share_by_cost(k_sync(1), [1.0, 2.0], workers=2, mini_batches=1, parts=2).round(3)

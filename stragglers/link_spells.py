@@ -1,6 +1,6 @@
 """Spells of slow links: periods in which messages over a link take longer.
 
-A message takes its usual seconds times the slowness factor of its link at the message's begin. A
+A message takes its usual seconds times the slowness factor of its link when the message starts. A
 spell that begins or ends during a message does not change the message. A spell belongs to a link,
 or to a node and then to all links of that node. The factor of an exchange is
 
@@ -9,8 +9,8 @@ or to a node and then to all links of that node. The factor of an exchange is
     pushes        of the worker's link to the server; a push and its pull are one exchange
     meetings      of the link between the two workers
 
-Without spells, a round of gossip takes all workers the seconds of its slowest links (`comms.cost`).
-The spells of a run are a function of its seed alone. Times are seconds since the begin of the run.
+Without spells, a round of gossip takes every worker as long as its slowest links (`comms.cost`).
+The spells of a run are a function of its seed alone. Times are seconds since the start of the run.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Spells:
     def timed(
         self, method: Any, params: Any, network: Network
     ) -> Callable[[int], tuple[Transfer, ...]]:
-        """Return a function: round -> its transfers, whose seconds are functions of their begin."""
+        """Return a function: round -> its transfers, whose seconds are functions of their start."""
 
         def took(payload: messages.Payload) -> _Lasting:
             return _Lasting((payload,), self, network)
@@ -65,7 +65,7 @@ class Spells:
 
 @dataclasses.dataclass(frozen=True)
 class _Lasting:
-    """Function: begin [s] -> seconds of payloads in succession, both scalar or [P]."""
+    """Function: start [s] -> seconds of payloads in succession, both scalar or [P]."""
 
     payloads: tuple[messages.Payload, ...]
     spells: Spells

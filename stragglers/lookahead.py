@@ -144,7 +144,7 @@ def aligned(size: int) -> np.ndarray:
 
 
 def tree_of(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a tree of these times, and where its levels begin, from the leaves up, then its end.
+    """Return a tree of these times, and the places of its levels from the leaves up to its end.
 
     The branches of a node share a cache line.
     """

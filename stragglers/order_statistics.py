@@ -21,7 +21,7 @@ def order_statistic_mean(law: Law, k: int, workers: int) -> float:
     """Return the expected seconds until the k-th of `workers` iid durations ends, E[X_{k:P}].
 
     The value is the integral over u of F^{-1}(u) Beta(u; k, P-k+1) (1803.01113, K-sync), or inf for
-    a heavy tail; closed forms are used if known. A ValueError if k is outside 1..P.
+    a heavy tail; closed forms are used if known. Raises ValueError if k is outside 1..P.
 
         >>> from stragglers.delays import uniform
         >>> order_statistic_mean(uniform(0.0, 1.0), k=3, workers=3)
@@ -54,7 +54,7 @@ def quadrature(law: Law, k: int, workers: int) -> float:
 def sums_means(law: Law, workers: int, mini_batches: int) -> np.ndarray:
     """Return the expected seconds [P] until the k-th of P workers has ended M mini-batches.
 
-    k runs over 1..P. Sums of several durations are computed on a lattice, to about 1 %. A
+    k runs over 1..P. Sums of several durations are computed on a lattice, to about 1 %. Raises
     ValueError if the tail is too heavy for a lattice.
     """
     if mini_batches == 1:
@@ -78,12 +78,13 @@ class Moments(NamedTuple):
 
 
 def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str) -> Moments:
-    """Return the means of a round of M mini-batches per worker, of duration `law` (2211.00889).
+    """Return the means of a round in which each worker has M mini-batches (2211.00889).
 
     A blocking round waits for all workers, E[T_max]. Otherwise the first finisher stops the others,
     and the round takes E[T_min] if mini-batches in flight are "cut"; with "finish" the round lasts
-    until the last of them ends. draw: one duration per "round", by nested quadratures, or per
-    "mini_batch", by sums on a lattice to about 1 %; ValueError for a tail too heavy for that.
+    until the last of them ends. draw: "round": one duration holds for a round, and the means are
+    nested quadratures. "mini_batch": every mini-batch has its own, and the means are sums on a
+    lattice, to about 1 %. Raises ValueError for a tail too heavy for a lattice.
     """
     methods = {"round": _per_round, "mini_batch": _per_mini_batch}
     if draw not in methods:
@@ -278,7 +279,7 @@ _CLOSED_FORMS = {
 def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Convolve along the last axis, [..., n] and [..., m] -> [..., n + m - 1].
 
-    The method is that of scipy.signal, whose import takes most of a second.
+    The method is the same as in scipy.signal, whose import takes most of a second.
     """
     size = a.shape[-1] + b.shape[-1] - 1
     length = scipy.fft.next_fast_len(size, real=True)

@@ -68,7 +68,7 @@ class Process:
         """Return the seconds of the `count`-th mini-batch of `worker`, begun at `start_time` s.
 
         counter: the mini-batch's counter, which gives its samples and their cost; None: the count.
-        Arguments are broadcast; all but the start are int. A ValueError before `seeded`.
+        Arguments are broadcast; all but the start are int. Raises ValueError before `seeded`.
         """
         if self.draw is None:
             raise ValueError(f"{self.name}: has no seed; call .seeded(seed) first")
@@ -254,7 +254,7 @@ def check_sojourns(factor: float, mean_normal: float, mean_slow: float) -> None:
 def replayed(name: str, records: Sequence[ArrayLike]) -> Process:
     """Replay listed durations [s] per worker in a cycle; further workers reuse the lists in turn.
 
-    A ValueError unless every worker has a list of finite, positive numbers.
+    Raises ValueError unless every worker has a list of finite, positive numbers.
     """
     records = [np.asarray(row, np.float64) for row in records] or [np.empty(0)]
     for worker, row in enumerate(records):

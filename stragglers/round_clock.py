@@ -47,7 +47,7 @@ def until_first_finisher() -> Signal:
 
 
 def until_deadline(seconds: float) -> Signal:
-    """Return the signal that stops a worker `seconds` after its begin (2006.05752, 2306.10598)."""
+    """Return the signal that stops a worker `seconds` after its start (2006.05752, 2306.10598)."""
     if not 0 < seconds < np.inf:
         raise ValueError(f"deadline: needs seconds > 0, got {seconds}; set a positive deadline")
     return lambda begin, ends: begin + seconds
@@ -68,7 +68,7 @@ def until_quorum(k: int) -> Signal:
 
 
 def until_grace(k: int, gamma: float) -> Signal:
-    """Return the signal gamma q s after k workers have M mini-batches, q s after their begin."""
+    """Return the signal gamma q s after k workers have M mini-batches, which took them q s."""
 
     def signal(begin: np.ndarray, ends: np.ndarray) -> np.ndarray:
         reached = np.partition(ends[:, -1], k - 1)[k - 1]
@@ -91,8 +91,8 @@ def landing_at_neighbours(graph: nx.Graph | None, links: Links | None, workers: 
     """Return the landing at which each worker waits for itself and its neighbours (max-plus).
 
     Neighbours are those in `graph` (D-PSGD, 1705.09056), or the partners that `links` makes active
-    (MATCHA, 1905.09435), or all workers without both. A ValueError if the nodes of the graph are
-    not the workers, or if the graph lacks an edge of `links`.
+    (MATCHA, 1905.09435), or all workers without both. Raises ValueError if the nodes of the graph
+    are not the workers, or if the graph lacks an edge of `links`.
     """
     near = None if graph is None else _closed_neighbourhoods(graph, workers)
     if links is not None:
@@ -170,7 +170,7 @@ DRAWN_AT_ONCE = 1 << 20  # most durations of one call
 def _known(leaves: float, start, ready, ends, done, stops) -> np.ndarray:
     """Return the times [P] s at which each worker's message can leave.
 
-    leaves: share of the last mini-batch; 0 is the round's begin. A worker knows its last mini-batch
+    leaves: share of the last mini-batch; 0 is the round's start. A worker knows its last mini-batch
     from the start if its round is whole, else from the signal on. start, ready: [P] s of the work;
     ends: [P, M] s of mini-batches; done: [P], their number; stops: [P, 1] or [1, 1] s, the signal.
     """
@@ -294,7 +294,7 @@ class RoundClock:
     def _whole_rounds(
         self, attempts: np.ndarray, consumed: np.ndarray, updates: int, signal: Signal
     ) -> np.ndarray | None:
-        """Return [updates, P, M] s from a round's begin to the ends of its mini-batches, or None.
+        """Return [updates, P, M] s from a round's start to the ends of its mini-batches, or None.
 
         None unless one call may draw them: no worker is stopped, every mini-batch has a draw of its
         own, no duration depends on its start, all sums are finite, and DRAWN_AT_ONCE suffices.

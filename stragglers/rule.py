@@ -27,7 +27,7 @@ IN_FLIGHT = {"cut": True, "finish": False}  # True if a mini-batch in flight at 
 class Transfer(NamedTuple):
     """Part of a round's exchange; the parts of a round travel one after the other.
 
-    seconds: duration, scalar or [P]; or, if links are slow at times, a function of the begin [s],
+    seconds: duration, scalar or [P]; or, if links are slow at times, a function of the start [s],
         scalar or [P].
     leaves: share of the last mini-batch after which the transfer can leave. 0: as the round begins,
         beside all mini-batches; 1: once the worker is ready.
@@ -52,7 +52,7 @@ class Exchange:
     """Cost of exchanges on a network.
 
     usual: round -> its cost if no link is slow at times.
-    timed: round -> its transfers, whose seconds may be functions of their begin.
+    timed: round -> its transfers, whose seconds may be functions of their start.
     push: update -> seconds [P] of each worker's push to a server and of the model's way back.
     spells: `stragglers.link_spells.Spells`, or None.
     """

@@ -21,7 +21,7 @@ from stragglers.schedule import Schedule
 
 
 def pair_seconds(schedule: Schedule, workers: int, transfer: float) -> np.ndarray:
-    """Return the seconds [I] from the end of local steps to the end of a meeting, by its begin.
+    """Return the seconds [I] from the end of local steps to the end of a meeting, by its start.
 
     schedule: of pairs that do not block, made without communication. The simulation keeps its
     partners, local steps and their durations, but not its times. A node goes on when its meeting is

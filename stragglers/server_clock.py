@@ -2,12 +2,13 @@
 
 A `Protocol` says what a worker does after its push, and what an update does to other workers, see
 `stragglers.rules.server`. A row of the schedule lists the k contributions in the order of their
-pushes, ties by worker. `start` is the begin of a contribution. From `finish` on the worker may
-begin another contribution; `finish` is the update's landing if the worker waits for the update.
-Cancelled and ignored contributions have no row, and their time counts as idle. The exception is a
-worker that contributes to a row and then begins another contribution: the worker counts as busy
-until the update cuts that work. Samples of cancelled and ignored contributions are drawn again with
-new durations; samples with costs are lost instead, as their worker draws new samples.
+pushes, ties by worker. `start` is the time at which a contribution begins. From `finish` on the
+worker may begin another contribution; `finish` is the update's landing if the worker waits for the
+update. Cancelled and ignored contributions have no row, and their time counts as idle. The
+exception is a worker that contributes to a row and then begins another contribution: the worker
+counts as busy until the update cuts that work. Samples of cancelled and ignored contributions are
+drawn again with new durations; samples with costs are lost instead, as their worker draws new
+samples.
 """
 
 import math
@@ -91,9 +92,9 @@ _COLUMNS = {
 class EventClock:
     """Clock that plans a protocol: `init()` and `extend(state, updates, k=...)` as in a `Rule`.
 
-    name: name of the rule, for errors. k: contributions of an update; with a grace, their least
-    number. A contribution is `setting.mini_batches` mini-batches and lasts for the sum of their
-    durations. Bad values raise ValueError.
+    name: name of the rule, for errors. k: contributions of an update, or the fewest of an update if
+    the protocol has a grace. A contribution is `setting.mini_batches` mini-batches and lasts for
+    the sum of their durations. Bad values raise ValueError.
     """
 
     def __init__(self, name: str, setting: Setting, k: int, protocol: Protocol):

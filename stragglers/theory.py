@@ -175,8 +175,8 @@ def trial_rate(law: Law, limit: float) -> float:
     """Return a worker's gradients per second if it gives up mini-batches after `limit` seconds.
 
     The rate is F(t) / E[min(X, t)], to about 0.1 %. Without a limit, and for exponential durations,
-    the rate is 1 / E[X]. A ValueError if no mini-batch ends within the limit, or if fewer than one
-    of a million exceed it. Source: 2410.04285, where a trial has probability p_i = F(t_i).
+    the rate is 1 / E[X]. Raises ValueError if no mini-batch ends within the limit, or if fewer than
+    one of a million exceed it. Source: 2410.04285, where a trial has probability p_i = F(t_i).
 
         >>> from stragglers.delays import exponential
         >>> round(trial_rate(exponential(0.5), limit=0.1), 2)
@@ -224,7 +224,7 @@ def throughput_gain(
 
     The ratio is share * (E[T_max] + D) / (E[T] + D), 2211.00889, with D the seconds of
     `communication` in a round; draw and in_flight as in `moments`. The ratio is inf if only
-    blocking rounds have an infinite mean. A ValueError if both have.
+    blocking rounds have an infinite mean. Raises ValueError if both kinds have.
     """
     means = moments(law, workers, mini_batches, draw, in_flight)
     return means.share * _shorter(means.blocking, means.nonblocking, communication)

@@ -120,7 +120,7 @@ def filled(
 
 
 def wait(queues, end, i, j) -> None:
-    """Put i into the queue of j, which is in the order of begins of waits, ties by number."""
+    """Put i into the queue of j, in the order in which waits began, ties by number."""
     waits, longest, behind = queues
     waits[i] = j
     before, other = -1, longest[j]

@@ -394,7 +394,7 @@ def played(
 def noise_ratio(
     config: ConfigDict, prepared: prepare.Prepared, parameters: Path | None = None
 ) -> float:
-    """Return the variance of a mini-batch's gradient over its squared mean.
+    """Return the variance of a mini-batch's gradient, divided by the squared mean gradient.
 
     parameters: a file of parameters, as at the end of a run; None: the initial parameters, where
     gradients have little noise. The variance and the squared mean have unbiased estimates, from

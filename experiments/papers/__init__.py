@@ -35,7 +35,7 @@ class Judged(NamedTuple):
     flags: frozenset[str] = frozenset()  # of the command: --config=... and --config.ENTRY=...
 
     def __call__(self, arms: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-        """Yield pairs (claim, verdict); a command without a record adds its flags to claims."""
+        """Yield pairs (claim, verdict); without a record of the command, claims name its flags."""
         found = _module("papers.base").judged(_module(f"papers.{self.paper}"), *self[1:])
         return found(arms)
 

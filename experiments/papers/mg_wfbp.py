@@ -28,7 +28,7 @@ BITS = "buckets change no result, bit for bit"
 
 
 def change_nothing(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge that after equal updates every arm has the parameters of plain all-reduce.
+    """Judge the claim that after equal updates every arm has the parameters of plain all-reduce.
 
     A published record has no parameters, so that the verdict written by its sweep stands.
     """
@@ -53,7 +53,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def never_slower(other: str, arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge that greedy buckets are at least as fast as another schedule in every simulated case.
+    """Judge the claim that greedy buckets are never slower than another schedule in simulation.
 
     A case is a layer trace on a network with a number of workers. Nothing is drawn by chance.
     """
@@ -71,7 +71,7 @@ def never_slower(other: str, arms: Sequence[Arm], record: Mapping[str, Any]) -> 
 
 
 def faster_in_cells(other: str, arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge that on two hosts a step with greedy buckets is faster than `other` in every cell.
+    """Judge the claim that on two hosts greedy buckets make a step faster than `other` everywhere.
 
     A cell is a model on links of a rate. Repeated turns of a schedule are tested as seeds are.
     """

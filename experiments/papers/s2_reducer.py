@@ -35,7 +35,7 @@ STEP = f"a step at {GIGABITS} Gbit/s"
 
 
 def fewer_bytes(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge 81 % fewer bytes for the row-sparse tables at the same loss.
+    """Judge the claim of 81 % fewer bytes for the row-sparse tables at the same loss.
 
     A loss counts as the same if it exceeds dense training's by at most the larger of a thousandth
     and the noise level. The noise level is the root mean square of the differences by seed between
@@ -58,7 +58,7 @@ def fewer_bytes(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
 
 
 def faster(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge a step 1.8 times as fast as OmniReduce's, the slowest of the exact sparse methods."""
+    """Judge the claim of a step 1.8 times as fast as OmniReduce's, the slowest exact method."""
     names = AS_PUBLISHED, "omnireduce"
     means, spreads = (_column(arms, record, STEP, heading, *names)
                       for heading in ("ms", "deviation [ms]"))  # fmt: skip

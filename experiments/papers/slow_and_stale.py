@@ -23,7 +23,7 @@ ONE_RATE = "all have this rate"
 
 
 def as_in_theory(arms: Sequence[Arm], record: Mapping[str, Any]) -> Answer:
-    """Judge that an update by all P workers takes P E[largest] / E[X] times Async-SGD's time.
+    """Judge the claim: updates by all P workers take P E[largest] / E[X] times Async-SGD's time.
 
     With exponential delays X the factor is P times the P-th harmonic number, about P log P.
     """

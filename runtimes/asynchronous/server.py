@@ -127,7 +127,8 @@ class UpdateLog:
     def pack(self, updates: int) -> dict[str, np.ndarray]:
         """Return the contributors of the first `updates` updates and the positions of losses.
 
-        A loss that was seen later gets the last position: a resumed run sees this loss first.
+        A loss that was seen after these updates gets the last position, so that a resumed run sees
+        it before its first new update.
         """
         made, observed = self._made[:updates], [min(at, (updates, 0)) for at in self._observed]
         return {

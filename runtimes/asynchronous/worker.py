@@ -251,7 +251,7 @@ class Uplink:
 
 
 def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | None:
-    """Return the uplink of a method, or None if workers shall send plain contributions.
+    """Return the uplink of a method, or None if workers are to send plain contributions.
 
     None: a message needs more than a worker knows, workers have models of their own, or messages
     are not smaller than contributions. The arguments are those that `Uplink` takes.

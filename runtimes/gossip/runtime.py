@@ -50,7 +50,7 @@ _LOST_AGAIN = f"workers have gone again and again for {pool.STARTING:g} s"
 
 
 def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
-    """Return the launcher's state of the waiting rule, past the draws of earlier meetings.
+    """Return the launcher's state of the waiting rule, with draws of earlier meetings skipped.
 
     If the rule is `apart`, this is the initial state, as each worker keeps a state of its own.
     """

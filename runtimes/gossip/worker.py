@@ -278,7 +278,7 @@ class PairHandler:
             return replies[step]
 
     def give_up_the_silent(self) -> None:
-        """Give up a meeting without a request for PATIENCE s; it has changed no state so far."""
+        """Give up a meeting without a request for PATIENCE s; no state has changed in it so far."""
         with self._answering:
             if self._asker is not None and time.monotonic() - self._heard > PATIENCE:
                 self._release(self._asker)

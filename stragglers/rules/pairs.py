@@ -61,7 +61,7 @@ Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]  # worker, round -> int
 
 
 def neighbour(name: str, graph: nx.Graph, asks: np.ndarray, seed: int) -> Draw:
-    """Return the draw of partners by weights of edges; a node that never asks draws itself."""
+    """Return the draw of partners by weights of edges; nodes that never ask get themselves."""
     edges = [
         (i, j, links[j].get("weight", 1.0) if asks[i] else 1.0)
         for i, links in ((i, graph[i]) for i in range(len(graph)))
@@ -294,7 +294,7 @@ class PairProtocol:
         return int(self._clock.steps(worker, state.rounds[worker]))
 
     def begun(self, state: MeetingState, worker: int, version: int, now: float) -> MeetingState:
-        """Return the state in which the node repeats its local steps and waits for no node."""
+        """Return the state in which the node makes its local steps again and waits for no node."""
         del version, now
         waits = state.waits.copy()
         waits[worker] = -1

@@ -153,7 +153,7 @@ def anytime(setting: Setting, *, seconds: float, landing: str = "neighbours") ->
 
 
 def equal_work(setting: Setting, *, cost: float, landing: str = "neighbours") -> Rule:
-    """Wait for mini-batches of total cost `cost` from every worker; a round has at most M.
+    """Wait for mini-batches of total cost `cost` from every worker, at most M mini-batches each.
 
     A worker's round ends with the mini-batch that reaches the cost; no work is cut or lost. The
     cost of a mini-batch has mean 1 under `sample_cost`, is the seconds of its samples under

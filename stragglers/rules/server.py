@@ -17,7 +17,7 @@ A contribution is `setting.mini_batches` mini-batches (a number, or one per work
 all of them, or as many local steps. `setting.communication` is in seconds, scalar or [workers], or
 a function from the update to these. Bad values raise ValueError.
 
-AdaSync: wait for few gradients while the loss is high, for more as it falls.
+AdaSync waits for few gradients while the loss is high, and for more as it falls.
 
 Dutta, Wang, Joshi, *Slow and Stale Gradients Can Win the Race*, arXiv 2003.10579. Over an interval
 at a fixed rate, the error has a bound of two terms: F E[T(K)], for loss F and an update of T(K) s,
@@ -207,7 +207,7 @@ def exponential_k(workers: int, k: int) -> Callable[[float], float]:
 def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[[float], float]:
     """Return the function F_0 / F -> K in 1..P that minimises F E[X_{K:P}] + c / K, for any law.
 
-    X is the time of `mini_batches` mini-batches. A ValueError if E[X_{k:P}] is infinite.
+    X is the time of `mini_batches` mini-batches. Raises ValueError if E[X_{k:P}] is infinite.
     """
     seconds = sums_means(law, workers, mini_batches)
     finite = np.isfinite(seconds)

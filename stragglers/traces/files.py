@@ -6,7 +6,7 @@
 | Parquet, JSON lines | in rows, or a column per worker |
 | PyTorch profiler (Kineto), JSON, also gzip | of steps, without their exposed collectives |
 | ByteDance StragglerAnalysis, Parquet | of a replica's micro-batches, by its slowest stage |
-| a folder, or a pattern as `rank*.csv` | of one worker in each file |
+| a folder, or a pattern such as `rank*.csv` | of one worker in each file |
 """
 
 import csv
@@ -126,8 +126,8 @@ def trace(
     in profiles, to give durations this mean [s]. Workers are in the natural order of their names,
     rank2 before rank10; further workers reuse the records in turn. If a host has several workers at
     one time, the host with local_rank, gpu or device names a worker. The seed has no effect. `read`
-    of the process has facts about the file. A ValueError for an unreadable file, for durations that
-    can hardly be seconds, and, without `in_step`, for durations that vary over time but hardly
+    of the process has facts about the file. Raises ValueError for an unreadable file, for durations
+    that can hardly be seconds, and, without `in_step`, for durations that vary over time but hardly
     between workers at one time.
     """
     for value in (scale, mean):
@@ -183,7 +183,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     """Return the durations in a file, a folder or the files of a pattern.
 
     wanted: names of the columns, see `trace`. scale: seconds of a recorded number; None: as the
-    name of its column says. A ValueError for a file that cannot be read.
+    name of its column says. Raises ValueError for a file that cannot be read.
     """
     try:
         rows, marks = _tables(path, wanted.worker)

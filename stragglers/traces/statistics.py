@@ -163,10 +163,10 @@ def workers(name: str) -> int:
 
 
 def entry(about: str, records: Sequence[np.ndarray]) -> dict:
-    """Return the entry that the file of public traces has for a trace with these durations.
+    """Return the entry for a trace of these durations in the file of public traces.
 
     Job 1 was entered from `trace("job_1_norm.csv", mean=1).records`, and SE from
-    `trace("SE.parquet").records`. Job 2 has a time twice, so that its trace takes time=None.
+    `trace("SE.parquet").records`. Job 2 has one time twice, so that its trace needs time=None.
     """
 
     def short(values: np.ndarray, digits: int) -> list:
