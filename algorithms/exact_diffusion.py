@@ -12,7 +12,7 @@ At rest every x_i is the optimum, whatever data the workers hold: there the corr
 worker's own step. One model is sent, as many bytes as D-PSGD's; the mean of W with the identity
 keeps the iteration stable where W has eigenvalues below -1/3. Every W has the same fixed point, so
 that links may change with time. The papers do not prove convergence then, and on many graphs whose
-links change in rounds, as Base-2 of 5 or of 64 workers, models diverge even without gradients.
+links change in rounds, such as Base-2 of 5 or of 64 workers, models diverge even without gradients.
 `comms.stability` finds this, and `exact_diffusion` raises ValueError; a constant symmetric W is
 always stable.
 

@@ -51,7 +51,7 @@ class Host(NamedTuple):
         return ["ip", "-n", self.hub, "link", "set", self.port, "down"]
 
     def set_rate(self, rate: str) -> None:
-        """Limit both directions of the link to a rate as "1gbit", also while it is in use."""
+        """Limit both directions of the link to a rate such as "1gbit", also while it is in use."""
         burst = max(
             16_000, round(BURST * bits_per_second(rate) / 8)
         )  # bytes, some packets at least

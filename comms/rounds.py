@@ -76,13 +76,12 @@ def equi_static(
 def equi_dyn(
     n: int, peers: int | None = None, seed: int = 0, directed: bool = False
 ) -> list[Round]:
-    """Return a one-peer EquiTopo graph: each round draws one of `peers` shifts (arXiv 2210.07881).
+    """Return a one-peer EquiTopo graph: `peers` random shifts in turn (arXiv 2210.07881).
 
     peers: shifts, by default 2 ceil(log2 n), at most n - 1. A worker takes half of the result of
     `equi_static`'s basis matrix and half of its own value. Without `directed`, workers exchange in
-    pairs: in turn, from a random worker on, each is paired with the worker u places after it, if
-    both are still alone. Algorithms 3 and 4 there with eta = 1/2, which draw one of the shifts each
-    time.
+    pairs: from a random worker on, each is paired with the worker u places after it, if both are
+    still alone. Algorithms 3 and 4 there with eta = 1/2; these draw one of the shifts each time.
     """
     if peers is None:
         peers = min(2 * (n - 1).bit_length(), n - 1)

@@ -79,7 +79,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """Return one arm: all-reduce.
 
     Arguments: size, a key of `configs.language_model.SIZES`; workers; steps of a worker, a multiple
-    of 30, and of 1500 if all arms shall end at the same step; tiny, the smallest size.
+    of 30, and of 300 if all arms shall end at the same step; tiny, the smallest size.
     """
     a = arguments.parse(arg, size="10M", workers=8, steps=3000, tiny=False)
     if a["steps"] < LEAST or a["steps"] % LEAST:

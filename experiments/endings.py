@@ -7,8 +7,8 @@ asks at every evaluation, makes a checkpoint and raises the exception itself. A 
 same kind raises at once. A scheduler sends its signal to all processes, each of which
 also gets it from its parent: a repeat within `SAME` seconds, ctrl-C excepted, does not count.
 
-A signal that was ignored when the program began, as SIGHUP under nohup, stays ignored. Loading this
-module takes no time, so that it can be the first thing that a program does.
+A signal that was ignored when the program began, such as SIGHUP under nohup, stays ignored. Loading
+this module takes no time, so that it can be the first thing that a program does.
 """
 
 import contextlib

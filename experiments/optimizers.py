@@ -68,7 +68,7 @@ def hidden_matrices(params: optax.Params) -> Any:
 
     AdamW gets vectors, and tables whose name begins with "embed", as Flax calls them; Muon gets the
     last layer's kernel, too. The last axis of a convolution's kernel holds the columns; a kernel of
-    three axes, as of attention heads, is cut where the matrix comes closest to a square.
+    three axes, such as attention heads have, is cut where the matrix comes closest to a square.
     """
 
     def axes_of(path, array):

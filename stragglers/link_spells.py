@@ -103,8 +103,8 @@ def markov(
 
     Sojourn times are exponential with these means in seconds, and start in the stationary state.
     of: "link" or "node". switch: number of nodes at each switch, in the order of the nodes, or the
-    nodes of each switch, as [[0, 2], [1, 3]]. Nodes at one switch have the same spells, and so have
-    the links between the same two switches.
+    nodes of each switch, such as [[0, 2], [1, 3]]. Nodes at one switch have the same spells, and so
+    have the links between the same two switches.
     """
     check_sojourns(factor, mean_normal, mean_slow)
     links = _links(of, switch, workers)

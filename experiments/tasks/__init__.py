@@ -37,9 +37,9 @@ class Task(NamedTuple):
     eval_losses: (params, examples) -> losses that `evaluate` reports in place of `losses`.
     metrics: (params, means that `evaluate` has computed) -> further numbers to report.
     sparse: paths, "a/b/c", of row-sparse gradients, which are zero outside the mini-batch's rows.
-    cost: [samples] relative time of every training sample, as of a long text; None: all alike. A
-        config may let durations depend on it (`sample_cost`). Evaluations report the mean losses of
-        the most and of the least costly tenth.
+    cost: [samples] relative time of every training sample; long texts, for example, take longer.
+        None: all alike. A config may let durations depend on it (`sample_cost`). Evaluations report
+        the mean losses of the most and of the least costly tenth.
     augment: (examples, draws uint32 [b]) -> examples, the random changes of training examples, see
         `experiments.tasks.dense_tasks`. `losses` and `correct` take changed and unchanged examples.
     evaluated: number of training and of test examples for `evaluate`, evenly spread; None: all.

@@ -495,7 +495,7 @@ def write(file, sequences: Iterable[np.ndarray], vocabulary: int) -> int:
 
 
 class Stream:
-    """Source of sequences from a flat file of uint16 tokens, as nanoGPT's train.bin.
+    """Source of sequences from a flat file of uint16 tokens, such as nanoGPT's train.bin.
 
     end: the file's token that closes a document; its id and END are swapped.
     """
