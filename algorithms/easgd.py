@@ -21,7 +21,8 @@ and the pull at the parameters,
 
 The pull takes the old x_i. A worker's own model is its look-ahead point. A round is then one step
 on the mean gradient of its mini-batches. An `optimizer` with Nesterov momentum makes local steps
-with momentum instead, but its pull is taken at the look-ahead point and leads to other models.
+with momentum instead, but then the pull is taken at the look-ahead point, which leads to other
+models.
 """
 
 from typing import Any, NamedTuple

@@ -10,16 +10,16 @@ parameter array worker i has progress D_i, of length G_i. In a round
 
 and an outer optimizer uses D as its gradient. G is an outlier if (G - mu) / sigma is above
 threshold * max(1, s). s is the standard deviation of such ratios in the last `warmup` rounds
-without an outlier, with mu and sigma as updated in each round. If G is no outlier, mu and sigma are
-updated:
+without an outlier, each with mu and sigma after the update of its round. If G is no outlier, mu and
+sigma are updated:
 
     mu      <- mu + decay (G - mu)
     sigma^2 <- (1 - decay) (sigma^2 + decay (G - mu) (G - new mu))
 
-Finite progress is never an outlier before `warmup` rounds without one; progress that is not finite
-always is. Where all workers of a round are outliers the authors' outer optimizer rests for that
-array; here it gets a gradient of 0. Layer-wise overlap and sharding, the other half of EDiT, are
-not implemented here.
+Finite progress is never an outlier before there have been `warmup` rounds without one; progress
+that is not finite always is. Where all workers of a round are outliers the authors' outer optimizer
+rests for that array; here it gets a gradient of 0. Layer-wise overlap and sharding, the other half
+of EDiT, are not implemented here.
 """
 
 from typing import NamedTuple

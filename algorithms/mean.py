@@ -246,7 +246,7 @@ def compressed(
 def reduced_by(
     name: str, exchange: Reducer, collective: str | None
 ) -> Callable[[str, Any], Reducer]:
-    """Return a `reducer_of` that gives `exchange`; ValueError for no reducer or a collective."""
+    """Return a `reducer_of` that always gives `exchange`; ValueError beside a `collective`."""
     compression.check_reducer(name, exchange)
     if collective is not None:
         raise ValueError(

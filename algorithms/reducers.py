@@ -331,7 +331,7 @@ def remembers(reducer: Reducer) -> bool:
 
 
 def _listed(ratio: float, inner: Reducer) -> Reducer:
-    """Return `top_k` whose values travel in the codes of `inner`; ValueError for no codes."""
+    """Return `top_k` whose values travel in the codes of `inner`; ValueError if it has none."""
     encoder = inner.encoder
     if encoder is None:
         raise ValueError(

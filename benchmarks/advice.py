@@ -1,9 +1,9 @@
 """Quality of advice: its ranking of rules at equal batch against the outcome of training.
 
 Durations come from laws and from statistics of public jobs. A run with a barrier ends at the
-target, where the noise of gradients is measured. Then every rule is weighed, and RULES are trained
-at the parameters with which the advice compares them, at the best of several rates, with three more
-seeds, each with resampled durations of its own.
+target, where the noise of gradients is measured. Then every rule is weighed. RULES are trained at
+the parameters with which the advice compares them and at the best of several rates, with three more
+seeds; each seed has its own resampled durations.
 
 A pair of rules counts if its mean difference over these seeds exceeds two standard errors, and is
 right if it was predicted in the order of the trained seconds. Points go to

@@ -4,10 +4,10 @@
 
 Every reader of files gets `--tries` random damages of a good file: flipped bits, truncations,
 foreign bytes, members of archives replaced or duplicated, JSON with values of other types, names
-and depths, arrays of other shapes and types. Anything but a value or a one-line ValueError that
-names the file counts as broken, as does a schedule that is read and refused by `Schedule.validate`,
-a checkpoint that is read with another value, and a reader that computes for more than ten seconds.
-The exit code is 1 if anything is broken.
+and depths, arrays of other shapes and types. A reader has to give a value, or raise a one-line
+ValueError that names the file; anything else counts as broken. So do a schedule that is read and
+then refused by `Schedule.validate`, a checkpoint that is read with another value, and a reader that
+computes for more than ten seconds. The exit code is 1 if anything is broken.
 """
 
 import argparse

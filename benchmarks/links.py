@@ -5,10 +5,10 @@
     python -m benchmarks.links launch --hosts=4 --rate=100mbit --flags='--config=configs/links.py'
 
 `sweep` trains every arm of a config that takes `workers` as an argument. It reports the seconds of
-an update, and up to the config's target loss, beside *expected* ones: seconds of an update on links
-without a limit, with the hosts on the same cores, plus the seconds of its bytes on the link. Points
-go to a record, which keeps other numbers of hosts and rates. `launch` runs `launch.py` with any
-flags.
+an update, and up to the config's target loss, beside *expected* ones. Expected are the seconds of
+an update on links without a limit, with the hosts on the same cores, plus the seconds of its bytes
+on the link. Points go to a record, which keeps other numbers of hosts and rates. `launch` runs
+`launch.py` with any flags.
 """
 
 import argparse

@@ -7,8 +7,8 @@ Modules and their lines are counted after the run has ended. A file is entered w
 is called. A move is a call from a function of one file to a function of another one; moves are
 counted until the simulator exists.
 
-With --launch, `launch.py` up to the record of its first update takes turns with a script that
-imports JAX and compiles a step of the same model, both with warm caches of compiled programs. CPU
+With --launch, `launch.py` runs up to the record of its first update, in turn with a script that
+imports JAX and compiles a step of the same model. Both have warm caches of compiled programs. CPU
 seconds are shown beside the clock's, as other programs on a host lengthen CPU seconds less.
 """
 

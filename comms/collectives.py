@@ -91,8 +91,8 @@ def _is_narrow(x) -> bool:
 def ring_all_reduce(x, axis: str = AXIS) -> jax.Array:
     """Sum an array of any shape over the workers, by a ring.
 
-    Reduce-scatter, then all-gather: 2 (n - 1) steps in which every worker sends one chunk of
-    ceil(size / n) elements to the next, the fewest that an all-reduce can send (Patarasuk and Yuan,
+    Reduce-scatter, then all-gather: 2 (n - 1) steps, in each of which every worker sends one chunk
+    of ceil(size / n) elements to the next worker. No all-reduce can send fewer (Patarasuk and Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
     """
     workers = jax.lax.axis_size(axis)

@@ -2,9 +2,9 @@
 
 A matching is a list of edges (i, j), i < j, without a common worker: one full permutation, one
 unit of communication time. Edges are coloured as in Misra and Gries, "A constructive proof of
-Vizing's theorem" (1992). In large graphs, where that would take minutes, an edge takes a colour
-that is free at both ends, if there is one, and complete graphs have the rounds of a tournament
-(Kirkman, 1847).
+Vizing's theorem" (1992). In large graphs this would take minutes: there an edge takes a colour that
+is free at both ends, if there is one. Complete graphs have the rounds of a tournament (Kirkman,
+1847).
 """
 
 from collections.abc import Iterable

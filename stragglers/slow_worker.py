@@ -3,9 +3,10 @@
 Workers are ranked in each round by their seconds per mini-batch. Suppose that all workers draw from
 one distribution, times a factor of the round. Ranks are then uniform and independent over rounds.
 The rank sum of a worker over n rounds is the sum of n uniform numbers out of 0, 1, ..., P - 1. A
-sum is significant if P times the probability of this sum or more is at most LEVEL, in the RECENT
-rounds or the whole MEMORY. A worker with a significant sum is slow if it takes SLOW times the
-median of the others, in the median of recent rounds; it is persistent if so in half of the memory.
+sum is significant if P times the probability of at least this sum is at most LEVEL, in the RECENT
+rounds or the whole MEMORY. A worker with a significant sum is slow if, in the median recent round,
+it takes at least SLOW times as long as the median of the others; it is persistent if it takes that
+long in half of the memory.
 
 For rules in pairs or without rounds, the last contributions of each worker are ranked. A schedule
 of `k_batch_sync` gives no slow worker, as all workers are busy until the end of a round.
