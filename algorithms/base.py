@@ -55,7 +55,7 @@ def proportional(batches) -> jax.Array:
 
 
 def equal(batches) -> jax.Array:
-    """Give weight 1 to workers that finished anything, so that each contributes its own mean."""
+    """Give weight 1 to workers that finished something, so that each contributes its own mean."""
     return jnp.asarray(batches > 0, jnp.float32)
 
 

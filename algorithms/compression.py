@@ -29,7 +29,7 @@ class Draw(NamedTuple):
 
     @property
     def busy(self) -> jax.Array:
-        """[] bool, true if the worker has finished anything; if not, its array is 0."""
+        """[] bool, true if the worker has finished something; otherwise its array is 0."""
         return self.weight > 0
 
     @property

@@ -32,7 +32,7 @@ def row_sparse(method: str, sparse: tuple[str, ...] | str) -> Callable[[str], bo
 
 
 def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callable[[int], int]:
-    """Return a function: rows of a table -> budget, a share `ratio` of them or `budget`."""
+    """Return a function: rows of a table -> budget of rows, a share `ratio` or just `budget`."""
     if ratio is not None and budget is not None:
         raise ValueError(
             f"{method}: ratio={ratio} and budget={budget} both size it; give one of them"

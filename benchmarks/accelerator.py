@@ -201,7 +201,7 @@ def _apart(*folders: pathlib.Path) -> float:
 
 
 def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
-    """Yield rows for several devices, none for one."""
+    """Yield the rows that need several devices; none if there is only one."""
     section, least = "several devices", 15 * sizes.least
     if devices == 1:
         return

@@ -175,7 +175,7 @@ def _shown(line: Line) -> str:
 
 
 def devices_of_cpu(count: int) -> None:
-    """Divide the CPU into devices, unless XLA_FLAGS has done so; before JAX looks for any."""
+    """Divide the CPU into devices unless XLA_FLAGS has done so; call this before JAX starts."""
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", count)
 

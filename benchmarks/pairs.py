@@ -107,7 +107,7 @@ def trained(method: str, wait: str, runtime: str) -> bool:
 
 
 def covering(runtime: str) -> Iterator[tuple[str, str]]:
-    """Yield accepted pairs of a runtime that include each method and rule with an accepted pair."""
+    """Yield accepted pairs of a runtime in which every method and rule that can run occurs."""
     methods, waits = set(METHODS), set(WAITS)
     # Rules in turn, so that few of the pairs have neither a new method nor a new rule.
     for turn, (number, method) in itertools.product(range(len(WAITS)), enumerate(METHODS)):

@@ -112,8 +112,8 @@ class Costs(NamedTuple):
 
     gap: from the end of a rank's previous operations, or of the `awaited` ranks' last
     micro-batches, to each operation. transfer: of each message and collective after the start of
-    its last rank. awaited: ranks that an operation waits for although no recorded one does, as for
-    the sum of losses after the last micro-batch.
+    its last rank. awaited: ranks that an operation waits for although no recorded operation says
+    so, as for the sum of losses after the last micro-batch.
     """
 
     gap: Mapping[Operation, float]

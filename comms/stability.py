@@ -110,7 +110,7 @@ def radius_of_pairs(graph: nx.Graph, partners: np.ndarray, alpha: float, gamma: 
 def largest(stable: Callable[[float], bool], least: int, above: float) -> float | None:
     """Return the largest stable multiple of 0.01, at least 0.01 `least`, found by bisection.
 
-    above: an unstable value. None: not even 0.01 `least` is stable.
+    above: an unstable value. Returns None if not even 0.01 `least` is stable.
     """
     low, high = least, int(np.ceil(100 * above))
     if low >= high or not stable(low / 100):

@@ -132,7 +132,7 @@ _KINDS = {
 
 
 class Event(NamedTuple):
-    """Event of a worker apart from updates: it joined, was lost or was restored."""
+    """Event of a worker that is no update: it joined, was lost or was restored."""
 
     time: float  # s
     worker: int
@@ -405,7 +405,7 @@ class Diagnostics(NamedTuple):
 
 
 def diagnose(schedule: Schedule, workers: int) -> Diagnostics:
-    """Return the diagnostics of a schedule; older versions count as the version at its first row.
+    """Return the diagnostics of a schedule; versions before its first row count as the first one.
 
     All mini-batches of a contribution are taken to be computed at the version that the worker read.
     Local steps thus count like the gradients of an accumulated gradient.

@@ -151,7 +151,7 @@ def scale(config: ConfigDict) -> analysis.Analysis:
     config: `traces`, names of `model_traces.NAMES`; `batch` and `flops_per_second` of a worker;
     `networks` {name: `alpha` (s) and `beta` (s per byte) of a ring's all-reduce over `workers`,
     where a byte's transfer includes its addition}; `collective`, a name of COLLECTIVES; `workers`;
-    `schedules`; `at_workers`, the number of workers in the table. Raise ValueError for a config
+    `schedules`; `at_workers`, the number of workers in the table. Raises ValueError for a config
     that makes no sense.
     """
     registry.check(config, [

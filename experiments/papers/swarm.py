@@ -162,7 +162,7 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     config: `methods`, pairs (label, `method(steps=..., bits=...)`), where steps are mini-batches
     between two exchanges and bits are sent per coordinate; `size` of the model in coordinates;
     `alpha` (s) and `beta` (s per byte); `workers`, numbers of nodes; `delay` of a mini-batch;
-    `rounds` of every node; `seed`. Raise ValueError for a config that cannot be simulated.
+    `rounds` of every node; `seed`. Raises ValueError for a config that cannot be simulated.
     """
     registry.check(config, [("a positive whole number", registry.is_count, ("rounds", "size"))])
     points = []

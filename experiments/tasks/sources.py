@@ -136,7 +136,8 @@ def memory() -> None:
 def stream(threads: int = 4, processes: int = 0) -> Readers:
     """Read examples as they are needed, ahead of the devices.
 
-    threads: number that read. processes: number that read in their place, for slow Python decoders.
+    threads: number of threads that read. processes: number of processes that read in their place,
+    for slow Python decoders.
     """
     if not (1 <= threads <= MOST_READERS and 0 <= processes <= MOST_READERS):
         raise ValueError(

@@ -364,7 +364,7 @@ def bipartite_pairs(
     """Let active nodes meet random passive neighbours; both sides compute (1710.06952).
 
     In each component of the graph the first worker is active, its neighbours are passive, and so
-    on. A passive node applies its own work alone: it meets itself, without communication. A
+    on. A passive node applies its own work alone: it meets itself, without communication. Raises
     ValueError if the graph is not bipartite. Source: arXiv 1710.06952, Section 3 (implementation).
     """
     check_neighbours("bipartite_pairs", setting)

@@ -118,7 +118,7 @@ def k_batch_async(setting: Setting, *, k: int) -> Rule:
 
 
 def quorum_async(setting: Setting, *, k: int, gamma: float = 0.5, grace: float = math.inf) -> Rule:
-    """Update with k workers, and all that push before the first of the k is due to push again.
+    """Update with the first k workers to push, and with workers that push in a grace after them.
 
     A worker that has pushed goes on at once from the newest version, without this update, and waits
     for no other worker. The first worker of an update is expected to push again after the seconds

@@ -28,7 +28,8 @@ from stragglers.schedule import Schedule
 def mindflayer(setting: Setting, *, seconds: float) -> Rule:
     """Give up mini-batches after `seconds`; wait for M trials of every worker (2410.04285).
 
-    A round with g trials given up skips its last g mini-batches of samples. Bad values: ValueError.
+    A round with g trials given up skips its last g mini-batches of samples. Bad values raise
+    ValueError.
     """
     process = as_process(setting.delay)
     if process.costs is not None:
