@@ -139,13 +139,13 @@ def _pulled_at_once(start: Tree, tree: Tree, alpha, partners, active, axis: str)
 def exchange(tree: Tree, partner, axis: str = AXIS) -> Tree:
     """Return every leaf as the worker at position `partner` (int scalar, may be traced) holds it.
 
-    Any partner is allowed, even oneself; on a mesh every worker gathers the leaves of all.
+    A worker may be its own partner. On a mesh every worker gathers the leaves of all.
     """
     return jax.tree.map(lambda x: jax.lax.all_gather(x, axis)[partner], tree)
 
 
 def hear(tree: Tree, senders: np.ndarray, axis: str = AXIS) -> Tree:
-    """Return every leaf as one's sender holds it; `senders`: host array [n], a permutation."""
+    """Return every leaf as the worker's sender holds it; `senders`: host permutation [n]."""
     if len(senders) != jax.lax.axis_size(axis):
         raise ValueError(
             f"gossip: senders or partners are given for {len(senders)} workers, and the axis "
@@ -156,7 +156,7 @@ def hear(tree: Tree, senders: np.ndarray, axis: str = AXIS) -> Tree:
 
 
 def exchange_matching(tree: Tree, index, partners, axis: str = AXIS) -> Tree:
-    """Return every leaf as one's partner in matching `index` holds it; one's own where unmatched.
+    """Return every leaf as the partner in matching `index` holds it; unmatched workers: their own.
 
     `partners`: host array [M, n]. `index`: int scalar, may be traced, but equal on all workers.
     """

@@ -390,7 +390,7 @@ def converse(rows, bound, wire: Wire, bits: int, key=None) -> tuple[jax.Array, R
 def next_bound(bound, heard, distance) -> jax.Array:
     """Return the bound [buckets] for the next partner: `MARGIN` times the largest recent distance.
 
-    bound: the one before; heard: the partner's, which remembers other meetings; distance: max
+    bound: the last one; heard: the partner's bound, which remembers other meetings; distance: max
     |theirs - x| of this conversation. Values that are not finite do not count.
     """
     heard, distance = (jnp.where(jnp.isfinite(a), a, 0) for a in (heard, distance))

@@ -74,7 +74,7 @@ Messages = Callable[[Any, int, Row], tuple[Payload, ...]]  # (parameters, worker
 
 
 class Sender(Protocol):
-    """Interface of a method here, as `algorithms.base.Algorithm` has it."""
+    """Part of a method, an `algorithms.base.Algorithm`, that this module uses."""
 
     messages: Messages
     settled: int
@@ -117,7 +117,7 @@ def in_step(sequences: Iterable[tuple[Payload, ...]]) -> tuple[Payload, ...]:
 
 
 def over_links(size: int, partners: np.ndarray, row: Row, **said) -> Payload:
-    """Return a payload of `size` bytes over every active one of the matchings [M, n]."""
+    """Return a payload of `size` bytes over every active matching; partners: [M, n]."""
     used = partners if row.active is None else partners[row.active]
     return Payload(exchanged=size, matchings=used, **said)
 
@@ -234,7 +234,7 @@ def extra_seconds(count: float, size: float, workers: int, network: cost.Network
 def transfers(payloads: Sequence[Payload], each: Sequence[float]) -> tuple[Transfer, ...]:
     """Return the transfers of an update one after the other; `each`: seconds of each payload.
 
-    A payload that is known by the time at which an earlier one leaves joins its transfer.
+    A payload that is known when an earlier one leaves joins the earlier one's transfer.
     """
     joined = [Transfer(0.0)] if not payloads else []
     for payload, taken in zip(payloads, each, strict=True):

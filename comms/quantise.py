@@ -11,10 +11,10 @@ all (all-gather). So 2 (n - 1) / n of an array of codes are sent, as by a ring. 
 rounded once, and the sum once; the order of additions is the same in all runtimes.
 
 Short floats, bfloat16 and float16, are codes that travel as unsigned integers. XLA on CPU widens
-collectives of bfloat16 to float32, and may leave out a conversion there and back; of integers it
-does neither. Rounding is to the nearest, ties to even, as NumPy and `ml_dtypes` do; a value that is
-not finite stays as it is, and a finite one stays finite. Numbers of 8 and 4 bits, whole or floats,
-have a scale per block; a block with an entry that is not finite is read as NaN.
+collectives of bfloat16 to float32, and may leave out a conversion there and back; it does neither
+with integers. Rounding is to the nearest, ties to even, as NumPy and `ml_dtypes` do; a value that
+is not finite stays as it is, and a finite one stays finite. Numbers of 8 and 4 bits, whole or
+floats, have a scale per block; a block with an entry that is not finite is read as NaN.
 """
 
 import functools

@@ -62,7 +62,7 @@ def _elements(bits: int) -> np.ndarray:
 
 @functools.cache
 def scatter_rounds(workers: int) -> np.ndarray:
-    """Return senders [n - 2, n] of steps before the late worker is ready, which hears itself."""
+    """Return senders [n - 2, n] of steps before the late worker, which hears itself, is ready."""
     check_workers(workers)
     ring = np.append((np.arange(workers - 1) - 1) % (workers - 1), workers - 1)
     return np.tile(ring, (workers - 2, 1))

@@ -5,8 +5,8 @@ is always ten times slower unless `law` names another kind of straggler.
 
     --config=configs/async_baselines.py:law=exponential --sweep
 
-A parameter of a method is tuned together with the rate. Its grid reaches the value at which the
-method is Async-SGD, if there is one.
+A parameter of a method is tuned together with the rate. If one of its values makes the method
+Async-SGD, its grid reaches this value.
 """
 
 from collections.abc import Iterator

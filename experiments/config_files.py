@@ -327,7 +327,7 @@ def sections() -> list[tuple[str, str, registry.Kind]]:
 
 
 def show_names(console: Any) -> None:
-    """Print all names that configs know, and the files of `configs/`; console: one of rich."""
+    """Print all names that configs know, and the files of `configs/`; console: rich's."""
 
     def line(head: str, text: str) -> None:
         console.print(f"  {head}", markup=False, highlight=False, soft_wrap=True)

@@ -62,7 +62,7 @@ def reading(path: str | Path, form: Format) -> Iterator[None]:
 
 
 def check_digest(path: str | Path) -> None:
-    """Raise ValueError for a file that is not the one with which its run has finished."""
+    """Raise ValueError for a file that has changed since its run finished."""
     path = Path(path)
     if path.name not in SEALED:
         return

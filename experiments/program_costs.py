@@ -132,7 +132,7 @@ class _Program:
         return [of(atom) for atom in jaxpr.outvars]
 
     def _kept(self, op: _Op) -> Iterable[int]:
-        """Return the results that need a buffer; later operations have to be asked first."""
+        """Return the results that need a buffer; call this for later operations first."""
         if op.name in _VIEWS:
             return ()
         if op.name not in _FUSED:

@@ -603,7 +603,7 @@ class Arm:
         return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
-        """Return metrics of messages that data change from the plan, which virtual clocks ignore.
+        """Return metrics of unplanned messages, which data cause and virtual clocks ignore.
 
         fallback_share: the share of updates with such messages. fallback_bytes: their bytes beyond
         the plan, which `bytes_per_worker` includes. fallback_seconds: their extra seconds, or None.

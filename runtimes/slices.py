@@ -73,7 +73,7 @@ class Alone:
         return part
 
     def sent_bytes(self, params: Tree) -> float:
-        """Return the bytes that a device sends to its slice for a gradient; params: or shapes."""
+        """Return a device's bytes to its slice for a gradient; params: arrays or shapes."""
         del params
         return 0.0
 

@@ -52,7 +52,8 @@ class Protocol(NamedTuple):
 
     With a grace, an update also takes pushes after the k-th push, each worker once. If workers go
     on after a push, the grace is a share of the time until the next push that is expected of the
-    update's first worker. The grace ends at the latest with another push of any of its workers.
+    update's first worker. The grace ends at the latest when any of the update's workers pushes
+    again.
     """
 
     idle: bool  # a worker waits for the update after its push

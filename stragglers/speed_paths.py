@@ -64,7 +64,7 @@ class Paths:
         return math.ceil(2 * np.min((np.log(workers) + rate * until) / two)) + 1
 
     def grown(self, workers: int, sojourns: int) -> Path:
-        """Return a path of these workers and of this number of complete sojourns."""
+        """Return a path of these workers with this number of complete sojourns."""
         path = np.empty((workers, sojourns + 1, 3))
         for some in parts(workers, sojourns + 1):
             u = self._uniforms(some, np.arange(sojourns + 1))

@@ -148,8 +148,9 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
 def command(advice: Advice, root: Path) -> list[str]:
     """Return the command that runs the advised rule, at its best rate if the rule was trained.
 
-    The command's delay has the weighed durations, unless real workers run without a delay. The
-    simulator is named if the config's runtime does not know the rule. root: the advice's folder.
+    The command's delay replays the weighed durations, unless real workers run without a delay. The
+    command names the simulator if the config's runtime does not know the rule. root: the advice's
+    folder.
     """
     source, first = advice.source, advice.verdict.close[0]
     config, changes = source.config, {"wait": registry.text(first.arm.wait)}

@@ -133,7 +133,7 @@ class AsynchronousWorker(Computing):
                 self._stop.set()
 
     def news(self) -> float:
-        """Return, after a moment, for how long [s] the present program has run; 0 in a delay."""
+        """Wait a moment; return how long [s] the present program has been running, 0 in a delay."""
         time.sleep(MOMENT)
         return self._computing_for()
 

@@ -279,7 +279,7 @@ class Coordinator(pool.Supervisor):
 
     @contextlib.contextmanager
     def _frozen(self, workers: Sequence[int], gone: Sequence[int] = ()) -> Iterator[bool]:
-        """Keep these workers from meeting in a block; yield whether all their meetings have rows.
+        """Within a block, keep these workers apart; yield whether all their meetings have rows.
 
         The result is False if a worker outside of `gone` is lost: meetings that a dead process has
         not reported never get rows.
