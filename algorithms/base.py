@@ -87,7 +87,7 @@ class Needs(NamedTuple):
     """Requirements of a method on the updates that a waiting rule makes.
 
     everybody: reason in words why an update needs every worker; "": it does not.
-    pairs: updates are meetings of two workers; False: of any number.
+    pairs: updates are meetings of two workers; False: an update has any number of workers.
     stopped: both workers of a meeting have ended their local steps.
     workers: number of workers for which the method was built; None: any.
     otherwise: a remedy in words, for the error, besides another waiting rule.
