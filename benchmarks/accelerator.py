@@ -104,12 +104,12 @@ TINY = Sizes(
 def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
     """Yield rows of text and image models, simulated and, with several devices, on the mesh."""
     simulated = functools.partial(floors.sides, loops=LOOPS)
+    gossip = functools.partial(simulated, step=ring_step)
     for name, (task, batch) in sizes.models.items():
         # Our runtime beside loops of hand-written steps; workers; step, and shape of its indices.
         places = {
             "all-reduce": (simulated, WORKERS, union_step, (WORKERS * batch,)),
-            "D-PSGD": (functools.partial(simulated, step=ring_step), WORKERS, ring_step,
-                       (WORKERS, batch)),
+            "D-PSGD": (gossip, WORKERS, ring_step, (WORKERS, batch)),
         }
         if devices > 1:
             places["mesh"] = (floors.mesh_sides, devices, union_step, (batch,))
@@ -121,9 +121,7 @@ def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
             )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=1)
-def built(task: str) -> tasks.Task:
-    return tasks.build(task)
+built = functools.lru_cache(maxsize=1)(tasks.build)
 
 
 def _both(sides: Callable, task: str, workers: int, batch: int, updates: int) -> dict:
@@ -137,16 +135,15 @@ def _used(task: str, step, rows, updates: int, peak, taken: Mapping[str, float])
     carry = jax.eval_shape(lambda: carry_of(subject.init(jax.random.key(0)), copies))
     indices = jax.ShapeDtypeStruct(rows, np.int32)
     program = jax.make_jaxpr(step(subject.losses))(carry, indices, subject.train)
-    counted = program_costs.of_jaxpr(program.jaxpr).flops.total()
-    seconds = taken["ours"] / updates
-    known = {"ms per step": 1e3 * seconds, "GFLOPs per step": 1e-9 * counted}
+    flops = program_costs.of_jaxpr(program.jaxpr).flops.total()
+    speed = flops * updates / taken["ours"]
+    known = {"ms per step": 1e3 * taken["ours"] / updates, "GFLOPs per step": 1e-9 * flops}
     if "looped" in taken:
         known["over looped"] = taken["ours"] / taken["looped"]
-    known |= {"TFLOP/s": 1e-12 * counted / seconds, "utilisation": None, "peak": "unknown"}
-    if peak is None:
-        return known
-    share = counted / (seconds * peak.default)
-    return known | {"utilisation": share, "peak": f"{1e-12 * peak.default:.4g} {peak.precision}"}
+    return known | {
+        "TFLOP/s": 1e-12 * speed, "utilisation": peak and speed / peak.default,
+        "peak": f"{1e-12 * peak.default:.4g} {peak.precision}" if peak else "unknown",
+    }  # fmt: skip
 
 
 # --- the same numbers ---
@@ -179,7 +176,7 @@ def number_lines(count: int, budget: float) -> Iterator[Line]:
     worst = max(apart, key=lambda name: apart[name])
     close = sum(value < 1e-6 for value in apart.values())
     facts = {"worst": worst, "methods": len(names), "closer than 1e-6": close}
-    yield Line("parameters against a CPU's, furthest", apart[worst], "", None, {}, facts)
+    yield Line("parameters against a CPU's, furthest", apart[worst], unit="", facts=facts)
 
 
 def _apart(*folders: pathlib.Path) -> float:
@@ -223,8 +220,8 @@ def overlap_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Itera
         sides = {overlap: floors.dispatched(*compiled(overlap=overlap))
                  for overlap in (PROGRAM, NO_OVERLAP)}  # fmt: skip
         taken = stopwatch.seconds(sides, budget=budget / len(PLANS))
-        value, facts = taken[PROGRAM] / taken[NO_OVERLAP], {"options": _options()}
-        yield Line(f"buckets {plan}, overlap={PROGRAM}", value, "x", None, taken, facts)
+        value, name = taken[PROGRAM] / taken[NO_OVERLAP], f"buckets {plan}, overlap={PROGRAM}"
+        yield Line(name, value, seconds=taken, facts={"options": _options()})
 
 
 def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
@@ -235,12 +232,11 @@ def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
     sums = {
         "bf16": lambda x: jax.lax.psum(x.astype(jnp.bfloat16), AXIS),
         "ppermute": lambda x: quantise.ring_all_reduce(x, coder.encode, coder.decode)[0],
-        "kernel": lambda x: dma_ring.all_reduce(x)[0],
     }
-    if jax.default_backend() != "tpu":
-        del sums["kernel"]
+    if jax.default_backend() == "tpu":
+        sums["kernel"] = lambda x: dma_ring.all_reduce(x)[0]
 
-    def program(total):
+    def program(total: Callable) -> Callable:
         run = jax.shard_map(
             lambda x: total(x[0])[None], mesh=where.mesh, in_specs=where.spec,
             out_specs=where.spec, check_vma=False,
@@ -248,9 +244,9 @@ def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
         return functools.partial(jax.jit(run), jax.device_put(x, where))
 
     taken = stopwatch.seconds({n: program(s) for n, s in sums.items()}, budget=budget)
-    for name in list(sums)[1:]:
-        pair = {name: taken[name], "bf16": taken["bf16"]}
-        yield Line(f"ring of int8, {name}", taken[name] / taken["bf16"], "x", None, pair)
+    floor = taken.pop("bf16")
+    for name, value in taken.items():
+        yield Line(f"ring of int8, {name}", value / floor, seconds={name: value, "bf16": floor})
 
 
 def _plans(
@@ -298,8 +294,7 @@ def main() -> None:
     peak = program_costs.peak_of(first.device_kind)
     found = {
         "backend": jax.default_backend(), "kind": first.device_kind, "count": jax.device_count(),
-        "peak": None if peak is None else peak._asdict(), "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
+        "peak": peak and peak._asdict(), "cores": os.cpu_count(), "load": os.getloadavg()[0],
     }  # fmt: skip
     sizes = TINY if options.tiny or on_cpu else ACCELERATOR
     kind = re.sub(r"\W+", "_", "cpu" if on_cpu else found["kind"].lower()).strip("_")

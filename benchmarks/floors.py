@@ -157,6 +157,8 @@ def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable
     indices; `count` rounds run in one dispatch.
     """
 
+    gradient_at = gradient_of(losses)
+
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     @functools.partial(
         jax.shard_map, mesh=stacked(workers).mesh, in_specs=(P(AXIS), P(AXIS), P(AXIS), P(), P()),
@@ -168,9 +170,7 @@ def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable
         def step(t, carry):
             params, state = carry
             rows = jax.lax.dynamic_slice_in_dim(table, t * mini_batches, mini_batches).ravel()
-            batch = jax.tree.map(lambda a: a[rows], examples)
-            gradient = jax.grad(lambda p: losses(p, batch).mean())(params)
-            gradient = jax.lax.pmean(gradient, AXIS)
+            gradient = jax.lax.pmean(gradient_at(params, rows, examples), AXIS)
             updates, state = optimizer.update(gradient, state, params)
             return optax.apply_updates(params, updates), state
 
@@ -240,11 +240,6 @@ def advancing(runtime, task, updates: int) -> Callable:
 
 
 # --- both sides of a comparison ---
-
-
-def updates_of(workers: int) -> int:
-    """Return the number of updates in a timed turn."""
-    return {8: 64, 64: 16, 256: 4}.get(workers, 1)
 
 
 def sides(
@@ -355,12 +350,12 @@ IN_TWO_PHASES = {
 CODEC_SEED = 7
 
 
-def gradients(size: int, density: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+def gradients(size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return three gradients of `size` entries: sparse in rows, in coordinates, and dense."""
     rng = np.random.default_rng(0)
     rows, coordinates = np.zeros((size // ROW, ROW), np.float32), np.zeros(size, np.float32)
     for array in (rows, coordinates):
-        chosen = rng.choice(len(array), int(len(array) * density), replace=False)
+        chosen = rng.choice(len(array), int(len(array) * DENSITY), replace=False)
         array[chosen] = rng.standard_normal((len(chosen), *array.shape[1:]), np.float32)
     dense = rng.standard_normal((size // ROW, ROW), np.float32)
     return tuple(jnp.asarray(x) for x in (rows, coordinates, dense))
@@ -372,10 +367,8 @@ def _s2(x, rows: int, columns: int, decode=sketch.decode_at) -> jax.Array:
 
 
 def _both(both, keys, codec) -> jax.Array:
-    def total(x, key):
-        return quantise.two_phase_all_reduce(x, codec, key=key).total
-
-    return jax.vmap(total, axis_name=AXIS)(both, keys)
+    run = functools.partial(quantise.two_phase_all_reduce, codec=codec)
+    return jax.vmap(lambda x, key: run(x, key=key).total, axis_name=AXIS)(both, keys)
 
 
 def _on_a_lattice(rows, bits: int) -> jax.Array:
@@ -391,11 +384,11 @@ def _on_the_wire(x, codec) -> tuple[jax.Array, jax.Array]:
     return message, codec.decode(message, x.size)
 
 
-def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int]]:
+def codecs(size: int) -> dict[str, tuple[Callable, int]]:
     """Return calls that encode and decode once, and the bytes of their messages."""
-    rows, coordinates, dense = gradients(size, density)
-    busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
-    key, words = jax.random.key(CODEC_SEED), bitmap.payload_bytes
+    rows, coordinates, dense = gradients(size)
+    busy, k = max(1, int(len(rows) * DENSITY)), max(1, int(size * DENSITY))
+    key = jax.random.key(CODEC_SEED)
     found: dict[str, tuple[Callable, int]] = {}
 
     def add(name: str, message: int, run: Callable, *args, **static) -> None:
@@ -409,7 +402,7 @@ def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int
     add(COPY, 4 * size, jnp.copy, dense)
     kinds = {"rows": (rows, busy, (ROW,)), "coordinates": (coordinates, k, ())}
     for kind, (x, count, shape) in kinds.items():
-        known = words(len(x))
+        known = bitmap.payload_bytes(len(x))
         for r in (1, 5):
             add(f"S2, {kind}, r = {r}", known + sketch.payload_bytes(r, 3 * count, shape),
                 _s2, x, rows=r, columns=3 * count)  # fmt: skip

@@ -117,8 +117,8 @@ def _run(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def run(hosts: Sequence[Host], commands: Sequence[Sequence[str]]) -> int:
-    """Run a command on every host, until the first ends; return its exit code."""
+def run(hosts: Sequence[Host], commands: Sequence[Sequence[str]]) -> None:
+    """Run a command on every host, until the first ends; SystemExit unless that ends well."""
     with contextlib.ExitStack() as ending:
         running = []
         for host, command in zip(hosts, commands, strict=True):
@@ -126,7 +126,8 @@ def run(hosts: Sequence[Host], commands: Sequence[Sequence[str]]) -> int:
             running.append(subprocess.Popen([*host.prefix, *command], cwd=ROOT, stdout=output))
             ending.callback(running[-1].wait)
             ending.callback(running[-1].kill)
-        return running[0].wait()
+        if running[0].wait():
+            raise SystemExit(running[0].returncode)
 
 
 def remove(own: str) -> None:

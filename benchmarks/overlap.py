@@ -332,8 +332,8 @@ def child(rank: int, address: str, folder: str, options: Any) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
     distributed.connect()
-    found = measured(options.model[0], options.turns, options.steps, options.hosts > HOSTS,
-                     options.schedules)  # fmt: skip
+    sleeps = options.hosts > HOSTS
+    found = measured(options.model[0], TURNS, options.steps, sleeps, options.schedules)
     if rank == 0:
         pathlib.Path(folder, "found.json").write_text(json.dumps(found))
 
@@ -341,8 +341,8 @@ def child(rank: int, address: str, folder: str, options: Any) -> None:
 def main() -> None:
     options = harness.options(
         __doc__, model=([*MODELS], "names"), rate=([*RATES], "of all links"),
-        hosts=(HOSTS, "how many"), turns=(TURNS, "of each schedule"), steps=(STEPS, "of a turn"),
-        schedules=([*SCHEDULES], "single among them"), output=(RECORD.path, "the record"),
+        hosts=(HOSTS, "how many"), steps=(STEPS, "of a turn"),
+        schedules=([*SCHEDULES], "single among them"),
         child=("", "RANK,ADDRESS,FOLDER of a host, which the program starts"),
     )  # fmt: skip
     chosen, count = options.schedules, options.hosts
@@ -356,21 +356,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, namespaces.switch(count, rate) as hosts:
             program = [sys.executable, "-m", "benchmarks.overlap", *sys.argv[1:]]
             where = f"{hosts[0].address}:{harness.free_port()},{folder}"
-            commands = [[*program, f"--model={model}", f"--child={rank},{where}"]
-                        for rank in range(count)]  # fmt: skip
-            if code := namespaces.run(hosts, commands):
-                raise SystemExit(code)
+            namespaces.run(hosts, [
+                [*program, f"--model={model}", f"--child={rank},{where}"] for rank in range(count)
+            ])  # fmt: skip
             points, spans = json.loads(pathlib.Path(folder, "found.json").read_text())
-        own = RECORD._replace(path=options.output)
-        own.put([{"rate": rate, "hosts": count, **point} for point in points])
-        whole = own == RECORD and len(points) == len(SCHEDULES)
-        if whole and (model, rate, count) == (*SHOWN, HOSTS):
+        RECORD.put([{"rate": rate, "hosts": count, **point} for point in points])
+        if (model, rate, count, len(points)) == (*SHOWN, HOSTS, len(SCHEDULES)):
             spans = {name: {kind: [Span(*span) for span in found] for kind, found in each.items()}
                      for name, each in spans.items()}  # fmt: skip
             harness.write(TIMELINES, json.dumps(trace(spans)))
             draw(spans, PICTURE)
-    if options.output == RECORD.path:
-        draw_gains(RECORD.points(), GAINS)
+    draw_gains(RECORD.points(), GAINS)
 
 
 if __name__ == "__main__":

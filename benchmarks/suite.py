@@ -87,8 +87,8 @@ def ratio_rows(workers, goals: Mapping[str, float]) -> Iterator[Row]:
 
 
 def _in_step(workers: int, **more) -> dict[str, Callable]:
-    task, sampler = floors.task_and_sampler(workers)
-    return floors.sides(task, sampler, workers, floors.updates_of(workers), **more)
+    updates = {8: 64, 64: 16, 256: 4}.get(workers, 1)  # of a turn
+    return floors.sides(*floors.task_and_sampler(workers), workers, updates, **more)
 
 
 def _asynchronous(workers: int) -> dict[str, Callable]:

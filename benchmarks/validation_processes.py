@@ -104,13 +104,11 @@ def exchanges(repeats: int = 7) -> Callable[[], list[list[float]]]:
     return lambda: [[seconds(program, array) for array in arrays] for program in programs]
 
 
-def work(
-    record: harness.Record, hosts: Sequence[namespaces.Host], rank: int, address: str
-) -> None:
+def work(hosts: Sequence[namespaces.Host], rank: int, address: str) -> None:
     """Run the cells that the record lacks, as one of the processes; process 0 writes."""
     distributed.initialize(address, WORKERS, rank)
     distributed.connect()
-    known = {tuple(point[name] for name in KEY) for point in record.points()}
+    known = {tuple(point[name] for name in KEY) for point in RECORD.points()}
     left = [cell for cell in CELLS if cell not in known]
     distributed.agreed(None)  # nobody writes before all have read
     measure = exchanges()
@@ -130,7 +128,7 @@ def work(
                 measured.append(run.seconds / UPDATES)
             busy = (time.process_time() - used) / (time.monotonic() - began)
             if rank == 0:
-                record.put([dict(zip(KEY, cell, strict=True)) | {
+                RECORD.put([dict(zip(KEY, cell, strict=True)) | {
                     "pair": ", ".join(build[:2]),
                     "predicted": None, "error": None, "measured": float(np.mean(measured)),
                     "deviation": float(np.std(measured, ddof=1)),
@@ -143,14 +141,14 @@ def work(
 # --- all of them ---
 
 
-def predict(record: harness.Record) -> None:
+def predict() -> None:
     """Add the clock's predictions from durations and all-reduces to cells without any.
 
     `arrays_` marks a clock that knows how many messages an update has, how long a swap takes and
     that programs on CPUs hide nothing.
     """
     task = None
-    for row in record.points():
+    for row in RECORD.points():
         if row.get("arrays_predicted") is not None:
             continue
         arrays = OTHERS.get(row["method"], ARRAYS)
@@ -162,7 +160,7 @@ def predict(record: harness.Record) -> None:
             rule = prepare.rule(config, prepare.prepare(config, task))
             seconds = float(whole(rule, UPDATES).time[-1]) / UPDATES
             row |= {f"{name}predicted": seconds, f"{name}error": seconds / row["measured"] - 1}
-        record.put([row])
+        RECORD.put([row])
 
 
 def summary(rows: Sequence[dict], name: str = "") -> dict[str, Any]:
@@ -193,25 +191,23 @@ def summary(rows: Sequence[dict], name: str = "") -> dict[str, Any]:
 
 def main() -> None:
     options = harness.options(
-        __doc__, output=(RECORD.path, "the record"), summary=(False, "of the record alone"),
+        __doc__, summary=(False, "of the record alone"),
         process=("", "of one process, which the program starts"),
     )  # fmt: skip
-    record = RECORD._replace(path=options.output.resolve())
     if options.process:
         rank, address, hosts = json.loads(options.process)
-        return work(record, [namespaces.Host(*host) for host in hosts], rank, address)
+        return work([namespaces.Host(*host) for host in hosts], rank, address)
     if not options.summary:
         with namespaces.switch(WORKERS, RATES[0]) as hosts:
             address = f"{hosts[0].address}:{harness.free_port()}"
-            program = [sys.executable, "-m", "benchmarks.validation_processes",
-                       f"--output={record.path}"]  # fmt: skip
-            commands = [[*program, f"--process={json.dumps([rank, address, hosts])}"]
-                        for rank in range(WORKERS)]  # fmt: skip
-            if code := namespaces.run(hosts, commands):
-                raise SystemExit(code)
-    predict(record)
+            program = [sys.executable, "-m", "benchmarks.validation_processes"]
+            namespaces.run(hosts, [
+                [*program, f"--process={json.dumps([rank, address, hosts])}"]
+                for rank in range(WORKERS)
+            ])  # fmt: skip
+    predict()
     for name in ("", "arrays_"):
-        found = summary(record.points(), name)
+        found = summary(RECORD.points(), name)
         print(name, " ".join(f"{key}={value}" for key, value in found.items()))
 
 
