@@ -39,18 +39,6 @@ VALUES = (
 )  # fmt: skip
 
 
-class Reader(NamedTuple):
-    """A file and what reads it.
-
-    write: puts a good file, and what the reader needs beside it, into an empty directory, and
-    returns the file's path. read: reads the file at that path. kind: damages the file's content.
-    """
-
-    write: Callable[[Path], Path]
-    read: Callable[[Path], Any]
-    kind: Callable[[random.Random, bytes], bytes]
-
-
 # --- damages ---
 
 
@@ -210,6 +198,18 @@ def _checkpoint_file(file: str, model: Any = MODEL) -> Callable[[Path], Path]:
 # --- readers ---
 
 
+class Reader(NamedTuple):
+    """A file and what reads it.
+
+    write: puts a good file, and what the reader needs beside it, into an empty directory, and
+    returns the file's path. read: reads the file at that path. kind: damages the file's content.
+    """
+
+    write: Callable[[Path], Path]
+    read: Callable[[Path], Any]
+    kind: Callable[[random.Random, bytes], bytes] = of_json
+
+
 def _gather(path: Path) -> None:
     """Read all that a report reads below a workdir."""
     root = path.parent if path.parent.name != "a" else path.parent.parent
@@ -253,10 +253,6 @@ def _read_profile(path: Path) -> None:
         profiling.describe(profile)
 
 
-def _published(path: Path) -> list[dict]:
-    return publish.arms(formats.read(path, formats.PUBLISHED))
-
-
 def _of(*names: str) -> Callable[[Path], Path]:
     return lambda place: sweep(place, *names)
 
@@ -264,20 +260,18 @@ def _of(*names: str) -> Callable[[Path], Path]:
 READERS = {
     "schedule": Reader(_of("a", records.SCHEDULE), _read_schedule, of_archive),
     "trace": Reader(_trace, _read_trace, of_bytes),
-    "summary": Reader(_of("a", records.SUMMARY), _gather, of_json),
-    "sweep": Reader(_of(records.SUMMARY), _gather, of_json),
-    "note": Reader(_of(provenance.NOTE), _gather, of_json),
-    "metrics": Reader(_of("a", records.METRICS), _gather, of_json),
-    "config": Reader(_of("a", records.CONFIG), _gather, of_json),
-    "lines": Reader(_checkpoint_file(""), _read_lines, of_json),
-    "profile": Reader(_profile, _read_profile, of_json),
-    "published": Reader(_taken, _published, of_json),
+    "summary": Reader(_of("a", records.SUMMARY), _gather),
+    "sweep": Reader(_of(records.SUMMARY), _gather),
+    "note": Reader(_of(provenance.NOTE), _gather),
+    "metrics": Reader(_of("a", records.METRICS), _gather),
+    "config": Reader(_of("a", records.CONFIG), _gather),
+    "lines": Reader(_checkpoint_file(""), _read_lines),
+    "profile": Reader(_profile, _read_profile),
+    "published": Reader(_taken, lambda path: publish.arms(formats.read(path, formats.PUBLISHED))),
     "checkpoint": Reader(_checkpoint_file(checkpoints.STATE), _read_checkpoint, of_archive),
-    "divided": Reader(
-        _checkpoint_file(checkpoints.PART.format(0), jnp.asarray(MODEL)), _read_checkpoint,
-        of_archive,
-    ),
-    "digests": Reader(_checkpoint_file(checkpoints.DIGESTS), _read_checkpoint, of_json),
+    "divided": Reader(_checkpoint_file(checkpoints.PART.format(0), jnp.asarray(MODEL)),
+                      _read_checkpoint, of_archive),
+    "digests": Reader(_checkpoint_file(checkpoints.DIGESTS), _read_checkpoint),
 }  # fmt: skip
 
 
