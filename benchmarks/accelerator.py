@@ -6,15 +6,13 @@
 It prints a table line by line, and replaces `FOLDER/accelerator_DEVICE.json` as a whole after every
 line, so that a run that is cut off leaves what it has found. With `--only` other rows of an earlier
 record stay. Every ratio is between the seconds, as `experiments.stopwatch` takes them, of two sides
-that are compiled beforehand in one process. A row that would not fit into the minutes is skipped
-with a message; a row that runs out of memory or fails says so, and the others go on. The exit code
-is 1 if a row has failed.
+that are compiled beforehand in one process. A row that runs out of memory or fails says so, and the
+others go on. The exit code is 1 if a row has failed.
 
 On a CPU, or with `--tiny`, it takes the smallest sizes; a CPU has 2 to 8 virtual devices, by its
 cores. Such a run only shows that the command works.
 """
 
-import argparse
 import functools
 import json
 import os
@@ -36,7 +34,7 @@ from algorithms.base import AXIS
 from algorithms.mg_wfbp import mg_wfbp, plan_with
 from benchmarks import every_method, floors, harness
 from benchmarks.floors import carry_of, one_by_one, ring_step, scanned, union_step
-from benchmarks.harness import FOLDER, Line, Row, Skip, compared, head, run
+from benchmarks.harness import FOLDER, Line, Row, Skip, compared, run, say
 from benchmarks.suite import callback_row, codec_rows, ratio_rows, round_row
 from comms import dma_ring, quantise
 from experiments import profiling, program_costs, stopwatch, tasks
@@ -62,17 +60,16 @@ OPTIONS = {
 
 
 class Sizes(NamedTuple):
-    """Sizes of all rows; `least` scales the guesses of how long a row takes."""
+    """Sizes of all rows."""
 
     models: Mapping[str, tuple[str, int]]  # tasks, and samples of a worker's mini-batch
     updates: int  # of a timed turn
     workers: tuple[int, ...]  # of the simulator's ratios
     methods: int  # settings of the method battery whose numbers are compared
     hidden: tuple[int, ...]  # layers of the model whose gradients travel in buckets
-    coordinates: tuple[int, ...]  # of the codecs' gradients, multiples of 500
+    coordinates: int  # of the codecs' gradients, a multiple of 500
     codecs: tuple[str, ...] | None  # names; None: all
     share: float  # of the seconds that are left, for the turns of one comparison
-    least: float
 
 
 FORMULA = (
@@ -92,14 +89,12 @@ ACCELERATOR = Sizes(
         "resnet18": ("images(source=noise(samples=2048, size=32), model=resnet18)", 64),
     },
     updates=8, workers=(8, 64, 1024), methods=24, hidden=(384,) * 6,
-    coordinates=(floors.SMALL,), codecs=None,
-    share=0.03, least=1.0,
+    coordinates=floors.SMALL, codecs=None, share=0.03,
 )  # fmt: skip
 TINY = Sizes(
     models={"mlp": ("digits(model=mlp(hidden=[16]))", 1)},
     updates=1, workers=(8,), methods=2, hidden=(32,) * 2,
-    coordinates=(20_000,), codecs=("S2, rows, r = 1", "top-k", "bf16"),
-    share=0.0, least=0.0,
+    coordinates=20_000, codecs=("S2, rows, r = 1", "top-k", "bf16"), share=0.0,
 )  # fmt: skip
 
 
@@ -108,12 +103,13 @@ TINY = Sizes(
 
 def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
     """Yield rows of text and image models, simulated and, with several devices, on the mesh."""
-    all_reduce_sides = functools.partial(floors.all_reduce_sides, loops=LOOPS)
-    gossip_sides = functools.partial(floors.gossip_sides, step=ring_step, loops=LOOPS)
+    simulated = functools.partial(floors.sides, loops=LOOPS)
+    gossip = functools.partial(simulated, step=ring_step)
     for name, (task, batch) in sizes.models.items():
+        # Our runtime beside loops of hand-written steps; workers; step, and shape of its indices.
         places = {
-            "all-reduce": (all_reduce_sides, WORKERS, union_step, (WORKERS * batch,)),
-            "D-PSGD": (gossip_sides, WORKERS, ring_step, (WORKERS, batch)),
+            "all-reduce": (simulated, WORKERS, union_step, (WORKERS * batch,)),
+            "D-PSGD": (gossip, WORKERS, ring_step, (WORKERS, batch)),
         }
         if devices > 1:
             places["mesh"] = (floors.mesh_sides, devices, union_step, (batch,))
@@ -121,20 +117,16 @@ def step_rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
             yield compared(
                 "steps", f"{name}, {place}", STEP,
                 functools.partial(_both, sides, task, workers, batch, sizes.updates),
-                150 * sizes.least,
                 functools.partial(_used, task, step, rows, sizes.updates, peak),
             )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=1)
-def built(task: str) -> tasks.Task:
-    return tasks.build(task)
+built = functools.lru_cache(maxsize=1)(tasks.build)
 
 
-def _both(sides: Callable, task: str, workers: int, batch: int, updates: int):
-    """Return the sides of a row: our runtime, and loops of hand-written steps that do the same."""
+def _both(sides: Callable, task: str, workers: int, batch: int, updates: int) -> dict:
     sampler = floors.sampler_of(built(task), workers, batch)
-    return sides(built(task), sampler, workers, updates, 1)
+    return sides(built(task), sampler, workers, updates, mini_batches=1)
 
 
 def _used(task: str, step, rows, updates: int, peak, taken: Mapping[str, float]) -> dict:
@@ -143,16 +135,15 @@ def _used(task: str, step, rows, updates: int, peak, taken: Mapping[str, float])
     carry = jax.eval_shape(lambda: carry_of(subject.init(jax.random.key(0)), copies))
     indices = jax.ShapeDtypeStruct(rows, np.int32)
     program = jax.make_jaxpr(step(subject.losses))(carry, indices, subject.train)
-    counted = program_costs.of_jaxpr(program.jaxpr).flops.total()
-    seconds = taken["ours"] / updates
-    known = {"ms per step": 1e3 * seconds, "GFLOPs per step": 1e-9 * counted}
+    flops = program_costs.of_jaxpr(program.jaxpr).flops.total()
+    speed = flops * updates / taken["ours"]
+    known = {"ms per step": 1e3 * taken["ours"] / updates, "GFLOPs per step": 1e-9 * flops}
     if "looped" in taken:
         known["over looped"] = taken["ours"] / taken["looped"]
-    known |= {"TFLOP/s": 1e-12 * counted / seconds, "utilisation": None, "peak": "unknown"}
-    if peak is None:
-        return known
-    share = counted / (seconds * peak.default)
-    return known | {"utilisation": share, "peak": f"{1e-12 * peak.default:.4g} {peak.precision}"}
+    return known | {
+        "TFLOP/s": 1e-12 * speed, "utilisation": peak and speed / peak.default,
+        "peak": f"{1e-12 * peak.default:.4g} {peak.precision}" if peak else "unknown",
+    }  # fmt: skip
 
 
 # --- the same numbers ---
@@ -185,7 +176,7 @@ def number_lines(count: int, budget: float) -> Iterator[Line]:
     worst = max(apart, key=lambda name: apart[name])
     close = sum(value < 1e-6 for value in apart.values())
     facts = {"worst": worst, "methods": len(names), "closer than 1e-6": close}
-    yield Line("parameters against a CPU's, furthest", apart[worst], "", None, {}, facts)
+    yield Line("parameters against a CPU's, furthest", apart[worst], unit="", facts=facts)
 
 
 def _apart(*folders: pathlib.Path) -> float:
@@ -202,14 +193,13 @@ def _apart(*folders: pathlib.Path) -> float:
 
 def device_rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     """Yield the rows that need several devices; none if there is only one."""
-    section, least = "several devices", 15 * sizes.least
+    section = "several devices"
     if devices == 1:
         return
-    yield round_row(section, devices, ROUND, least)
+    yield round_row(section, devices, ROUND)
     for name, lines in {"buckets": bucket_lines, "overlap": overlap_lines}.items():
-        yield Row(section, name, functools.partial(lines, devices, sizes.hidden), least)
-    ring = functools.partial(ring_lines, devices, sizes.coordinates[0])
-    yield Row(section, "ring of int8", ring, least)
+        yield Row(section, name, functools.partial(lines, devices, sizes.hidden))
+    yield Row(section, "ring of int8", functools.partial(ring_lines, devices, sizes.coordinates))
 
 
 def bucket_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Iterator[Line]:
@@ -230,8 +220,8 @@ def overlap_lines(devices: int, hidden: tuple[int, ...], budget: float) -> Itera
         sides = {overlap: floors.dispatched(*compiled(overlap=overlap))
                  for overlap in (PROGRAM, NO_OVERLAP)}  # fmt: skip
         taken = stopwatch.seconds(sides, budget=budget / len(PLANS))
-        value, facts = taken[PROGRAM] / taken[NO_OVERLAP], {"options": _options()}
-        yield Line(f"buckets {plan}, overlap={PROGRAM}", value, "x", None, taken, facts)
+        value, name = taken[PROGRAM] / taken[NO_OVERLAP], f"buckets {plan}, overlap={PROGRAM}"
+        yield Line(name, value, seconds=taken, facts={"options": _options()})
 
 
 def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
@@ -242,12 +232,11 @@ def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
     sums = {
         "bf16": lambda x: jax.lax.psum(x.astype(jnp.bfloat16), AXIS),
         "ppermute": lambda x: quantise.ring_all_reduce(x, coder.encode, coder.decode)[0],
-        "kernel": lambda x: dma_ring.all_reduce(x)[0],
     }
-    if jax.default_backend() != "tpu":
-        del sums["kernel"]
+    if jax.default_backend() == "tpu":
+        sums["kernel"] = lambda x: dma_ring.all_reduce(x)[0]
 
-    def program(total):
+    def program(total: Callable) -> Callable:
         run = jax.shard_map(
             lambda x: total(x[0])[None], mesh=where.mesh, in_specs=where.spec,
             out_specs=where.spec, check_vma=False,
@@ -255,9 +244,9 @@ def ring_lines(devices: int, coordinates: int, budget: float) -> Iterator[Line]:
         return functools.partial(jax.jit(run), jax.device_put(x, where))
 
     taken = stopwatch.seconds({n: program(s) for n, s in sums.items()}, budget=budget)
-    for name in list(sums)[1:]:
-        pair = {name: taken[name], "bf16": taken["bf16"]}
-        yield Line(f"ring of int8, {name}", taken[name] / taken["bf16"], "x", None, pair)
+    floor = taken.pop("bf16")
+    for name, value in taken.items():
+        yield Line(f"ring of int8, {name}", value / floor, seconds={name: value, "bf16": floor})
 
 
 def _plans(
@@ -285,50 +274,44 @@ def _options() -> dict:
 
 def rows(sizes: Sizes, devices: int, peak) -> Iterator[Row]:
     """Yield all rows, most valuable first."""
-    least = sizes.least
-    yield from codec_rows(sizes.codecs, sizes.coordinates, 2 * least)
-    yield from ratio_rows(sizes.workers, RATIOS, 5 * least)
-    yield callback_row(devices, 15 * least)
+    yield from codec_rows(sizes.codecs, sizes.coordinates)
+    yield from ratio_rows(sizes.workers, RATIOS)
+    yield callback_row(devices)
     yield from device_rows(sizes, devices)
     yield from step_rows(sizes, devices, peak)
-    numbers = functools.partial(number_lines, sizes.methods)
-    yield Row("numbers", "methods", numbers, 8 * least * sizes.methods)
+    yield Row("numbers", "methods", functools.partial(number_lines, sizes.methods))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which no row is begun")
-    parser.add_argument("--only", default="", help="words of sections or rows, with commas")
-    parser.add_argument("--tiny", action="store_true", help="the smallest sizes")
-    parser.add_argument("--folder", help="of the record; docs/results/benchmarks, tiny: runs")
-    options = parser.parse_args()
+    options = harness.options(
+        __doc__, minutes=(8.0, "after which no row begins"), tiny=(False, "the smallest sizes"),
+        only=("", "words of sections or rows, with commas"),
+        folder=("", "of the record; docs/results/benchmarks, tiny: runs"),
+    )  # fmt: skip
     logging.set_verbosity(logging.WARNING)
     harness.devices_of_cpu(min(8, max(2, os.cpu_count() or 1)))
     first, on_cpu = jax.devices()[0], jax.default_backend() == "cpu"
     peak = program_costs.peak_of(first.device_kind)
     found = {
         "backend": jax.default_backend(), "kind": first.device_kind, "count": jax.device_count(),
-        "peak": None if peak is None else peak._asdict(), "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
+        "peak": peak and peak._asdict(), "cores": os.cpu_count(), "load": os.getloadavg()[0],
     }  # fmt: skip
     sizes = TINY if options.tiny or on_cpu else ACCELERATOR
     kind = re.sub(r"\W+", "_", "cpu" if on_cpu else found["kind"].lower()).strip("_")
     folder = pathlib.Path(options.folder or ("runs" if sizes is TINY else FOLDER))
     path = folder / f"accelerator_{kind}.json"
-    given = [word for word in sys.argv[1:] if not word.startswith("--folder")]
-    record = head(" ".join(["python -m benchmarks.accelerator", *given])) | {
+    record = harness.head(harness.typed("accelerator")) | {
         "device": found,
         "flags": {name: text for name, text in os.environ.items() if KEPT.match(name)},
         "sizes": sizes._asdict(), "formula": FORMULA, "complete": False,
         "rows": json.loads(path.read_text())["rows"] if options.only and path.exists() else [],
     }  # fmt: skip
-    say = functools.partial(print, flush=True)
     say(f"{found['count']} x {found['kind']}, {found['backend']}; load {found['load']:.1f} on "
         f"{found['cores']} cores; peak {found['peak'] or 'unknown'}")  # fmt: skip
     if on_cpu:
         say("there is no accelerator: the smallest sizes, and ratios that say nothing of one")
-    wanted = harness.chosen(rows(sizes, found["count"], peak), options.only)
-    good = run(wanted, record, path, 60 * options.minutes, say, sizes.share)
+    wanted = rows(sizes, found["count"], peak)
+    good = run(wanted, record, path, 60 * options.minutes, sizes.share, options.only)
     say(f"{FORMULA}\n{path}")
     sys.exit(0 if good else 1)
 

@@ -13,13 +13,12 @@ docs/results/benchmarks/advice.json; arms that are finished in the workdir are n
     python -m benchmarks.advice --sources=spells,alibaba_job_4 --workdir=runs/advice_benchmark
 """
 
-import argparse
 import itertools
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import FOLDER, put
+from benchmarks import harness
 from experiments import config_files, records, sweep, train
 from experiments.advice import durations, play
 
@@ -41,7 +40,9 @@ CHANGES = {
 RULES = {  # one of each kind
     "barrier", "first_finisher", "quorum", "deadline", "k_sync", "k_async", "k_batch_async",
 }  # fmt: skip
-RECORD = FOLDER / "advice.json"
+RECORD = harness.Record(
+    harness.FOLDER / "advice.json", "python -m benchmarks.advice", ("source",)
+)
 
 
 def compare(name: str, workdir: Path) -> dict:
@@ -63,9 +64,8 @@ def compare(name: str, workdir: Path) -> dict:
          "rate": result.rate, "edge": result.edge, "batch": one.batch}
         for one in chosen if (result := after.results.get(one.name))
     ]  # fmt: skip
-    equal = [row for row in rows if np.isfinite(row["trained"])]
-    seconds = {row["rule"]: np.array(after.results[row["rule"]].seconds) for row in equal}
-    predicted = {row["rule"]: row["predicted"] for row in equal}
+    predicted = {row["rule"]: row["predicted"] for row in rows if np.isfinite(row["trained"])}
+    seconds = {rule: np.array(after.results[rule].seconds) for rule in predicted}
     order = sorted(seconds, key=lambda rule: seconds[rule].mean())
     ranking = [
         {key: float(f"{value:.4g}") if isinstance(value, float) else value
@@ -74,8 +74,8 @@ def compare(name: str, workdir: Path) -> dict:
     ]  # fmt: skip
     pairs = [(a, b) for a, b in itertools.combinations(order, 2) if _differ(seconds, a, b)]
     return {
-        "source": name, "workers": source.measured.workers, "rules": len(equal),
-        "never": len([row for row in rows if not np.isfinite(row["trained"])]),
+        "source": name, "workers": source.measured.workers, "rules": len(order),
+        "never": len(rows) - len(order),
         "edges": sum(row["edge"] for row in rows), "noise": advice.ratio,
         "pairs": len(pairs), "right": sum(predicted[a] < predicted[b] for a, b in pairs),
         "advised": advised.name, "best": order[0],
@@ -94,15 +94,13 @@ def _differ(seconds: dict[str, np.ndarray], one: str, other: str) -> bool:
 
 def main() -> None:
     """Compare the sources that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sources", default=",".join(SOURCES), help="names, with commas")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/advice_benchmark"))
-    options = parser.parse_args()
+    options = harness.options(
+        __doc__, sources=([*SOURCES], "names"),
+        workdir=(Path("runs/advice_benchmark"), "of the arms"),
+    )  # fmt: skip
     sweep.keep_programs()
-    for name in options.sources.split(","):
-        point = compare(name, options.workdir / name)
-        print({key: value for key, value in point.items() if key != "ranking"}, flush=True)
-        put(RECORD, "python -m benchmarks.advice", ("source",), [point])
+    for name in options.sources:
+        RECORD.put([compare(name, options.workdir / name)])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ then refused by `Schedule.validate`, a checkpoint that is read with another valu
 computes for more than ten seconds. The exit code is 1 if anything is broken.
 """
 
-import argparse
 import copy
-import functools
 import io
 import json
 import random
@@ -29,7 +27,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import every_rule
+from benchmarks import every_rule, harness
 from experiments import checkpoints, formats, profiling, provenance, publish, records, report, train
 from stragglers import processes, schedule
 
@@ -39,18 +37,6 @@ VALUES = (
     None, True, -1, 0, 1.5, 1e308, 10**400, 2**63, "", "x", "\x1b[2J", "1/0", [], {}, [1], [[]],
     {"name": 3}, {"arms": 5}, [None], "\ud800", "2026-13-45", {"": {}},
 )  # fmt: skip
-
-
-class Reader(NamedTuple):
-    """A file and what reads it.
-
-    write: puts a good file, and what the reader needs beside it, into an empty directory, and
-    returns the file's path. read: reads the file at that path. kind: damages the file's content.
-    """
-
-    write: Callable[[Path], Path]
-    read: Callable[[Path], Any]
-    kind: Callable[[random.Random, bytes], bytes]
 
 
 # --- damages ---
@@ -71,10 +57,10 @@ def of_bytes(draw: random.Random, content: bytes) -> bytes:
 
 def of_json(draw: random.Random, content: bytes) -> bytes:
     """Change, remove or rename values in the JSON, nest it very deeply, or damage its bytes."""
-    lines = content.decode().splitlines()
-    by_line = len(lines) > 1 and lines[0].endswith("}")
-    at = draw.randrange(len(lines)) if by_line else 0
-    choice = draw.random()
+    choice, objects = draw.random(), content.decode().splitlines(keepends=True)
+    if not objects[0].endswith("}\n"):  # no object per line
+        objects = ["".join(objects)]
+    at = draw.randrange(len(objects))
     if choice < 0.3:
         return of_bytes(draw, content)
     if choice < 0.33:
@@ -82,22 +68,19 @@ def of_json(draw: random.Random, content: bytes) -> bytes:
     elif choice < 0.4:
         text = json.dumps(draw.choice(VALUES))
     else:
-        tree = json.loads(lines[at] if by_line else content)
+        tree = json.loads(objects[at])
         for _ in range(draw.choice((1, 1, 2))):
             _change(draw, tree)
         text = json.dumps(tree)
-    if by_line:
-        lines[at] = text
-        text = "\n".join(lines) + "\n"
-    return text.encode("utf-8", "surrogatepass")
+    objects[at] = f"{text}\n"
+    return "".join(objects).encode("utf-8", "surrogatepass")
 
 
 def _change(draw: random.Random, node: Any) -> None:
     """Change, remove or rename one value somewhere in a tree."""
-    keys = list(node) if isinstance(node, dict) else [*range(len(node))]
-    if not keys:
+    if not node:
         return
-    key = draw.choice(keys)
+    key = draw.choice([*node] if isinstance(node, dict) else range(len(node)))
     if isinstance(node[key], dict | list) and draw.random() < 0.7:
         _change(draw, node[key])
     elif (choice := draw.random()) < 0.2:
@@ -114,48 +97,45 @@ def of_archive(draw: random.Random, content: bytes) -> bytes:
     if choice < 0.4:
         return of_bytes(draw, content)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    name = draw.choice(sorted(members))
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    at = draw.randrange(len(members))
+    name, data = members[at]
     if choice < 0.55:
-        members[name] = of_bytes(draw, members[name])
+        members[at] = name, of_bytes(draw, data)
     elif choice < 0.9:
-        array = np.lib.format.read_array(io.BytesIO(members[name]))
         file = io.BytesIO()
-        np.lib.format.write_array(file, _another_array(draw, array))
-        members[name] = file.getvalue()
+        np.save(file, _another_array(draw, np.load(io.BytesIO(data))))
+        members[at] = name, file.getvalue()
     elif choice < 0.95:
-        del members[name]
+        del members[at]
     else:
-        members[draw.choice(("x.npy", "y", "../z.npy"))] = members[name]
+        members.append((draw.choice((name, "x.npy", "y", "../z.npy")), data))
     made = io.BytesIO()
     with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(made, "w") as archive:
-        for member, data in members.items():
-            archive.writestr(member, data)
-        if choice > 0.98:
-            archive.writestr(name, data)
+        for member in members:
+            archive.writestr(*member)
     return made.getvalue()
 
 
 def _another_array(draw: random.Random, array: np.ndarray) -> np.ndarray:
     """Return an array of another shape, type or value."""
-    kind = draw.choice(("f4", "f8", "i1", "i8", "u8", "?", "c16", "S3"))
-    value = draw.choice((np.nan, np.inf, -1, 2**31, 2**62, -(2**62), 1e300, 7))
     with np.errstate(all="ignore"):
         match draw.randrange(6):
             case 0:
-                text = array.dtype.kind == "U"
-                return np.zeros(array.shape, kind) if text else array.astype(kind)
+                kind = draw.choice(("f4", "f8", "i1", "i8", "u8", "?", "c16", "S3"))
+                is_text = array.dtype.kind == "U"
+                return np.zeros(array.shape, kind) if is_text else array.astype(kind)
             case 1:
                 return array[: draw.randrange(3)] if array.ndim else array[None]
             case 2:
                 return array[..., None]
             case 3:
                 return np.empty(draw.choice(((0,), (1, 0), (3, 0, 2))), array.dtype)
-            case _:
-                array = np.array(array)
-                if array.size:  # the value wraps or rounds
-                    array.ravel()[draw.randrange(array.size)] = np.array(value).astype(array.dtype)
-                return array
+        array = np.array(array)
+        if array.size:  # the value wraps or rounds
+            value = draw.choice((np.nan, np.inf, -1, 2**31, 2**62, -(2**62), 1e300, 7))
+            array.ravel()[draw.randrange(array.size)] = np.array(value).astype(array.dtype)
+        return array
 
 
 # --- good files ---
@@ -181,8 +161,8 @@ def sweep(place: Path, *names: str) -> Path:
 
 def _trace(place: Path) -> Path:
     path = place / "trace.csv"
-    rows = [f"{worker},{time},{0.1 * (1 + worker)}" for time in range(6) for worker in range(3)]
-    path.write_text("\n".join(("worker,time,batch_time", *rows)) + "\n", encoding="utf-8")
+    rows = [f"{worker},{time},{0.1 * (1 + worker)}\n" for time in range(6) for worker in range(3)]
+    path.write_text("".join(("worker,time,batch_time\n", *rows)), encoding="utf-8")
     return path
 
 
@@ -197,18 +177,37 @@ def _taken(place: Path) -> Path:
     return publish.take(sweep(place / "sweep"), place / "taken")
 
 
-def _checkpoint(place: Path, file: str, model: Any = MODEL) -> Path:
-    """Write a checkpoint that differs from the one at the arm's end; return the path of a file."""
-    run = sweep(place, "a")
-    count = len(records.read_metrics(run))
-    packed, done = {"params/a": model, "clock/update": np.array([3])}, run / records.SCHEDULE
-    made = checkpoints.Checkpoint(1, count, 0.5, packed, schedule.load(done))
-    checkpoints.keep_only(run, None)
-    checkpoints.Writing(run, made._replace(metrics=records.digest(run, count))).wait()
-    return run / checkpoints.CHECKPOINT / "1" / file if file else run / records.METRICS
+def _checkpoint_file(file: str, model: Any = MODEL) -> Callable[[Path], Path]:
+    """Return what writes a checkpoint that differs from the one at the arm's end.
+
+    file: of the checkpoint; "": the arm's metrics.
+    """
+
+    def write(place: Path) -> Path:
+        run = sweep(place, "a")
+        count = len(records.read_metrics(run))
+        packed, done = {"params/a": model, "clock/update": np.array([3])}, run / records.SCHEDULE
+        made = checkpoints.Checkpoint(1, count, 0.5, packed, schedule.load(done))
+        checkpoints.keep_only(run, None)
+        checkpoints.Writing(run, made._replace(metrics=records.digest(run, count))).wait()
+        return run / checkpoints.CHECKPOINT / "1" / file if file else run / records.METRICS
+
+    return write
 
 
 # --- readers ---
+
+
+class Reader(NamedTuple):
+    """A file and what reads it.
+
+    write: puts a good file, and what the reader needs beside it, into an empty directory, and
+    returns the file's path. read: reads the file at that path. kind: damages the file's content.
+    """
+
+    write: Callable[[Path], Path]
+    read: Callable[[Path], Any]
+    kind: Callable[[random.Random, bytes], bytes] = of_json
 
 
 def _gather(path: Path) -> None:
@@ -254,35 +253,25 @@ def _read_profile(path: Path) -> None:
         profiling.describe(profile)
 
 
-def _published(path: Path) -> list[dict]:
-    return publish.arms(formats.read(path, formats.PUBLISHED))
-
-
 def _of(*names: str) -> Callable[[Path], Path]:
     return lambda place: sweep(place, *names)
 
 
 READERS = {
-    "schedule": Reader(_of("a", "schedule.npz"), _read_schedule, of_archive),
+    "schedule": Reader(_of("a", records.SCHEDULE), _read_schedule, of_archive),
     "trace": Reader(_trace, _read_trace, of_bytes),
-    "summary": Reader(_of("a", "summary.json"), _gather, of_json),
-    "sweep": Reader(_of("summary.json"), _gather, of_json),
-    "note": Reader(_of("report.json"), _gather, of_json),
-    "metrics": Reader(_of("a", "metrics.jsonl"), _gather, of_json),
-    "config": Reader(_of("a", "config.json"), _gather, of_json),
-    "lines": Reader(functools.partial(_checkpoint, file=""), _read_lines, of_json),
-    "profile": Reader(_profile, _read_profile, of_json),
-    "published": Reader(_taken, _published, of_json),
-    "checkpoint": Reader(
-        functools.partial(_checkpoint, file=checkpoints.STATE), _read_checkpoint, of_archive
-    ),
-    "divided": Reader(
-        lambda place: _checkpoint(place, checkpoints.PART.format(0), jnp.asarray(MODEL)),
-        _read_checkpoint, of_archive,
-    ),
-    "digests": Reader(
-        functools.partial(_checkpoint, file=checkpoints.DIGESTS), _read_checkpoint, of_json
-    ),
+    "summary": Reader(_of("a", records.SUMMARY), _gather),
+    "sweep": Reader(_of(records.SUMMARY), _gather),
+    "note": Reader(_of(provenance.NOTE), _gather),
+    "metrics": Reader(_of("a", records.METRICS), _gather),
+    "config": Reader(_of("a", records.CONFIG), _gather),
+    "lines": Reader(_checkpoint_file(""), _read_lines),
+    "profile": Reader(_profile, _read_profile),
+    "published": Reader(_taken, lambda path: publish.arms(formats.read(path, formats.PUBLISHED))),
+    "checkpoint": Reader(_checkpoint_file(checkpoints.STATE), _read_checkpoint, of_archive),
+    "divided": Reader(_checkpoint_file(checkpoints.PART.format(0), jnp.asarray(MODEL)),
+                      _read_checkpoint, of_archive),
+    "digests": Reader(_checkpoint_file(checkpoints.DIGESTS), _read_checkpoint),
 }  # fmt: skip
 
 
@@ -326,25 +315,20 @@ def damage(name: str, tries: int, seed: int, place: Path) -> Counter:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tries", type=int, default=10_000, help="damages of every file")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default=",".join(READERS), help="readers, with commas")
-    options = parser.parse_args()
+    options = harness.options(
+        __doc__, tries=(10_000, "damages of every file"), seed=(0, "of the damages"),
+        only=([*READERS], "readers"),
+    )  # fmt: skip
     print(f"{'reader':17} {'tries':>7} {'refused':>8} {'read':>7} {'broken':>7}")
     broken = 0
-    for name in options.only.split(","):
+    for name in options.only:
         with tempfile.TemporaryDirectory() as scratch:
             outcomes = damage(name, options.tries, options.seed, Path(scratch))
-        wrong = {how: count for how, count in outcomes.items() if how.startswith("broken")}
-        broken += sum(wrong.values())
-        print(
-            f"{name:17} {options.tries:7} {outcomes['refused']:8} {outcomes['read']:7} "
-            f"{sum(wrong.values()):7}",
-            flush=True,
-        )
-        for how, count in Counter(wrong).most_common(8):
-            print(f"    {count} x {how}")
+        refused, read = outcomes.pop("refused", 0), outcomes.pop("read", 0)
+        broken += outcomes.total()
+        harness.say(f"{name:17} {options.tries:7} {refused:8} {read:7} {outcomes.total():7}")
+        for outcome, count in outcomes.most_common(8):
+            print(f"    {count} x {outcome}")
     sys.exit(1 if broken else 0)
 
 

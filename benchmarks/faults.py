@@ -15,8 +15,8 @@ with the same parameters and counters on a mesh, and with no file left over. A t
 deviation.
 """
 
-import argparse
 import contextlib
+import itertools
 import os
 import pathlib
 import random
@@ -31,7 +31,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.harness import ROOT, commands, cpu, descendants
+from benchmarks import harness
 from benchmarks.same_behaviour import WALL, compare, fields
 
 LIMIT = 900.0  # s that a launch may take
@@ -85,56 +85,31 @@ class Trials:
     """Faults of one way of launching, below a directory."""
 
     def __init__(self, root: pathlib.Path, name: str, draw: random.Random):
-        self.root, self.name, self.way, self.draw, self.made = root, name, WAYS[name], draw, 0
+        self.root, self.name, self.way, self.draw = root, name, WAYS[name], draw
+        self.fresh = map(root.joinpath, map(f"{name}_{{}}".format, itertools.count()))  # workdirs
         self.config, self.log = root / f"{name}.py", root / f"{name}.log"
         self.config.write_text(CONFIG)
-        self.finish(self.fresh())  # compiles
-        self.whole = self.fresh()
+        self.finish(next(self.fresh))  # compiles
+        self.whole = next(self.fresh)
         began = time.monotonic()
         self.finish(self.whole)
         self.seconds = time.monotonic() - began
-
-    def fresh(self) -> pathlib.Path:
-        """Return a workdir that is not there yet."""
-        self.made += 1
-        return self.root / f"{self.name}_{self.made}"
 
     def start(self, place: pathlib.Path) -> list[subprocess.Popen]:
         """Start all processes of a launch; what they print is in `self.log`."""
         self.log.unlink(missing_ok=True)
         flags = [f"--config={self.config}", f"--workdir={place}", "--checkpoint_seconds=0"]
-        own = cpu(4 // self.way.processes) | {
-            "JAX_COMPILATION_CACHE_DIR": str(self.root / "programs")
-        }  # fmt: skip
-        running = []
-        for command in commands([*flags, *self.way.flags], self.way.processes):
-            with self.log.open("a") as log:
-                running.append(
-                    subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=own)
-                )
-        return running
-
-    def codes(self, running: list[subprocess.Popen]) -> list[int]:
-        """Return all exit codes; a process that takes longer than LIMIT is killed."""
-        until = time.monotonic() + LIMIT
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, until - time.monotonic()))
-            process.kill()
-        return [process.wait() for process in running]
+        own = harness.cpu(4 // self.way.processes)
+        own["JAX_COMPILATION_CACHE_DIR"] = str(self.root / "programs")
+        commands = harness.commands([*flags, *self.way.flags], self.way.processes)
+        return [harness.begun(command, self.log, own) for command in commands]
 
     def finish(self, place: pathlib.Path) -> None:
         """Launch until the run is complete; children of a killed launch may still be at work."""
-        while any(self.codes(self.start(place))):
+        while set(harness.codes(self.start(place), LIMIT)) != {0}:
             if "in use by" not in self.log.read_text():
                 raise SystemExit(f"no end of {self.name}:\n{self.log.read_text()[-3000:]}")
             time.sleep(1)
-
-    def differences(self, place: pathlib.Path) -> list[str]:
-        """Return a finished run's differences from the undisturbed one, and leftover files."""
-        over = [str(path) for path in place.rglob("*") if path.name.endswith((".tmp", ".lock"))]
-        return [*(f"{path} is left" for path in over),
-                *compare(self.kept(self.whole), self.kept(place))]  # fmt: skip
 
     def kept(self, place: pathlib.Path) -> dict:
         """Return the fields of a run that must be equal: all but wall times, fewer on a mesh."""
@@ -149,7 +124,8 @@ class Trials:
 
         Return None if the victim had ended before.
         """
-        while True:
+        said = "in use by"
+        while "in use by" in said:  # children of the last one finish their arms
             running, moment = self.start(place), self.draw.uniform(0, self.seconds)
             victim = running.pop(self.draw.randrange(len(running)))
             if number == signal.SIGTERM:  # the handler is there once the run trains
@@ -158,18 +134,15 @@ class Trials:
                 moment /= 2
             with contextlib.suppress(subprocess.TimeoutExpired):
                 victim.wait(moment)
-            young = descendants(victim.pid)
+            young = harness.descendants(victim.pid)
             victim.send_signal(number)
             if number == signal.SIGKILL and self.draw.random() < 0.5:
                 for pid in young:  # of --jobs, which would finish their arms
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-            code, *others = self.codes([victim, *running])
+            code, *others = harness.codes([victim, *running], LIMIT)
             said = self.log.read_text(errors="replace")
-            if "in use by" not in said:
-                break
-            time.sleep(1)  # children of the last one finish their arms
-        if code == 0 and not any(others):
+        if {code, *others} == {0}:
             return None
         if number == signal.SIGKILL:
             # The first process may still write the report of a run that has ended.
@@ -183,16 +156,18 @@ class Trials:
         """Disturb launches, finish and compare each; return how many were "good" and "bad"."""
         counts: Counter = Counter()
         while counts.total() < tries:
-            place = self.fresh()
+            place = next(self.fresh)
             good = disturb(place)
             if good is None:  # it had ended before
                 continue
             self.finish(place)
-            found = self.differences(place)
+            found = [f"{path} is left" for path in place.rglob("*")
+                     if path.name.endswith((".tmp", ".lock"))]  # fmt: skip
+            found += compare(self.kept(self.whole), self.kept(place))
             counts["good" if good and not found else "bad"] += 1
             if found or not good:
                 why = f"DIFFERS: {found[:5]}" if found else "a deviation"
-                print(f"{self.name}: {why}: {self.log.read_text()[-1000:]}", flush=True)
+                harness.say(f"{self.name}: {why}: {self.log.read_text()[-1000:]}")
             shutil.rmtree(place)
         return counts
 
@@ -203,41 +178,39 @@ class Trials:
         size = f"size={self.draw.choice(SIZES) * 1024 + 4096}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(disk)], check=True)
         try:
-            codes, said = self.codes(self.start(disk / "out")), self.log.read_text()
+            (code, *_), said = harness.codes(self.start(disk / "out"), LIMIT), self.log.read_text()
             if (disk / "out").exists():
                 shutil.copytree(disk / "out", place)
         finally:
             subprocess.run(["umount", str(disk)], check=True)
-        if not any(codes):
+        if code == 0:
             return None  # it had room
-        return codes[0] in (1, 2) and "No space left" in said and "Traceback" not in said
+        return code in (1, 2) and "No space left" in said and "Traceback" not in said
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--terms", type=int, default=40)
-    parser.add_argument("--disks", type=int, default=20, help="as root; of runs of one process")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ways", default=",".join(WAYS), help="with commas")
-    options = parser.parse_args()
-    names, bad = options.ways.split(","), 0
-    on_disk = [name for name in names if WAYS[name].processes == 1 and WAYS[name].virtual]
-    on_disk = on_disk if os.geteuid() == 0 and shutil.which("mount") else []
+    options = harness.options(
+        __doc__, kills=(100, "by SIGKILL"), terms=(40, "by SIGTERM"),
+        disks=(20, "as root; of runs of one process"), seed=(1, "of the moments"),
+        ways=([*WAYS], "names"),
+    )  # fmt: skip
+    bad, is_able = 0, os.geteuid() == 0 and shutil.which("mount")
+    on_disk = [name for name in options.ways if WAYS[name].processes == 1 and WAYS[name].virtual]
     print(f"{'fault':9} {'way':12} {'tries':>5} {'as the rule says':>16} {'deviate':>7}")
     with tempfile.TemporaryDirectory() as folder:
-        for name in names:
+        for name in options.ways:
             trials = Trials(pathlib.Path(folder), name, random.Random(f"{options.seed} {name}"))
             for fault, tries, among, disturb in (
-                ("SIGKILL", options.kills, names, partial(trials.signalled, signal.SIGKILL)),
-                ("SIGTERM", options.terms, names, partial(trials.signalled, signal.SIGTERM)),
-                ("full disk", options.disks, on_disk, trials.full),
+                ("SIGKILL", options.kills, options.ways, partial(trials.signalled, signal.SIGKILL)),
+                ("SIGTERM", options.terms, options.ways, partial(trials.signalled, signal.SIGTERM)),
+                ("full disk", options.disks, on_disk if is_able else [], trials.full),
             ):
                 share = -(-tries // len(among)) if name in among else 0
                 counts = trials.count(share, disturb)
                 bad += counts["bad"]
-                print(f"{fault:9} {name:12} {share:5} {counts['good']:16} {counts['bad']:7}",
-                      flush=True)  # fmt: skip
+                harness.say(
+                    f"{fault:9} {name:12} {share:5} {counts['good']:16} {counts['bad']:7}"
+                )
     sys.exit(1 if bad else 0)
 
 

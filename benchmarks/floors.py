@@ -157,6 +157,8 @@ def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable
     indices; `count` rounds run in one dispatch.
     """
 
+    gradient_at = gradient_of(losses)
+
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     @functools.partial(
         jax.shard_map, mesh=stacked(workers).mesh, in_specs=(P(AXIS), P(AXIS), P(AXIS), P(), P()),
@@ -168,9 +170,7 @@ def hand_written(losses, optimizer, workers: int, mini_batches: int) -> Callable
         def step(t, carry):
             params, state = carry
             rows = jax.lax.dynamic_slice_in_dim(table, t * mini_batches, mini_batches).ravel()
-            batch = jax.tree.map(lambda a: a[rows], examples)
-            gradient = jax.grad(lambda p: losses(p, batch).mean())(params)
-            gradient = jax.lax.pmean(gradient, AXIS)
+            gradient = jax.lax.pmean(gradient_at(params, rows, examples), AXIS)
             updates, state = optimizer.update(gradient, state, params)
             return optax.apply_updates(params, updates), state
 
@@ -210,19 +210,18 @@ def task_and_sampler(workers: int) -> tuple[tasks.Task, sampling.Sampler]:
     return task, sampler_of(task, workers, BATCH)
 
 
-def fixed_indices(sampler, workers, updates, mini_batches=MINI_BATCHES) -> jax.Array:
-    ids = np.broadcast_to(np.arange(workers)[:, None], (updates, workers, mini_batches))
-    counters = np.broadcast_to(
-        np.arange(updates * mini_batches).reshape(updates, 1, mini_batches), ids.shape
-    )
-    return jnp.asarray(sampler.indices(ids, counters))
-
-
 # --- our side ---
 
 
 def optimizer() -> optax.GradientTransformation:
     return optax.chain(optax.trace(DECAY), scale_by_samples(RATE))
+
+
+def waiting(method, workers: int, mini_batches: int = MINI_BATCHES) -> Rule:
+    """Return a barrier, or one of neighbours where the method has a graph."""
+    rule = RULES["barrier" if method.graph is None else "neighbour_barrier"]
+    law = delays.exponential(1.0)
+    return rule(Setting(law, workers, mini_batches, 0, method.graph, method.links))
 
 
 def simulated(method, task, sampler, rule, updates, mini_batches=MINI_BATCHES) -> Callable:
@@ -240,59 +239,34 @@ def advancing(runtime, task, updates: int) -> Callable:
     return lambda: turn().model
 
 
-def barrier(workers, mini_batches=MINI_BATCHES) -> Rule:
-    return RULES["barrier"](Setting(delays.exponential(1.0), workers, mini_batches, 0))
-
-
-def neighbours(method, workers: int, mini_batches: int = MINI_BATCHES) -> Rule:
-    """Return the rule in which every worker waits for its neighbours on the method's graph."""
-    setting = Setting(delays.exponential(1.0), workers, mini_batches, 0, method.graph, method.links)
-    return RULES["neighbour_barrier"](setting)
-
-
 # --- both sides of a comparison ---
 
 
-def updates_of(workers: int) -> int:
-    """Return the number of updates in a timed turn."""
-    return {8: 64, 64: 16, 256: 4}.get(workers, 1)
-
-
-def all_reduce_sides(
-    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, loops=LOOPED
-) -> dict[str, Callable]:
-    """Return all-reduce SGD, and the same by hand on the union batch in each of `loops`."""
-    rule = barrier(workers, mini_batches)
-    ours = simulated(all_reduce(optimizer()), task, sampler, rule, updates, mini_batches)
-    rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, -1)
-    return {"ours": ours} | _by_hand(union_step, task, None, rows, loops)
-
-
-def gossip_sides(
-    task, sampler, workers: int, updates: int, mini_batches: int = MINI_BATCHES, method=None,
-    step=local_step, loops=LOOPED,
+def sides(
+    task, sampler, workers: int, updates: int, method=None, step: Callable = union_step,
+    mini_batches: int = MINI_BATCHES, loops: Mapping[str, Callable] = LOOPED,
 ) -> dict[str, Callable]:  # fmt: skip
-    """Return gossip and a hand-written step on stacked models; loops: name -> loop.
+    """Return a method in the simulator, and a hand-written step in each of `loops`.
 
-    method: None: D-PSGD on a ring. step: `local_step`, which sends nothing, or `ring_step`, which
-    is D-PSGD on a ring.
+    method: None: all-reduce SGD, or D-PSGD on a ring unless the step is on the union batch. step:
+    `union_step`; `local_step`, which sends nothing, or `ring_step`, which is D-PSGD on a ring.
     """
+    is_union = step is union_step
+    if method is None and is_union:
+        method = all_reduce(optimizer())
     method = method or dpsgd(optimizer(), topology.ring(workers))
-    rule = neighbours(method, workers, mini_batches)
+    rule = waiting(method, workers, mini_batches)
     ours = simulated(method, task, sampler, rule, updates, mini_batches)
-    rows = fixed_indices(sampler, workers, updates, mini_batches).reshape(updates, workers, -1)
-    return {"ours": ours} | _by_hand(step, task, workers, rows, loops)
-
-
-def _by_hand(step: Callable, task, copies: int | None, rows, loops) -> dict[str, Callable]:
-    """Return a hand-written step in each loop; every loop has its own carry, which it donates."""
+    ids = np.broadcast_to(np.arange(workers)[:, None], (updates, workers, mini_batches))
+    counters = np.arange(updates * mini_batches).reshape(updates, 1, mini_batches)
+    rows = jnp.asarray(sampler.indices(ids, np.broadcast_to(counters, ids.shape)))
+    rows = rows.reshape((updates, -1) if is_union else (updates, workers, -1))
     examples = jax.tree.map(jnp.asarray, task.train)
-    return {
-        name: loop(
-            step(task.losses), carry_of(task.init(jax.random.key(0)), copies), rows, examples
-        )
-        for name, loop in loops.items()
-    }
+    found = {"ours": ours}
+    for name, loop in loops.items():  # each has a carry of its own, which it donates
+        carry = carry_of(task.init(jax.random.key(0)), None if is_union else workers)
+        found[name] = loop(step(task.losses), carry, rows, examples)
+    return found
 
 
 def stale_sides(task, workers: int, updates: int, k: int) -> dict[str, Callable]:
@@ -310,21 +284,19 @@ def mesh_sides(
     task, sampler, workers: int, updates: int = 20, mini_batches: int = MINI_BATCHES
 ) -> dict[str, Callable]:
     """Return plain rounds of the mesh and hand-written ones, a dispatch each."""
-    method = all_reduce(optimizer())
-    program, model, *rest = compiled_round(method, task, sampler, workers, mini_batches)
+    program, model, *rest = compiled_round(
+        all_reduce(optimizer()), task, sampler, workers, mini_batches
+    )
     table, examples, _, count = rest
-    plain = optimizer()
-    params = jax.tree.map(np.asarray, task.init(jax.random.key(0)))
-    carry = params, jax.tree.map(np.asarray, plain.init(params))
-    carry = jax.tree.map(lambda a: np.broadcast_to(a, (workers, *np.shape(a))), carry)
+    carry = carry_of(task.init(jax.random.key(0)), workers)
     carry = jax.device_put(carry, stacked(workers))
-    step = hand_written(task.losses, plain, workers, mini_batches)
-    by_hand = step.lower(*carry, table.indices, examples, count).compile()
+    arguments = table.indices, examples, count
+    step = hand_written(task.losses, plain(), workers, mini_batches)
+    step = step.lower(*carry, *arguments).compile()
     return {
         "ours": dispatched(program, model, *rest, rounds=updates),
         "by hand": dispatched(
-            lambda carry, *rest: by_hand(*carry, *rest), carry, table.indices, examples, count,
-            rounds=updates,
+            lambda carry, *rest: step(*carry, *rest), carry, *arguments, rounds=updates
         ),
     }
 
@@ -378,12 +350,12 @@ IN_TWO_PHASES = {
 CODEC_SEED = 7
 
 
-def gradients(size: int, density: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+def gradients(size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return three gradients of `size` entries: sparse in rows, in coordinates, and dense."""
     rng = np.random.default_rng(0)
     rows, coordinates = np.zeros((size // ROW, ROW), np.float32), np.zeros(size, np.float32)
     for array in (rows, coordinates):
-        chosen = rng.choice(len(array), int(len(array) * density), replace=False)
+        chosen = rng.choice(len(array), int(len(array) * DENSITY), replace=False)
         array[chosen] = rng.standard_normal((len(chosen), *array.shape[1:]), np.float32)
     dense = rng.standard_normal((size // ROW, ROW), np.float32)
     return tuple(jnp.asarray(x) for x in (rows, coordinates, dense))
@@ -395,10 +367,8 @@ def _s2(x, rows: int, columns: int, decode=sketch.decode_at) -> jax.Array:
 
 
 def _both(both, keys, codec) -> jax.Array:
-    def total(x, key):
-        return quantise.two_phase_all_reduce(x, codec, key=key).total
-
-    return jax.vmap(total, axis_name=AXIS)(both, keys)
+    run = functools.partial(quantise.two_phase_all_reduce, codec=codec)
+    return jax.vmap(lambda x, key: run(x, key=key).total, axis_name=AXIS)(both, keys)
 
 
 def _on_a_lattice(rows, bits: int) -> jax.Array:
@@ -414,11 +384,11 @@ def _on_the_wire(x, codec) -> tuple[jax.Array, jax.Array]:
     return message, codec.decode(message, x.size)
 
 
-def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int]]:
+def codecs(size: int) -> dict[str, tuple[Callable, int]]:
     """Return calls that encode and decode once, and the bytes of their messages."""
-    rows, coordinates, dense = gradients(size, density)
-    busy, k = max(1, int(len(rows) * density)), max(1, int(size * density))
-    key, words = jax.random.key(CODEC_SEED), bitmap.payload_bytes
+    rows, coordinates, dense = gradients(size)
+    busy, k = max(1, int(len(rows) * DENSITY)), max(1, int(size * DENSITY))
+    key = jax.random.key(CODEC_SEED)
     found: dict[str, tuple[Callable, int]] = {}
 
     def add(name: str, message: int, run: Callable, *args, **static) -> None:
@@ -432,7 +402,7 @@ def codecs(size: int, density: float = DENSITY) -> dict[str, tuple[Callable, int
     add(COPY, 4 * size, jnp.copy, dense)
     kinds = {"rows": (rows, busy, (ROW,)), "coordinates": (coordinates, k, ())}
     for kind, (x, count, shape) in kinds.items():
-        known = words(len(x))
+        known = bitmap.payload_bytes(len(x))
         for r in (1, 5):
             add(f"S2, {kind}, r = {r}", known + sketch.payload_bytes(r, 3 * count, shape),
                 _s2, x, rows=r, columns=3 * count)  # fmt: skip

@@ -1,12 +1,14 @@
-"""Rows that are measured one after the other, and the records that hold what was found.
+"""Command lines, rows that are measured one after the other, records, and processes.
 
 A row yields its lines as they are measured. If it runs out of memory or raises any other error, the
 record has the error in place of further lines, and the next row runs. The record is replaced as a
 whole after every line, so that a run which is cut off leaves all that it had found.
 """
 
+import argparse
 import contextlib
 import datetime
+import functools
 import gc
 import importlib.metadata
 import json
@@ -14,6 +16,7 @@ import os
 import pathlib
 import platform
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +30,34 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "results" / "benchmarks"
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
 RAN, SKIPPED, MEMORY, FAILED = "ran", "skipped", "out of memory", "failed"
+
+say = functools.partial(print, flush=True)
+
+
+def options(page: str, **flags: tuple[Any, str]) -> argparse.Namespace:
+    """Return the command line's options; page: the program's docstring; flags: (default, help).
+
+    The default gives the type. False is that of a switch, a list is written with commas, and a
+    tuple has the words one of which stands alone.
+    """
+    parser = argparse.ArgumentParser(description=page.partition("\n")[0])
+    for name, (default, text) in flags.items():
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true", help=text)
+        elif isinstance(default, tuple):
+            parser.add_argument(name, choices=default, help=text)
+        elif isinstance(default, list):
+            parser.add_argument(
+                f"--{name}", default=default, help=f"{text}; with commas",
+                type=lambda words, default=default: [type(default[0])(w) for w in words.split(",")],
+            )  # fmt: skip
+        else:
+            kind = str if default is None else type(default)
+            parser.add_argument(f"--{name}", default=default, help=text, type=kind)
+    return parser.parse_args()
+
+
+# --- rows ---
 
 
 class Line(NamedTuple):
@@ -50,32 +81,20 @@ class Row(NamedTuple):
     """Lines that are measured together.
 
     measure: seconds for its turns -> its lines; it may raise anything.
-    least: seconds that it takes at least, a guess; with fewer left it is skipped.
     """
 
     section: str
     name: str
     measure: Callable[[float], Iterable[Line]]
-    least: float = 0.0
 
 
 class Skip(Exception):
     """An exception of a row that makes no sense here; its text gives the reason."""
 
 
-def chosen(rows: Iterable[Row], only: str) -> Iterable[Row]:
-    """Return rows with one of these comma-separated words in section or name; all for ""."""
-    words = [word for word in only.split(",") if word]
-
-    def named(row: Row) -> bool:
-        return not words or any(word in f"{row.section}, {row.name}" for word in words)
-
-    return filter(named, rows)
-
-
 def compared(
     section: str, name: str, goal: float | None, candidates: Callable[[], Mapping[str, Callable]],
-    least: float, facts: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda seconds: {},
+    facts: Callable[[Mapping[str, float]], Mapping[str, Any]] = lambda seconds: {},
     scale: float = 1.0,
 ) -> Row:  # fmt: skip
     """Return a row of one line: `scale` times the first candidate's time divided by the second's.
@@ -88,29 +107,32 @@ def compared(
         ours, floor, *_ = taken.values()
         yield Line(name, scale * ours / floor, "x", goal, taken, facts(taken))
 
-    return Row(section, name, measure, least)
+    return Row(section, name, measure)
 
 
 def run(
     rows: Iterable[Row], record: dict, path: pathlib.Path | None, seconds: float,
-    say: Callable[[str], None], share: float = 0.0, clock: Callable[[], float] = time.monotonic,
+    share: float = 0.0, only: str = "", clock: Callable[[], float] = time.monotonic,
 ) -> bool:  # fmt: skip
     """Measure the rows in order within `seconds`; return whether none failed.
 
     record: what is known beforehand. A row that has run is added to its `rows`, in place of an
     earlier row of that name; at the end `complete` is true. path: the record's file, or None.
     share: the part of the remaining seconds that the turns of one row may take. A row is not
-    interrupted, so that the last one may end later. Raises SystemExit if there are no rows.
+    interrupted, so that the last one may end later. only: words with commas; a row has one of them
+    in its section or name. Raises SystemExit if there are no rows.
     """
     end = clock() + seconds
     done, own = record.setdefault("rows", []), []
-    section = None
+    words, section = only.split(","), None
 
     def save() -> None:
         if path is not None:
-            write_record(path, record)
+            write(path, json.dumps(records.plain(record), indent=1) + "\n")
 
     for row in rows:
+        if not any(word in f"{row.section}, {row.name}" for word in words):
+            continue
         if row.section != section:
             section = row.section
             gc.collect()
@@ -121,13 +143,10 @@ def run(
         own.append(entry)
         save()
         began = clock()
-        left = end - began
-        if left <= 0 or row.least > left:
-            need = f"takes about {row.least:.0f} s, " if row.least else ""
-            word = f"{need}{max(left, 0):.0f} s are left; raise --minutes"
-            entry |= {"state": SKIPPED, "word": word}
+        if began >= end:
+            entry |= {"state": SKIPPED, "word": "no time is left; raise --minutes"}
         else:
-            entry |= _measured(row, entry["lines"], share * max(left, 0.0), save, say)
+            entry |= _measured(row, entry["lines"], share * (end - began), save)
         entry["seconds"] = clock() - began
         if entry["state"] == RAN:
             done[:] = [one for one in done if one is entry or one["name"] != row.name]
@@ -145,7 +164,7 @@ def run(
     return all(entry["state"] != FAILED for entry in own)
 
 
-def _measured(row: Row, lines: list, budget: float, save: Callable, say: Callable) -> dict:
+def _measured(row: Row, lines: list, budget: float, save: Callable) -> dict:
     """Run one row, adding to `lines`; return its state and, unless it ran, the reason."""
     try:
         for line in row.measure(budget):
@@ -164,13 +183,10 @@ def _measured(row: Row, lines: list, budget: float, save: Callable, say: Callabl
 def _shown(line: Line) -> str:
     """Return a line of the table on the terminal."""
     goal = "" if line.goal is None else f"<= {line.goal:g}"
-    times = ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in line.seconds.items())
-    facts = ", ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in line.facts.items()
-    )
-    rest = "; ".join(filter(None, (times, facts)))
-    number = f"{line.value:.4g} {line.unit}"
+    times = [f"{name} {1e3 * value:.4g} ms" for name, value in line.seconds.items()]
+    facts = [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+             for name, value in line.facts.items()]  # fmt: skip
+    number, rest = f"{line.value:.4g} {line.unit}", ", ".join(times + facts)
     return f"{line.name:44} {number:>18} {goal:>8} {line.verdict:18} {rest}".rstrip()
 
 
@@ -181,6 +197,12 @@ def devices_of_cpu(count: int) -> None:
 
 
 # --- records ---
+
+
+def typed(module: str) -> str:
+    """Return the command that was typed, without the place of its record."""
+    words = [word for word in sys.argv[1:] if not word.startswith(("--output", "--folder"))]
+    return " ".join([f"python -m benchmarks.{module}", *words])
 
 
 def head(command: str) -> dict:
@@ -195,31 +217,42 @@ def head(command: str) -> dict:
     }
 
 
-def put(path: pathlib.Path, command: str, key: Sequence[str], points: Sequence[dict]) -> None:
-    """Put points into the record at a path, in place of earlier points with the same `key`.
+class Record(NamedTuple):
+    """A file of points, which pages quote, see `experiments.publish`."""
 
-    key: names of the fields that say what was measured. Numbers keep five digits. Points of an
-    earlier day keep its date, and a remark stays if the command is the same. Pages quote such
-    records, see `experiments.publish`.
-    """
-    before = json.loads(path.read_text()) if path.exists() else {"summary": {"points": []}}
-    now, day = head(command), before.get("date", "")[:10]
-    kept = before["summary"]["points"]
-    if not now["date"].startswith(day):
-        kept = [{"date": day} | point for point in kept]
-    if "remark" in before and before["command"] == command:
-        now["remark"] = before["remark"]
-    known = [*kept, *points]
-    merged = {tuple(point[name] for name in key): point for point in known}
-    lines = ",\n".join(
-        "  " + json.dumps({
-            name: float(f"{value:.5g}") if isinstance(value, float) else value
-            for name, value in merged[one].items()
-        })
-        for one in sorted(merged)
-    )  # fmt: skip
-    begin = json.dumps(now, indent=1)[:-2]
-    write(path, f'{begin},\n "summary": {{"points": [\n{lines}\n ]}}\n}}\n')
+    path: pathlib.Path
+    command: str
+    key: Sequence[str]  # names of the fields that say what was measured
+
+    def points(self) -> list[dict]:
+        """Return all points; [] if there is no record yet."""
+        return records.read_json(self.path)["summary"]["points"] if self.path.exists() else []
+
+    def put(self, points: Sequence[dict]) -> None:
+        """Print points, and write them in place of earlier points with the same key.
+
+        Numbers keep five digits. Points of an earlier day keep its date, and a remark stays if the
+        command is the same.
+        """
+        for point in points:
+            say(" ".join(f"{name}={value}" for name, value in point.items()))
+        before = records.read_json(self.path) if self.path.exists() else {}
+        now, day = head(self.command), before.get("date", "")[:10]
+        kept = self.points()
+        if not now["date"].startswith(day):
+            kept = [{"date": day} | point for point in kept]
+        if "remark" in before and before["command"] == self.command:
+            now["remark"] = before["remark"]
+        merged = {tuple(point[name] for name in self.key): point for point in (*kept, *points)}
+        lines = ",\n".join(
+            "  " + json.dumps({
+                name: float(f"{value:.5g}") if isinstance(value, float) else value
+                for name, value in merged[one].items()
+            })
+            for one in sorted(merged)
+        )  # fmt: skip
+        begin = json.dumps(now, indent=1)[:-2]
+        write(self.path, f'{begin},\n "summary": {{"points": [\n{lines}\n ]}}\n}}\n')
 
 
 def write(path: pathlib.Path, text: str) -> None:
@@ -228,12 +261,30 @@ def write(path: pathlib.Path, text: str) -> None:
     files.write(path, text, durable=False)
 
 
-def write_record(path: pathlib.Path, record: dict) -> None:
-    """Write a record; numbers that are not finite are null."""
-    write(path, json.dumps(records.plain(record), indent=1) + "\n")
-
-
 # --- processes of this machine ---
+
+
+def begun(
+    command: Sequence[str], log: pathlib.Path, environment: Mapping[str, str],
+    root: pathlib.Path = ROOT,
+) -> subprocess.Popen:  # fmt: skip
+    """Start a process in a checkout; what it prints is added to a file."""
+    with log.open("a") as said:
+        return subprocess.Popen(
+            command, cwd=root, stdout=said, stderr=said, env=os.environ | environment
+        )
+
+
+def codes(running: Sequence[subprocess.Popen], seconds: float) -> list[int | None]:
+    """Return the exit codes of processes, None of those that are killed after these seconds."""
+    until, found = time.monotonic() + seconds, []
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+        found.append(process.poll())
+        process.kill()
+        process.wait()
+    return found
 
 
 def descendants(pid: int) -> list[int]:
@@ -241,9 +292,7 @@ def descendants(pid: int) -> list[int]:
     found = []
     with contextlib.suppress(OSError):  # it has ended
         found = [*map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-    for child in list(found):
-        found += descendants(child)
-    return found
+    return [*found, *(one for child in found for one in descendants(child))]
 
 
 def commands(flags: Sequence[str], processes: int, address: str = "127.0.0.1") -> list[list[str]]:
@@ -258,7 +307,7 @@ def commands(flags: Sequence[str], processes: int, address: str = "127.0.0.1") -
 def cpu(devices: int) -> dict[str, str]:
     """Return the environment of a process with this number of CPU devices."""
     flag = f"--xla_force_host_platform_device_count={devices}"
-    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
 
 
 def free_port() -> int:

@@ -11,37 +11,34 @@ on the link. Points go to a record, which keeps other numbers of hosts and rates
 `launch.py` with any flags.
 """
 
-import argparse
 import pathlib
 import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks import namespaces
-from benchmarks.harness import FOLDER, commands, put
+from benchmarks import harness, namespaces
 from comms import cost
 from experiments import records
 
-CONFIG, RECORD = "configs/links.py", FOLDER / "seconds_to_loss.json"
+CONFIG = "configs/links.py"
+RECORD = harness.Record(
+    harness.FOLDER / "seconds_to_loss.json", "python -m benchmarks.links sweep",
+    ("method", "hosts", "rate"),
+)  # fmt: skip
 
 
-def launched(hosts: Sequence[namespaces.Host], arguments: Sequence[str]) -> int:
-    """Run launch.py with these flags on all hosts; return the exit code of the first."""
-    each = commands(arguments, len(hosts), hosts[0].address)
-    with namespaces.started(hosts, each) as running:
-        return running[0].wait()
+def launched(count: int, rate: str | None, flags: Sequence[str]) -> None:
+    """Run launch.py on hosts with links of a rate; None: without a limit."""
+    with namespaces.switch(count, rate) as hosts:
+        namespaces.run(hosts, harness.commands(flags, count, hosts[0].address))
 
 
 def swept(
     count: int, rate: str | None, config: str, flags: Sequence[str], workdir: str
 ) -> dict[str, dict]:
-    """Return the summaries of all arms, by name, on links of a rate; None: without a limit."""
+    """Return the summaries of all arms, by name, on links of a rate."""
     chosen = f"--config={config}{',' if ':' in config else ':'}workers={count}"
-    with namespaces.switch(count, rate) as hosts:
-        code = launched(hosts, [chosen, "--sweep", *flags, f"--workdir={workdir}"])
-    if code:
-        raise SystemExit(code)
+    launched(count, rate, [chosen, "--sweep", *flags, f"--workdir={workdir}"])
     paths = sorted(pathlib.Path(workdir).rglob(records.SUMMARY))
     found = (records.read_json(path) for path in paths)
     return {summary["name"]: summary for summary in found if "arms" not in summary}
@@ -66,33 +63,25 @@ def rows(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["sweep", "launch"])
-    parser.add_argument("--hosts", default="4", help="how many, with commas")
-    parser.add_argument("--rate", default="1gbit,100mbit", help="of all links, with commas")
-    parser.add_argument("--config", default=CONFIG, help="of a sweep")
-    parser.add_argument("--flags", default="", help="more of them for launch.py")
-    options = parser.parse_args()
-    reason = namespaces.unmet()
-    if reason is not None:
-        print(f"skipped: {reason}")
-        return
+    options = harness.options(
+        __doc__, what=(("sweep", "launch"), "see above"), hosts=([4], "how many"),
+        rate=(["1gbit", "100mbit"], "of all links"),
+        config=(CONFIG, "of a sweep"), flags=("", "more of them for launch.py"),
+    )  # fmt: skip
     flags = shlex.split(options.flags)
     if options.what == "launch":
-        if "," in options.hosts + options.rate:
-            parser.error("launch runs once; give one number of --hosts and one --rate")
-        with namespaces.switch(int(options.hosts), options.rate) as hosts:
-            sys.exit(launched(hosts, flags))
+        if len(options.hosts) > 1 or len(options.rate) > 1:
+            raise SystemExit("launch runs once; give one number of --hosts and one --rate")
+        return launched(options.hosts[0], options.rate[0], flags)
     with tempfile.TemporaryDirectory() as folder:
-        for count in map(int, options.hosts.split(",")):
+        # The record is of one config alone.
+        other = RECORD._replace(path=pathlib.Path(folder, "points.json"))
+        record = RECORD if options.config == CONFIG else other
+        for count in options.hosts:
             free = swept(count, None, options.config, flags, f"{folder}/{count}")
-            for rate in options.rate.split(","):
+            for rate in options.rate:
                 real = swept(count, rate, options.config, flags, f"{folder}/{count}_{rate}")
-                for point in (points := list(rows(count, rate, real, free))):
-                    print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
-                if options.config == CONFIG:  # the record is of this one alone
-                    key = ("method", "hosts", "rate")
-                    put(RECORD, "python -m benchmarks.links sweep", key, points)
+                record.put([*rows(count, rate, real, free)])
 
 
 if __name__ == "__main__":

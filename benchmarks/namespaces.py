@@ -52,10 +52,8 @@ class Host(NamedTuple):
 
     def set_rate(self, rate: str) -> None:
         """Limit both directions of the link to a rate such as "1gbit", also while it is in use."""
-        burst = max(
-            16_000, round(BURST * bits_per_second(rate) / 8)
-        )  # bytes, some packets at least
-        limit = f"root tbf rate {rate} burst {burst} latency 50ms"
+        bytes_at_once = max(16_000, round(BURST * bits_per_second(rate) / 8))  # some packets
+        limit = f"root tbf rate {rate} burst {bytes_at_once} latency 50ms"
         for name, device in ((self.hub, self.port), (self.name, "eth0")):
             _run(f"tc -n {name} qdisc replace dev {device} {limit}")
 
@@ -79,8 +77,12 @@ def unmet() -> str | None:
 def switch(count: int, rate: str | None = None) -> Iterator[list[Host]]:
     """Yield `count` hosts, 10.77.0.1 and on, each with a link of this rate; None: no limit.
 
-    Raises CalledProcessError where the kernel refuses, as it may in a container.
+    Where hosts cannot be made, the program prints the reason and ends. Raises CalledProcessError
+    where the kernel refuses, as it may in a container.
     """
+    if (reason := unmet()) is not None:
+        print(f"skipped: {reason}")
+        sys.exit()
     own = f"gossax{os.getpid()}s{next(_switches)}"
     hub = f"{own}hub"
     hosts = [Host(f"{own}h{i}", f"10.77.0.{i + 1}", hub, f"port{i}") for i in range(count)]
@@ -93,7 +95,16 @@ def switch(count: int, rate: str | None = None) -> Iterator[list[Host]]:
         _run(f"ip -n {hub} link add hub type bridge")
         _run(f"ip -n {hub} link set hub up")
         for host in hosts:
-            _connect(host)
+            _run(f"ip netns add {host.name}")
+            _run(f"ip -n {hub} link add {host.port} type veth peer name eth0 netns {host.name}")
+            _run(f"ip -n {hub} link set {host.port} master hub up")
+            _run(f"ip -n {host.name} addr add {host.address}/24 dev eth0")
+            _run(f"ip -n {host.name} link set eth0 up")
+            _run(f"ip -n {host.name} link set lo up")
+            # Gloo listens where the name of the machine leads.
+            (FILES / host.name).mkdir(parents=True)
+            lines = f"127.0.0.1 localhost\n{host.address} {socket.gethostname()}\n"
+            (FILES / host.name / "hosts").write_text(lines)
             if rate is not None:
                 host.set_rate(rate)
         yield hosts
@@ -102,38 +113,21 @@ def switch(count: int, rate: str | None = None) -> Iterator[list[Host]]:
         remover.wait()
 
 
-def _connect(host: Host) -> None:
-    """Make a host and its link."""
-    _run(f"ip netns add {host.name}")
-    _run(f"ip -n {host.hub} link add {host.port} type veth peer name eth0 netns {host.name}")
-    _run(f"ip -n {host.hub} link set {host.port} master hub up")
-    _run(f"ip -n {host.name} addr add {host.address}/24 dev eth0")
-    _run(f"ip -n {host.name} link set eth0 up")
-    _run(f"ip -n {host.name} link set lo up")
-    # Gloo listens where the name of the machine leads.
-    (FILES / host.name).mkdir(parents=True)
-    lines = f"127.0.0.1 localhost\n{host.address} {socket.gethostname()}\n"
-    (FILES / host.name / "hosts").write_text(lines)
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def _run(command: str) -> str:
-    ended = subprocess.run(command.split(), check=True, capture_output=True, text=True)
-    return ended.stdout
-
-
-@contextlib.contextmanager
-def started(hosts: Sequence[Host], commands: list[list[str]]) -> Iterator[list[subprocess.Popen]]:
-    """Yield a process on every host, none of which outlives the block."""
-    running = []
-    try:
+def run(hosts: Sequence[Host], commands: Sequence[Sequence[str]]) -> None:
+    """Run a command on every host, until the first ends; SystemExit unless that ends well."""
+    with contextlib.ExitStack() as ending:
+        running = []
         for host, command in zip(hosts, commands, strict=True):
             output = subprocess.DEVNULL if running else None
             running.append(subprocess.Popen([*host.prefix, *command], cwd=ROOT, stdout=output))
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+            ending.callback(running[-1].wait)
+            ending.callback(running[-1].kill)
+        if running[0].wait():
+            raise SystemExit(running[0].returncode)
 
 
 def remove(own: str) -> None:
@@ -142,36 +136,21 @@ def remove(own: str) -> None:
     Hosts that are already removed are skipped.
     """
     ours = re.compile(rf"{re.escape(own)}(hub|h\d+)")
-    inside = set()  # namespaces that lost their names
-    for folder in (NAMES, FILES):
-        for name in sorted(path.name for path in folder.glob(f"{own}*")):
-            if not ours.fullmatch(name):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                inside.add((NAMES / name).stat().st_ino)
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-            shutil.rmtree(FILES / name, ignore_errors=True)
-    # No process finds these hosts any more, but one about to enter may do so for a moment.
-    until = time.monotonic() + 5
-    late = time.monotonic() + 0.2
-    while time.monotonic() < until:
-        left = _running(inside)
-        for process in left:
+    names = {path.name for folder in (NAMES, FILES) for path in folder.glob(f"{own}*")}
+    names = sorted(filter(ours.fullmatch, names))
+    began, inside = time.monotonic(), [""]
+    # For a moment a process may still be about to enter.
+    while time.monotonic() < began + (5 if inside else 0.2):
+        listed = [subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+                  for name in names]  # fmt: skip
+        inside = [int(pid) for found in listed for pid in found.stdout.split()]
+        for process in inside:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        if not left and time.monotonic() > late:
-            return
         time.sleep(0.02)
-
-
-def _running(namespaces: set[int]) -> set[int]:
-    """Return the ids of the processes in these namespaces (by inode)."""
-    found = set()
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
-            if (process / "ns" / "net").stat().st_ino in namespaces:
-                found.add(int(process.name))
-    return found
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        shutil.rmtree(FILES / name, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ median length. A second picture has the gains of all models and rates in the rec
 of communication to computing.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -24,28 +23,42 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks import namespaces
-from benchmarks.harness import FOLDER, ROOT, free_port, put, write
+import jax
+import numpy as np
+import optax
+from flax import linen as nn
+from matplotlib.figure import Figure
 
-RECORD, TIMELINES = FOLDER / "overlap.json", FOLDER / "overlap_timelines.json"
+from algorithms.base import scale_by_samples
+from algorithms.mg_wfbp import mg_wfbp, plan_with
+from benchmarks import floors, harness, namespaces
+from benchmarks.harness import FOLDER, ROOT
+from comms import buckets, iteration
+from comms.trees import named_leaves
+from experiments import distributed, figures, profiling, tasks
+from experiments.tasks import models
+from runtimes import mesh
+from runtimes.overlapped import Span
+
+RECORD = harness.Record(FOLDER / "overlap.json", "python -m benchmarks.overlap",
+                        ("model", "rate", "hosts", "schedule"))  # fmt: skip
+TIMELINES = FOLDER / "overlap_timelines.json"
 PICTURE, SHOWN = ROOT / "docs" / "overlap.png", ("gpt", "200mbit")
 GAINS = ROOT / "docs" / "overlap_gains.png"
 HOSTS, TURNS, STEPS, TRACED = 2, 5, 8, 6
 UNTIMED = 2  # first steps of a turn
 LITTLE = 0.05
 RATES = {"100mbit": "o", "200mbit": "s", "1gbit": "^"}  # of all links, and their markers
-KEY = ("model", "rate", "hosts", "schedule")  # of a point
 # A model and the images or texts of a mini-batch.
-MODELS: dict[str, tuple[dict[str, Any], int]] = {
-    "resnet18": ({"name": "images", "source": {"name": "noise", "samples": 256, "size": 32},
-                  "model": {"name": "resnet18", "width": 16}}, 8),
-    "gpt": ({"name": "next_token", "model":
-             {"name": "gpt", "layers": 4, "width": 128, "heads": 4}}, 2),
-    "one_large_layer": ({"name": "images", "source": {"name": "noise", "samples": 256, "size": 32},
-                         "model": "benchmarks.overlap:one_large_layer"}, 16),
+MODELS = {
+    "resnet18": ("images(source=noise(samples=256, size=32), model=resnet18(width=16))", 8),
+    "gpt": ("next_token(model=gpt(layers=4, width=128, heads=4))", 2),
+    "one_large_layer": ("images(source=noise(samples=256, size=32), "
+                        "model=benchmarks.overlap:one_large_layer)", 16),
 }  # fmt: skip
 # Schedule -> (overlap, buckets, all-reduce).
 SCHEDULES = {
@@ -62,10 +75,6 @@ SCHEDULES = {
 
 def one_large_layer(classes: int) -> Any:
     """Return convolutions before a dense layer with most of the parameters, as in VGG."""
-    from flax import linen as nn
-
-    from experiments.tasks import models
-
     layers: list[Any] = [models.scaled]
     for width in (32, 64, 128):
         layers += [models.conv(width), models.conv(width), nn.relu, models._halve]
@@ -79,11 +88,6 @@ def foreseen(profile, sizes: list[int], made, decoupled: bool) -> tuple[float, l
     Spans begin with the forward pass, or with the first message if the next forward pass waits for
     layers one by one. Messages sent after the backward pass do not slow it down.
     """
-    import numpy as np
-
-    from comms import buckets, iteration
-    from runtimes.overlapped import Span
-
     forward, cost, ready = profile.forward, profile.cost, profile.ready
     if made.order is None and not decoupled:
         if len(made.buckets) == 1:
@@ -114,11 +118,6 @@ def foreseen(profile, sizes: list[int], made, decoupled: bool) -> tuple[float, l
 
 def slept(task: Any, batch: int) -> Any:
     """Return a profile whose computing times process 0 has measured, while all others waited."""
-    import jax
-    import numpy as np
-
-    from experiments import distributed, profiling
-
     own = profiling.measure_backward(task, batch, 10) if distributed.is_writer() else None
     ready, forward = distributed.agreed(own and [own.ready.tolist(), own.forward])
     costs = profiling.measure_all_reduce(jax.devices(), profiling.sizes_of(task))
@@ -131,11 +130,6 @@ def let_sleep(threads, profile, of_buckets: list[list[int]]) -> None:
 
     of_buckets: layers of each bucket.
     """
-    import time
-
-    import jax
-    import numpy as np
-
     def sleeping(program, seconds):
         known = []
 
@@ -162,17 +156,6 @@ def measured(
     sleeps: layers sleep, and only threaded schedules are measured whose next forward pass begins
     after all exchanges. schedules: of `SCHEDULES`, with "single" among them.
     """
-    import jax
-    import numpy as np
-    import optax
-
-    from algorithms.base import scale_by_samples
-    from algorithms.mg_wfbp import mg_wfbp, plan_with
-    from comms.trees import named_leaves
-    from experiments import profiling, tasks
-    from experiments.tasks import data, sampling
-    from runtimes import mesh
-
     description, batch = MODELS[model]
     task, workers = tasks.build(description), jax.device_count()
     params = jax.jit(task.init)(jax.random.key(0))
@@ -181,7 +164,7 @@ def measured(
         sum(4 * np.size(leaf) for path, leaf in named_leaves(params) if path in layer)
         for layer in profile.layers
     ]
-    sampler = sampling.Sampler(data.iid(task.labels, workers, 0), batch, 0)
+    sampler = floors.sampler_of(task, workers, batch)
 
     def plan_of(plan: str):
         return plan_with(plan, profile)(params)[0]
@@ -221,25 +204,20 @@ def measured(
 
     ends = [span for span in spans["single"]["measured"] if span.name == "update"]
     update = float(np.median([span.end - span.start for span in ends]))
-    planned = {}
-    for name, (*_, method) in arms.items():
-        decoupled = method.buckets.all_reduce.gather is not None
-        planned[name], spans[name]["planned"] = foreseen(
-            profile, layer_sizes, plan_of(SCHEDULES[name][1]), decoupled
-        )
     serial = float(np.median(seconds["single"]))
     hideable = serial - foreseen(profile, layer_sizes, plan_of("optimal"), False)[0] - update
     points = []
-    for name, taken in seconds.items():
-        median = float(np.median(taken))
-        flat = arms[name][2].buckets.buffers_of(params)
+    for name, (*_, method) in arms.items():
+        decoupled = method.buckets.all_reduce.gather is not None
+        plan = plan_of(SCHEDULES[name][1])
+        planned, spans[name]["planned"] = foreseen(profile, layer_sizes, plan, decoupled)
+        predicted, median = planned + update, float(np.median(seconds[name]))
         points.append({
             "model": model, "schedule": name, "seconds": median,
-            "deviation": float(np.std(taken, ddof=1)), "turns": [round(one, 5) for one in taken],
-            "steps": steps,
-            "predicted": planned[name] + update, "error": (planned[name] + update) / median - 1,
-            "buckets": len(flat),
-            "gain": serial / median,
+            "deviation": float(np.std(seconds[name], ddof=1)),
+            "turns": [round(one, 5) for one in seconds[name]], "steps": steps,
+            "predicted": predicted, "error": predicted / median - 1,
+            "buckets": len(method.buckets.buffers_of(params)), "gain": serial / median,
             "hidden": (serial - median) / hideable if hideable > LITTLE * serial else None,
             "computing": (profile.forward + profile.ready[-1]) / profile.contention + update,
             "contention": profile.contention,
@@ -249,75 +227,63 @@ def measured(
     return points, spans
 
 
-def trace(spans: dict[str, dict]) -> dict:
+# Lanes of a schedule, which are threads of a trace.
+LANES = [(kind, lane) for kind in ("measured", "planned") for lane in ("compute", "exchange")]
+
+
+def trace(spans: Mapping[str, Mapping[str, list[Span]]]) -> dict:
     """Return a Chrome trace with a process per schedule, microseconds from its first span on."""
     events = []
-    for number, (name, own) in enumerate(spans.items()):
-        named = [("process_name", 0, name), *(("thread_name", *lane) for lane in LANES)]
-        events += [
-            {"ph": "M", "name": kind, "pid": number, "tid": thread, "args": {"name": text}}
-            for kind, thread, text in named
-        ]
+
+    def add(phase: str, name: str, process: int, thread: int, **more) -> None:
+        events.append({"ph": phase, "name": name, "pid": process, "tid": thread, **more})
+
+    for process, (schedule, own) in enumerate(spans.items()):
+        add("M", "process_name", process, 0, args={"name": schedule})
+        for thread, lane in enumerate(LANES, 1):
+            add("M", "thread_name", process, thread, args={"name": " ".join(lane)})
         for kind, found in own.items():
             begin = min((span.start for span in found), default=0.0)
-            events += [
-                {
-                    "ph": "X", "name": span.name, "pid": number, "tid": THREADS[kind, span.lane],
-                    "ts": round(1e6 * (span.start - begin)),
-                    "dur": round(1e6 * (span.end - span.start)),
-                }
-                for span in found
-            ]  # fmt: skip
+            for span in found:
+                start, lasts = (round(1e6 * s) for s in (span.start - begin, span.end - span.start))
+                thread = 1 + LANES.index((kind, span.lane))
+                add("X", span.name, process, thread, ts=start, dur=lasts)
     return {"traceEvents": events}
 
 
-THREADS = {("measured", "compute"): 1, ("measured", "exchange"): 2,
-           ("planned", "compute"): 3, ("planned", "exchange"): 4}  # fmt: skip
-LANES = [(thread, " ".join(names)) for names, thread in THREADS.items()]
-
-
-def typical_step(events: list[dict]) -> list[dict]:
-    """Return the measured events of the step of median length, in time since its start.
+def typical_step(spans: list[Span]) -> list[Span]:
+    """Return the measured spans of the step of median length, in time since its start.
 
     A step begins with its forward pass, or with its first message if it ends in the next forward
     pass; in that case only the last step of a dispatch has an update of its own.
     """
-    names = [event["name"] for event in events]
+    names = [span.name for span in spans]
     marker = "reduce 0" if names.count("update") < names.count("reduce 0") else "stage 0"
-    events = sorted((e for e in events if e["tid"] <= 2), key=lambda e: e["ts"])
-    begins = [e["ts"] for e in events if e["name"] == marker]
-    begins.append(max(e["ts"] + e["dur"] for e in events))
-    lengths = sorted((end - begin, begin) for begin, end in itertools.pairwise(begins))
+    begins = sorted(span.start for span in spans if span.name == marker)
+    edges = [*begins, max(span.end for span in spans)]
+    lengths = sorted((end - begin, begin) for begin, end in itertools.pairwise(edges))
     length, begin = lengths[(len(lengths) - 1) // 2]
-    return [{**e, "ts": e["ts"] - begin} for e in events if 0 <= e["ts"] - begin < length]
+    moved = [span._replace(start=span.start - begin, end=span.end - begin) for span in spans]
+    return [span for span in moved if 0 <= span.start < length]
 
 
-def draw(timelines: dict, path: pathlib.Path) -> None:
+def draw(spans: Mapping[str, Mapping[str, list[Span]]], path: pathlib.Path) -> None:
     """Draw a step of every schedule: computing above, exchange below, thin bars as planned."""
-    from matplotlib.figure import Figure
-
-    from experiments import figures
-
-    by: dict[int, list[dict]] = {}
-    names = {}
-    for event in timelines["traceEvents"]:
-        if event["ph"] == "X":
-            by.setdefault(event["pid"], []).append(event)
-        elif event["name"] == "process_name":
-            names[event["pid"]] = event["args"]["name"]
-    by = {number: events for number, events in by.items() if any(e["tid"] <= 2 for e in events)}
-    canvas = Figure(figsize=(10, 0.9 * len(by)), dpi=150, layout="constrained")
-    panels = canvas.subplots(len(by), 1, sharex=True, squeeze=False).ravel()
-    for axes, (number, events) in zip(panels, by.items(), strict=True):
-        shown = typical_step(events) + [e for e in events if e["tid"] > 2]
-        for thread in range(1, 5):
-            bars = [(1e-3 * e["ts"], 1e-3 * e["dur"]) for e in shown if e["tid"] == thread]
-            lane = -1 - (thread - 1) % 2
-            where = (lane - 0.2, 0.6) if thread <= 2 else (lane - 0.4, 0.15)
-            colour = figures.COLOURS[thread - 1] if thread <= 2 else "0.55"
-            axes.broken_barh(bars, where, facecolor=colour, edgecolor="white", linewidth=0.5)
+    spans = {name: own for name, own in spans.items() if own["measured"]}
+    canvas = Figure(figsize=(10, 0.9 * len(spans)), dpi=150, layout="constrained")
+    panels = canvas.subplots(len(spans), 1, sharex=True, squeeze=False).ravel()
+    for axes, (name, own) in zip(panels, spans.items(), strict=True):
+        shown = {"measured": typical_step(own["measured"]), "planned": own["planned"]}
+        looks = [(-0.2, 0.6, colour) for colour in figures.COLOURS[:2]] + 2 * [(-0.4, 0.15, "0.55")]
+        for number, ((kind, lane), (low, height, colour)) in enumerate(
+            zip(LANES, looks, strict=True)
+        ):
+            bars = [(1e3 * span.start, 1e3 * (span.end - span.start))
+                    for span in shown[kind] if span.lane == lane]  # fmt: skip
+            axes.broken_barh(bars, (low - 1 - number % 2, height), facecolor=colour,
+                             edgecolor="white", linewidth=0.5)  # fmt: skip
         axes.set_yticks([-1, -2], ["compute", "exchange"], fontsize=7)
-        axes.set_title(names[number], fontsize=9, loc="left")
+        axes.set_title(name, fontsize=9, loc="left")
         figures.plain(axes)
     panels[-1].set_xlabel("milliseconds since the step began; thin: as planned", fontsize=9)
     figures.save(canvas, path)
@@ -325,10 +291,6 @@ def draw(timelines: dict, path: pathlib.Path) -> None:
 
 def draw_gains(points: list[dict], path: pathlib.Path) -> None:
     """Draw the measured and planned gains of `optimal` over two schedules, by model and rate."""
-    from matplotlib.figure import Figure
-
-    from experiments import figures
-
     cells: dict[tuple, dict[str, dict]] = {}
     for point in points:
         if point["hosts"] == HOSTS:
@@ -336,6 +298,7 @@ def draw_gains(points: list[dict], path: pathlib.Path) -> None:
     canvas = Figure(figsize=(10, 4), dpi=150, layout="constrained")
     panels = canvas.subplots(1, 2)
     colours = dict(zip(MODELS, figures.COLOURS, strict=False))
+    right = 0.0
     for axes, other in zip(panels, ("single", "wfbp"), strict=True):
         for (model, rate), own in cells.items():
             best, rival = own["optimal"], own[other]
@@ -344,9 +307,9 @@ def draw_gains(points: list[dict], path: pathlib.Path) -> None:
             axes.plot([x, x], [planned, found], color="0.8", linewidth=0.8, zorder=0)
             axes.plot(x, planned, look, color=colours[model], markerfacecolor="white")
             axes.plot(x, found, look, color=colours[model])
+            right = max(right, x)
         axes.axhline(1, color="0.8", linewidth=0.8)
-        axes.set_xlim(0, 1.25 * max(own["optimal"]["exchange"] / own["optimal"]["computing"]
-                                    for own in cells.values()))  # fmt: skip
+        axes.set_xlim(0, 1.25 * right)
         axes.set_title(f"over {other}", fontsize=10)
         axes.set_xlabel("seconds of one all-reduce / seconds of computing", fontsize=9)
         figures.plain(axes)
@@ -359,13 +322,9 @@ def draw_gains(points: list[dict], path: pathlib.Path) -> None:
     figures.save(canvas, path)
 
 
-def child(rank: int, coordinator: str, folder: str, options: argparse.Namespace) -> None:
+def child(rank: int, address: str, folder: str, options: Any) -> None:
     """Measure as one of the hosts; the first one writes what was found."""
-    import jax
-
-    from experiments import distributed
-
-    distributed.initialize(coordinator, options.hosts, rank)
+    distributed.initialize(address, options.hosts, rank)
     jax.devices()
     # Only after JAX has made its threads: with a pool of one, a collective that waits in it would
     # keep everything else from computing.
@@ -373,57 +332,41 @@ def child(rank: int, coordinator: str, folder: str, options: argparse.Namespace)
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread.name), {rank % (os.cpu_count() or 1)})
     distributed.connect()
-    given = options.model, options.turns, options.steps, options.hosts > HOSTS
-    points, spans = measured(*given, options.schedules.split(","))
+    sleeps = options.hosts > HOSTS
+    found = measured(options.model[0], TURNS, options.steps, sleeps, options.schedules)
     if rank == 0:
-        found = json.dumps({"points": points, "timelines": trace(spans)})
-        pathlib.Path(folder, "found.json").write_text(found)
+        pathlib.Path(folder, "found.json").write_text(json.dumps(found))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", default=",".join(MODELS), help="with commas")
-    parser.add_argument("--rate", default=",".join(RATES), help="of all links, with commas")
-    parser.add_argument("--hosts", type=int, default=HOSTS)
-    parser.add_argument("--turns", type=int, default=TURNS)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of a turn")
-    parser.add_argument("--schedules", default=",".join(SCHEDULES), help="with commas; single too")
-    parser.add_argument("--output", type=pathlib.Path, default=RECORD, help="the record")
-    parser.add_argument("--child", nargs=3, metavar=("RANK", "ADDRESS", "FOLDER"), help="a host")
-    options = parser.parse_args()
-    chosen = options.schedules.split(",")
+    options = harness.options(
+        __doc__, model=([*MODELS], "names"), rate=([*RATES], "of all links"),
+        hosts=(HOSTS, "how many"), steps=(STEPS, "of a turn"),
+        schedules=([*SCHEDULES], "single among them"),
+        child=("", "RANK,ADDRESS,FOLDER of a host, which the program starts"),
+    )  # fmt: skip
+    chosen, count = options.schedules, options.hosts
     if {"single"}.difference(chosen) or {*chosen}.difference(SCHEDULES):
-        parser.error(f"--schedules={options.schedules}: write single, and others of {[*SCHEDULES]}")
-    if options.child is not None:
-        rank, address, folder = options.child
-        child(int(rank), address, folder, options)
-        return
-    if (reason := namespaces.unmet()) is not None:
-        print(f"skipped: {reason}")
-        return
-    count = options.hosts
-    for model in options.model.split(","):
-        for rate in options.rate.split(","):
-            with tempfile.TemporaryDirectory() as folder, namespaces.switch(count, rate) as hosts:
-                address = f"{hosts[0].address}:{free_port()}"
-                own = [f"--model={model}", f"--hosts={count}", f"--turns={options.turns}",
-                       f"--steps={options.steps}", f"--schedules={options.schedules}"]  # fmt: skip
-                program = [sys.executable, "-m", "benchmarks.overlap", *own, "--child"]
-                commands = [[*program, str(rank), address, folder] for rank in range(count)]
-                with namespaces.started(hosts, commands) as running:
-                    if running[0].wait():
-                        raise SystemExit(running[0].returncode)
-                found = json.loads(pathlib.Path(folder, "found.json").read_text())
-            points = [{"rate": rate, "hosts": count, **point} for point in found["points"]]
-            for point in points:
-                print(" ".join(f"{name}={value}" for name, value in point.items()), flush=True)
-            put(options.output, "python -m benchmarks.overlap", KEY, points)
-            whole = options.output == RECORD and len(points) == len(SCHEDULES)
-            if whole and (model, rate, count) == (*SHOWN, HOSTS):
-                write(TIMELINES, json.dumps(found["timelines"]))
-                draw(found["timelines"], PICTURE)
-    if options.output == RECORD:
-        draw_gains(json.loads(RECORD.read_text())["summary"]["points"], GAINS)
+        raise SystemExit(f"--schedules={','.join(chosen)}: write single, and others of "
+                         f"{', '.join(SCHEDULES)}")  # fmt: skip
+    if options.child:
+        rank, address, folder = options.child.split(",")
+        return child(int(rank), address, folder, options)
+    for model, rate in itertools.product(options.model, options.rate):
+        with tempfile.TemporaryDirectory() as folder, namespaces.switch(count, rate) as hosts:
+            program = [sys.executable, "-m", "benchmarks.overlap", *sys.argv[1:]]
+            where = f"{hosts[0].address}:{harness.free_port()},{folder}"
+            namespaces.run(hosts, [
+                [*program, f"--model={model}", f"--child={rank},{where}"] for rank in range(count)
+            ])  # fmt: skip
+            points, spans = json.loads(pathlib.Path(folder, "found.json").read_text())
+        RECORD.put([{"rate": rate, "hosts": count, **point} for point in points])
+        if (model, rate, count, len(points)) == (*SHOWN, HOSTS, len(SCHEDULES)):
+            spans = {name: {kind: [Span(*span) for span in found] for kind, found in each.items()}
+                     for name, each in spans.items()}  # fmt: skip
+            harness.write(TIMELINES, json.dumps(trace(spans)))
+            draw(spans, PICTURE)
+    draw_gains(RECORD.points(), GAINS)
 
 
 if __name__ == "__main__":

@@ -15,48 +15,33 @@ start continues after them.
 
 import contextlib
 import itertools
-import json
-import sys
 from collections import Counter
-from collections.abc import Iterator
 
 import jax
 import numpy as np
-from absl import app, flags
 from ml_collections import ConfigDict
 
 from algorithms import ALGORITHMS
 from benchmarks import every_rule, harness
-from experiments import parts, prepare, runtime_builders
+from experiments import parts, prepare
 from stragglers.rules import RULES
 
-_RUNTIMES = flags.DEFINE_list("runtimes", ["simulate", "mesh", "actors"], "Where to train.")
-_METHODS = flags.DEFINE_list("of_methods", sorted(ALGORITHMS), "Methods to train.")
-_COVERING = flags.DEFINE_bool("covering", False, "Train every method and every rule once.")
-
-RECORD = harness.FOLDER / "pairs.json"
+RECORD = harness.Record(
+    harness.FOLDER / "pairs.json", harness.typed("pairs"), ("runtime", "method")
+)
 WORKERS, UPDATES = 4, 3
 PROCESSES = {"actors": 2}  # workers where each is one
 TURNS = 60  # of 5 s each, in which all updates have to come
 NUMBERS = {  # that methods and rules need
-    "centred_clipping": "radius=1.0",
-    "choco_sgd": "exchange=top_k(ratio=0.5), gamma=0.3",
-    "compensated_rate": "threshold=1.0",
-    "dsgd_ac": "samples=64",
-    "matcha": "budget=0.5",
-    "mg_wfbp": "buckets=wfbp",
-    "periodic": "budget=0.5",
-    "adasync": "protocol=k_batch_async, interval=5.0",
-    "anytime": "seconds=0.02",
-    "ata": "tasks=4",
-    "deadline": "seconds=0.02",
-    "equal_work": "cost=1.5",
-    "mindflayer": "seconds=0.006",
-    "quorum": "k=5",
-    "ringmaster": "limit=4, k=2",
-}
-NUMBERS |= dict.fromkeys(("k_async", "k_batch_async", "k_batch_sync", "k_sync", "quorum_async",
-                          "quorum_grace", "rennala"), "k=2")  # fmt: skip
+    "centred_clipping": "radius=1.0", "choco_sgd": "exchange=top_k(ratio=0.5), gamma=0.3",
+    "compensated_rate": "threshold=1.0", "dsgd_ac": "samples=64", "matcha": "budget=0.5",
+    "mg_wfbp": "buckets=wfbp", "periodic": "budget=0.5",
+    "adasync": "protocol=k_batch_async, interval=5.0", "anytime": "seconds=0.02",
+    "ata": "tasks=4", "deadline": "seconds=0.02", "equal_work": "cost=1.5",
+    "mindflayer": "seconds=0.006", "quorum": "k=5", "ringmaster": "limit=4, k=2",
+    **dict.fromkeys(("k_async", "k_batch_async", "k_batch_sync", "k_sync", "quorum_async",
+                     "quorum_grace", "rennala"), "k=2"),
+}  # fmt: skip
 OF_PROCESSES = [("top_k", "quorum_async")]  # for a test, as a start of processes takes seconds
 ROWS = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"  # a task with embeddings
 DENSE = "synthetic_logistic(samples=64, dimension=4)"
@@ -106,8 +91,9 @@ def trained(method: str, wait: str, runtime: str) -> bool:
     return any((model != first).any() for model, first in pairs)
 
 
-def covering(runtime: str) -> Iterator[tuple[str, str]]:
-    """Yield accepted pairs of a runtime in which every method and rule that can run occurs."""
+def covering(runtime: str) -> set[tuple[str, str]]:
+    """Return accepted pairs of a runtime in which every method and rule that can run occurs."""
+    found: set[tuple[str, str]] = set()
     methods, waits = set(METHODS), set(WAITS)
     # Rules in turn, so that few of the pairs have neither a new method nor a new rule.
     for turn, (number, method) in itertools.product(range(len(WAITS)), enumerate(METHODS)):
@@ -115,7 +101,8 @@ def covering(runtime: str) -> Iterator[tuple[str, str]]:
         if (method in methods or wait in waits) and accepted(method, wait, runtime):
             methods.discard(method)
             waits.discard(wait)
-            yield method, wait
+            found.add((method, wait))
+    return found
 
 
 def accepted(method: str, wait: str, runtime: str) -> bool:
@@ -127,21 +114,20 @@ def accepted(method: str, wait: str, runtime: str) -> bool:
     return True
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Train all pairs, one method after the other."""
-    del argv
+    options = harness.options(
+        __doc__, runtimes=(["simulate", "mesh", "actors"], "that train"),
+        of_methods=(sorted(ALGORITHMS), "that are trained"),
+        covering=(False, "train every method and every rule once"),
+    )  # fmt: skip
     harness.devices_of_cpu(WORKERS)  # of a mesh
-    assert set(_RUNTIMES.value) <= set(runtime_builders.RUNTIMES)
-    points = json.loads(RECORD.read_text())["summary"]["points"] if RECORD.exists() else []
-    known = {(point["runtime"], point["method"]) for point in points}
-    command = " ".join(["python -m benchmarks.pairs", *sys.argv[1:]])
-    for runtime in _RUNTIMES.value:
-        names = [name for name in _METHODS.value if (runtime, name) not in known]
-        chosen = {*covering(runtime)} if _COVERING.value and names else None
+    known = {(point["runtime"], point["method"]) for point in RECORD.points()}
+    for runtime in options.runtimes:
+        names = [name for name in options.of_methods if (runtime, name) not in known]
+        chosen = covering(runtime) if options.covering and names else None
         for name in names:
-            point = {"runtime": runtime, "method": name} | _tried(name, runtime, chosen)
-            print(point, flush=True)
-            harness.put(RECORD, command, ("runtime", "method"), [point])
+            RECORD.put([{"runtime": runtime, "method": name} | _tried(name, runtime, chosen)])
             jax.clear_caches()
 
 
@@ -165,4 +151,4 @@ def _tried(name: str, runtime: str, chosen: set[tuple[str, str]] | None) -> dict
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -95,14 +95,10 @@ def walk() -> tuple[dict[str, int], list[str]]:
             train.run(config, pathlib.Path(folder, "run"))
         finally:
             sys.setprofile(None)
-    loaded = [
-        pathlib.Path(file)
-        for name, module in list(sys.modules.items())
-        if _is_ours(file := getattr(module, "__file__", None))
-        and "benchmarks" not in name and name != "__main__"
-    ]  # fmt: skip
-    seen.files.discard(__file__)
-    files = sorted(str(pathlib.Path(file).relative_to(ROOT)) for file in seen.files)
+    names = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    loaded = [pathlib.Path(name) for name in names if _is_ours(name)]
+    loaded = [path for path in loaded if path.parent != pathlib.Path(__file__).parent]
+    files = sorted(str(pathlib.Path(file).relative_to(ROOT)) for file in seen.files - {__file__})
     return {
         "modules loaded": len(loaded),
         "lines of these": sum(len(path.read_text().splitlines()) for path in loaded),
@@ -123,13 +119,9 @@ def launches() -> dict[str, list[tuple[float, float]]]:
             work, done = pathlib.Path(folder, f"run_{turn}"), pathlib.Path(folder, f"done_{turn}")
             arm = [f"--config={CONFIG}", "--config.updates=1", f"--workdir={work}"]
             # Two lines of metrics: that of the start, and that after an update.
-            found = {
-                "launch": _until(work / "metrics.jsonl", 2, programs, "launch.py", *arm),
-                "script": _until(done, 1, programs, "-c", SCRIPT, str(done)),
-            }
-            for name, seconds in found.items() if turn else ():
-                taken[name].append(seconds)
-    return taken
+            taken["launch"].append(_until(work / "metrics.jsonl", 2, programs, "launch.py", *arm))
+            taken["script"].append(_until(done, 1, programs, "-c", SCRIPT, str(done)))
+    return {name: seconds[1:] for name, seconds in taken.items()}
 
 
 def _until(
@@ -153,23 +145,19 @@ def _until(
 
 def main() -> None:
     """Print the numbers and the files that are entered, or the seconds of a launch."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--launch", action="store_true", help="time a launch beside a script")
-    if parser.parse_args().launch:
-        taken = launches()
-        for place, clock in enumerate(("on the clock", "of the CPU")):
-            launch, script = ([one[place] for one in taken[name]] for name in ("launch", "script"))
-            ratios = [a / b for a, b in zip(launch, script, strict=True)]
-            print(
-                f"{clock}: launch {statistics.median(launch):.2f} s, script "
-                f"{statistics.median(script):.2f} s, ratio {statistics.median(ratios):.2f} "
-                f"({min(ratios):.2f} to {max(ratios):.2f})"
-            )
+    if not parser.parse_args().launch:
+        numbers, files = walk()
+        print("\n".join([*(f"{number:6d} {name}" for name, number in numbers.items()), *files]))
         return
-    numbers, files = walk()
-    for what, number in numbers.items():
-        print(f"{number:6d} {what}")
-    print("\n".join(files))
+    taken = launches()
+    for place, clock in enumerate(("on the clock", "of the CPU")):
+        ours, script = ([one[place] for one in taken[name]] for name in ("launch", "script"))
+        ratios = [a / b for a, b in zip(ours, script, strict=True)]
+        middle = statistics.median
+        print(f"{clock}: launch {middle(ours):.2f} s, script {middle(script):.2f} s, ratio "
+              f"{middle(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
 
 
 if __name__ == "__main__":

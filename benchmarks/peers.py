@@ -18,16 +18,19 @@ environment of its own in `runs/peers`, in which only NumPy and JAX are sure to 
 stand in the functions that need them. Points go to docs/results/benchmarks/peers.json.
 """
 
-import argparse
 import functools
 import heapq
+import importlib.metadata
 import pathlib
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -39,44 +42,19 @@ STALE_RATE = 0.001  # of gradients that are some updates old
 CLIENTS, STEPS, BATCH = 64, 10, 20  # of a round of local SGD
 WORKERS, STALE_BATCH = 8, 32  # of asynchronous training
 HIDDEN = 128  # of the MLP
-AMOUNT = {"rounds": 4, "softmax": 2048, "hidden": 512}  # rounds or updates of a turn
-TAKES = {"rounds": ("fedjax",), "softmax": ("call", "scan"), "hidden": ("call", "scan")}
-GOALS = {"fedjax": 4.0, "call": 5.0, "scan": 2.0}  # times their seconds over ours
-
-
-def images() -> tuple[np.ndarray, np.ndarray]:
-    """Return noise as images, float32 [samples, inputs], and classes, int32 [samples]."""
-    rng = np.random.default_rng(0)
-    inputs = rng.random((SAMPLES, INPUTS), np.float32)
-    return inputs, rng.integers(0, CLASSES, SAMPLES).astype(np.int32)
-
-
-def events(updates: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return seconds of every mini-batch [workers, updates], and its samples [.., batch]."""
-    rng = np.random.default_rng(1)
-    seconds = 1.0 + rng.exponential(1.0, (WORKERS, updates))
-    return seconds, rng.integers(0, SAMPLES, (WORKERS, updates, STALE_BATCH)).astype(np.int32)
-
-
-def take_turns(turn: Callable[[], object]) -> None:
-    """Compile in a first turn, then answer every line on standard input with a turn's seconds."""
-    turn()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        began = time.perf_counter()
-        turn()
-        print(time.perf_counter() - began, flush=True)
-
+LOOPS = {"call": 5.0, "scan": 2.0}
+# Rounds or updates of a turn; other sides, with goals for their seconds over ours.
+TASKS = {"rounds": (4, {"fedjax": 4.0}), "softmax": (2048, LOOPS), "hidden": (512, LOOPS)}
 
 # --- sides that run in the project's own environment; each makes a turn ---
 
 
-def _task(model: str):
+def task_of(name: str) -> Any:
     from benchmarks import floors
     from experiments.tasks import models
 
-    make = {"softmax": models.logistic, "hidden": functools.partial(models.mlp, hidden=(HIDDEN,))}
-    return floors.noise(make[model], SAMPLES, (INPUTS,))
+    hidden = functools.partial(models.mlp, hidden=(HIDDEN,))
+    return floors.noise(hidden if name == "hidden" else models.logistic, SAMPLES, (INPUTS,))
 
 
 def gossax(task: str, amount: int) -> Callable:
@@ -87,30 +65,38 @@ def gossax(task: str, amount: int) -> Callable:
     from stragglers.rule import Setting
     from stragglers.rules import RULES
 
+    made = task_of(task)
     if task == "rounds":
-        made = _task("softmax")
-        method, rule = local_sgd(scale_by_samples(RATE)), floors.barrier(CLIENTS, STEPS)
+        method, steps = local_sgd(scale_by_samples(RATE)), STEPS
+        rule = floors.waiting(method, CLIENTS, STEPS)
         sampler = floors.sampler_of(made, CLIENTS, BATCH)
     else:
-        made, method = _task(task), all_reduce(scale_by_samples(STALE_RATE))
-        sampler = floors.sampler_of(made, WORKERS, STALE_BATCH)
+        method, steps = all_reduce(scale_by_samples(STALE_RATE)), 1
         rule = RULES["k_batch_async"](Setting(floors.STALE_LAW, WORKERS, 1, 0), k=1)
-    steps = STEPS if task == "rounds" else 1
+        sampler = floors.sampler_of(made, WORKERS, STALE_BATCH)
     return floors.simulated(method, made, sampler, rule, amount, steps)
+
+
+def events(task: str, updates: int) -> tuple:
+    """Return parameters, gradient, seconds [workers, updates], samples [.., batch] and examples."""
+    from benchmarks import floors
+
+    made, rng = task_of(task), np.random.default_rng(1)
+    seconds = 1.0 + rng.exponential(1.0, (WORKERS, updates))
+    rows = jnp.asarray(rng.integers(0, SAMPLES, (WORKERS, updates, STALE_BATCH)), jnp.int32)
+    examples = jax.tree.map(jnp.asarray, made.train)
+    gradient = floors.gradient_of(made.losses)
+    return made.init(jax.random.key(0)), gradient, seconds, rows, examples
+
+
+def stepped(params: Any, gradient: Any) -> Any:
+    return jax.tree.map(lambda p, g: p - STALE_RATE * g, params, gradient)
 
 
 def call(task: str, amount: int) -> Callable:
     """Return a loop with a heap of events and a compiled call for each."""
-    import jax
-    import jax.numpy as jnp
-
-    from benchmarks.floors import gradient_of
-
-    made = _task(task)
-    seconds, rows = events(amount)
-    examples, gradient = jax.tree.map(jnp.asarray, made.train), jax.jit(gradient_of(made.losses))
-    step = jax.jit(lambda w, g: jax.tree.map(lambda a, b: a - STALE_RATE * b, w, g))
-    start = made.init(jax.random.key(0))
+    start, gradient, seconds, rows, examples = events(task, amount)
+    rows, gradient, step = np.asarray(rows), jax.jit(gradient), jax.jit(stepped)
 
     def run():
         w, draws = start, [iter(row) for row in seconds.tolist()]
@@ -129,22 +115,14 @@ def call(task: str, amount: int) -> Callable:
 
 def scan(task: str, amount: int) -> Callable:
     """Return one program that scans over all events."""
-    import jax
-    import jax.numpy as jnp
-
-    from benchmarks.floors import gradient_of
-
-    made = _task(task)
-    seconds, rows = map(jnp.asarray, events(amount))
-    gradient = gradient_of(made.losses)
-    examples = jax.tree.map(jnp.asarray, made.train)
+    start, gradient, seconds, rows, examples = events(task, amount)
+    seconds = jnp.asarray(seconds)
 
     def event(carry, _):
         params, read, counters, finish = carry
         i = jnp.argmin(finish)
         own = jax.tree.map(lambda a: a[i], read)
-        g = gradient(own, rows[i, counters[i]], examples)
-        params = jax.tree.map(lambda a, b: a - STALE_RATE * b, params, g)
+        params = stepped(params, gradient(own, rows[i, counters[i]], examples))
         read = jax.tree.map(lambda all_, one: all_.at[i].set(one), read, params)
         counters = counters.at[i].add(1)
         return (params, read, counters, finish.at[i].add(seconds[i, counters[i]])), None
@@ -155,7 +133,7 @@ def scan(task: str, amount: int) -> Callable:
         begin = (params, read, jnp.zeros(WORKERS, jnp.int32), seconds[:, 0])
         return jax.lax.scan(event, begin, length=amount)[0][0]
 
-    return functools.partial(train, made.init(jax.random.key(0)))
+    return functools.partial(train, start)
 
 
 # --- a side in an environment of its own ---
@@ -164,16 +142,14 @@ def scan(task: str, amount: int) -> Callable:
 def fedjax(task: str, amount: int) -> Callable:
     """Return FedJAX's federated averaging: rounds of all clients, with a client's step compiled."""
     import fedjax
-    import jax
-    import jax.numpy as jnp
     from fedjax.algorithms import fed_avg
 
     del task
     jax.tree_map = jax.tree.map  # which the library calls, and newer versions of JAX have not
-    inputs, labels = images()
-    each = SAMPLES // CLIENTS
-    rows = [slice(i * each, (i + 1) * each) for i in range(CLIENTS)]
-    sets = [fedjax.ClientDataset({"x": inputs[r], "y": labels[r]}) for r in rows]
+    rng = np.random.default_rng(0)
+    inputs = rng.random((CLIENTS, SAMPLES // CLIENTS, INPUTS), np.float32)
+    labels = rng.integers(0, CLASSES, inputs.shape[:2]).astype(np.int32)
+    sets = [fedjax.ClientDataset({"x": x, "y": y}) for x, y in zip(inputs, labels, strict=True)]
 
     def loss(params, batch, rng):
         logits = batch["x"] @ params["w"] + params["b"]
@@ -184,8 +160,7 @@ def fedjax(task: str, amount: int) -> Callable:
         jax.jit(jax.grad(loss)), fedjax.optimizers.sgd(RATE), fedjax.optimizers.sgd(1.0),
         fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_steps=STEPS, seed=0),
     )  # fmt: skip
-    shape = (INPUTS, CLASSES)
-    state = algorithm.init({"w": jnp.zeros(shape), "b": jnp.zeros(CLASSES)})
+    state = algorithm.init({"w": jnp.zeros((INPUTS, CLASSES)), "b": jnp.zeros(CLASSES)})
     keys = jax.random.split(jax.random.PRNGKey(0), CLIENTS)
     clients = [(b"%d" % i, one, key) for i, (one, key) in enumerate(zip(sets, keys, strict=True))]
 
@@ -193,7 +168,7 @@ def fedjax(task: str, amount: int) -> Callable:
         nonlocal state
         for _ in range(amount):
             state, _ = algorithm.apply(state, clients)
-        return jax.block_until_ready(state.params)
+        return state.params
 
     return turn
 
@@ -201,39 +176,53 @@ def fedjax(task: str, amount: int) -> Callable:
 OWN = {"gossax": gossax, "call": call, "scan": scan}
 SIDES = OWN | {"fedjax": fedjax}
 
+
+def take_turns(side: str, task: str, amount: str) -> None:
+    """Compile in a first turn, then answer every line on standard input with a turn's seconds."""
+    turn = SIDES[side](task, int(amount))
+    jax.block_until_ready(turn())
+    library = "jax" if side in OWN else side
+    print(library, importlib.metadata.version(library), flush=True)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        jax.block_until_ready(turn())
+        print(time.perf_counter() - began, flush=True)
+
+
 # --- the parent ---
 
 
-def python(side: str, folder: pathlib.Path) -> str:
-    """Return the interpreter of a side; make its environment first if it is missing."""
+def command(side: str) -> list[str]:
+    """Return the command of a side; make its environment first if it is missing."""
     if side in OWN:
-        return sys.executable
-    place = folder / side
+        return [sys.executable, "-m", "benchmarks.peers"]
+    place = ENVIRONMENTS / side
+    python = str(place / "bin" / "python")
     if not (place / "installed").exists():
         print(f"installing {side} into {place}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-        install = [place / "bin" / "python", "-m", "pip", "install", "--quiet", side]
-        subprocess.run(install, check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", side], check=True)
         (place / "installed").touch()
-    return str(place / "bin" / "python")
+    return [python, __file__]
 
 
-def compare(task: str, names: list[str], turns: int, folder: pathlib.Path) -> dict[str, list]:
-    """Return seconds of a round or update of every side, one for each turn."""
-    running, amount = {}, AMOUNT[task]
+def compare(
+    task: str, names: Sequence[str], amount: int, turns: int = TURNS
+) -> dict[str, tuple[str, list[float]]]:
+    """Return, by side, its library's version and the seconds of a round or update in each turn."""
+    running, found = {}, {}
     try:
         for name in names:
-            program = ["-m", "benchmarks.peers"] if name in OWN else [__file__]
-            words = [python(name, folder), *program, "side", name, task, str(amount)]
+            words = [*command(name), "side", name, task, str(amount)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             running[name] = subprocess.Popen(words, cwd=ROOT, **pipes)
-            if running[name].stdout.readline() != "ready\n":
+            found[name] = running[name].stdout.readline().strip(), []
+            if not found[name][0]:
                 raise SystemExit(f"{name} has not begun; see above")
-        found = {name: [] for name in names}
         for turn in range(turns):
             for name in names[:: 1 if turn % 2 else -1]:
                 print(file=running[name].stdin, flush=True)
-                found[name].append(float(running[name].stdout.readline()) / amount)
+                found[name][1].append(float(running[name].stdout.readline()) / amount)
         return found
     finally:
         for process in running.values():
@@ -241,48 +230,32 @@ def compare(task: str, names: list[str], turns: int, folder: pathlib.Path) -> di
             process.communicate()
 
 
-def version(side: str, folder: pathlib.Path) -> str:
-    """Return the version of the library that a side runs on."""
-    library = "jax" if side in OWN else side
-    ask = f"import importlib.metadata as m; print(m.version({library!r}))"
-    words = [python(side, folder), "-c", ask]
-    answer = subprocess.run(words, check=True, capture_output=True, text=True)
-    return f"{library} {answer.stdout.strip()}"
-
-
 def main() -> None:
-    from benchmarks.harness import FOLDER, put
+    from benchmarks import harness
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--peers", default=",".join(name for name in SIDES if name != "gossax"))
-    options = parser.parse_args()
-    for task, takes in TAKES.items():
-        names = ["gossax", *(name for name in options.peers.split(",") if name in takes)]
+    record = harness.Record(
+        harness.FOLDER / "peers.json", "python -m benchmarks.peers", ("task", "side")
+    )
+    others = [name for name in SIDES if name != "gossax"]
+    options = harness.options(__doc__, peers=(others, "sides beside ours"))
+    for task, (amount, goals) in TASKS.items():
+        names = ["gossax", *(name for name in options.peers if name in goals)]
         if len(names) == 1:
             continue
-        found = compare(task, names, TURNS, ENVIRONMENTS)
-        middle = {name: statistics.median(times) for name, times in found.items()}
-        rows = [
+        found = compare(task, names, amount)
+        middle = {name: statistics.median(times) for name, (_, times) in found.items()}
+        record.put([
             {
                 "task": task, "side": name, "seconds": middle[name], "least": min(times),
                 "greatest": max(times), "times_ours": middle[name] / middle["gossax"],
-                "goal": GOALS.get(name), "version": version(name, ENVIRONMENTS),
+                "goal": goals.get(name), "version": version,
             }
-            for name, times in found.items()
-        ]  # fmt: skip
-        put(FOLDER / "peers.json", "python -m benchmarks.peers", ("task", "side"), rows)
-        for row in rows:
-            print(" ".join(f"{name}={value}" for name, value in row.items()), flush=True)
+            for name, (version, times) in found.items()
+        ])  # fmt: skip
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["side"]:
-        made = SIDES[sys.argv[2]](sys.argv[3], int(sys.argv[4]))
-        if sys.argv[2] in OWN:
-            import jax
-
-            take_turns(lambda: jax.block_until_ready(made()))
-        else:
-            take_turns(made)
+        take_turns(*sys.argv[2:])
     else:
         main()

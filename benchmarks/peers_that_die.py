@@ -11,12 +11,11 @@ victim lives but makes no progress: all have to end, after a line that names it.
 of the victim is taken down.
 """
 
-import argparse
 import contextlib
+import functools
 import importlib
 import itertools
 import json
-import os
 import pathlib
 import re
 import runpy
@@ -25,12 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks import namespaces
-from benchmarks.harness import ROOT, commands, cpu
+from benchmarks import harness, namespaces
+from experiments.tasks import data, sources
 
 WORKERS, UPDATES = 4, 120
 FLAGS = (
@@ -60,10 +59,8 @@ class Pictures:
         return {"image": image, "label": index % 2}
 
 
-def pictures() -> Any:
+def pictures() -> data.Dataset:
     """Return the data set of these records."""
-    from experiments.tasks import data, sources
-
     records = sources.Records("pictures", Pictures(), data.decoded)
     return data.Dataset(records, records, classes=2)
 
@@ -82,17 +79,18 @@ class Moment(NamedTuple):
 OWN = "benchmarks.peers_that_die"
 STREAMED = (f"--config.task=images(source={OWN}:pictures, model=mlp, reading=stream)",
             "--config.batch_size=4")  # fmt: skip
+WORKED = ("stragglers.inject", "Injector._worked", 20)
 MOMENTS = {
     "start": Moment("experiments.sweep", "check_same", 1),
-    "round": Moment("stragglers.inject", "Injector._worked", 20),
-    "goal": Moment("stragglers.inject", "Injector._worked", 20, wait="first_finisher"),
+    "round": Moment(*WORKED),
+    "goal": Moment(*WORKED, wait="first_finisher"),
     "input": Moment(OWN, "Pictures.__getitem__", 3000, flags=STREAMED),
     "checkpoint": Moment(
         "experiments.train", "Arm.checkpoint", 2,
         ("experiments.checkpoints", "Writing.__init__"),
     ),
     "evaluation": Moment("experiments.train", "Arm.evaluate", 3),
-}
+}  # fmt: skip
 
 
 class Trial(NamedTuple):
@@ -110,10 +108,8 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
     module, function = where.module, where.function
     if where.writer is not None and rank == "0":
         module, function = where.writer
-    owner = importlib.import_module(module)
     *inner, name = function.split(".")
-    for part in inner:
-        owner = getattr(owner, part)
+    owner = functools.reduce(getattr, inner, importlib.import_module(module))
     usual, calls = getattr(owner, name), 0
 
     def disturbed(*arguments, **keywords):
@@ -126,7 +122,7 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
             elif fault == STILL:
                 time.sleep(10 * LONGEST)
             else:
-                os.kill(os.getpid(), signal.Signals[fault])
+                signal.raise_signal(signal.Signals[fault])
         return usual(*arguments, **keywords)
 
     setattr(owner, name, disturbed)
@@ -135,114 +131,91 @@ def as_victim(moment: str, fault: str, rank: str, mark: str, *argv: str) -> None
 
 
 def launch(
-    trial: Trial, here: pathlib.Path, address: str, on: list[list[str]]
+    trial: Trial, here: pathlib.Path, hosts: list[namespaces.Host]
 ) -> list[subprocess.Popen]:
     """Start the processes of a run, one of them the victim; they print into PROCESS.txt."""
     moment, running = MOMENTS[trial.moment], []
-    environment = cpu(WORKERS // trial.processes) | {
-        "XDG_CACHE_HOME": str(here.parent), "PYTHONPATH": str(ROOT),
+    environment = harness.cpu(WORKERS // trial.processes) | {
+        "XDG_CACHE_HOME": str(here.parent), "PYTHONPATH": str(harness.ROOT),
     }  # fmt: skip
     flags = [*FLAGS, *moment.flags, f"--config.wait={moment.wait}", f"--workdir={here / 'run'}"]
     if trial.fault == STILL:
         flags.append(f"--stuck_seconds={STUCK:g}")
-    for rank, command in enumerate(commands(flags, trial.processes, address)):
+    address = hosts[0].address if hosts else "127.0.0.1"
+    for rank, command in enumerate(harness.commands(flags, trial.processes, address)):
         if rank == trial.victim:
             victim = ["victim", trial.moment, trial.fault, str(rank), str(here / "mark")]
             command[1:1] = ["-m", OWN, *victim]
-        with (here / f"{rank}.txt").open("w") as said:
-            running.append(
-                subprocess.Popen(
-                    [*on[rank], *command], cwd=ROOT, env=environment, stdout=said, stderr=said
-                )
-            )
+        prefix = hosts[rank].prefix if hosts else []
+        running.append(harness.begun([*prefix, *command], here / f"{rank}.txt", environment))
     return running
 
 
-def ended(running: list[subprocess.Popen], seconds: float) -> dict[int, float]:
-    """Return {position: time of its end} of the processes that end within these seconds."""
-    until, found = time.time() + seconds, {}
-    while len(found) < len(running) and time.time() < until:
-        for position, process in enumerate(running):
-            if position not in found and process.poll() is not None:
-                found[position] = time.time()
-        time.sleep(0.02)
-    return found
-
-
-def tried(trial: Trial) -> dict:
-    """Try a fault and return its row."""
-    row, running = {**trial._asdict()}, []
-    with contextlib.ExitStack() as opened:
-        here = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory())) / "trial"
-        here.mkdir()
-        on, address, cut = [[]] * trial.processes, "127.0.0.1", []
-        if trial.fault == CUT:
-            hosts = opened.enter_context(namespaces.switch(trial.processes))
-            on, address = [host.prefix for host in hosts], hosts[0].address
-            cut = [host.cut for host in hosts]
-        try:
-            still = trial.fault == STILL
-            running = launch(trial, here, address, on)
-            until = time.time() + STARTING
-            while not (here / "mark").exists():
-                if time.time() > until or any(process.poll() is not None for process in running):
-                    row |= {"seconds": None, "wrong": ["the moment has not come"]}
-                    row["said"] = [path.read_text()[-1500:] for path in here.glob("*.txt")]
-                    return row
-                time.sleep(0.02)
-            time.sleep(0.05)
-            began = float((here / "mark").read_text())
-            if cut:
-                subprocess.run(cut[trial.victim], check=True)
-                began = time.time()
-            others = [p for rank, p in enumerate(running) if rank != trial.victim or cut or still]
-            left = ended(others, LONGEST)
-            row["seconds"] = round(max(left.values()) - began, 1) if left else None
-            row["hanging"] = len(others) - len(left)
-            row["codes"] = [process.poll() for process in others]
-            said = [(here / f"{running.index(p)}.txt").read_text() for p in others]
-            wrong = {"not one sentence" for text in said if text.count("\nerror: process ") != 1}
-            row["wrong"] = [*wrong, *{"a traceback" for text in said if "Traceback" in text}]
-            if still:
-                words = rf"warning: process {trial.victim} of .*? has stood still for (\d+) s"
-                named = [int(found) for text in said for found in re.findall(words, text)]
-                row["named"], row["named after"] = bool(named), min(named, default=None)
-            if row["wrong"] or row["hanging"] or set(row["codes"]) != {3}:
-                row["said"] = [text[-1500:] for text in said]
-            if trial.fault == "SIGSTOP":
-                again = time.time()
-                running[trial.victim].send_signal(signal.SIGCONT)
-                back = ended([running[trial.victim]], LONGEST)
-                row["stopped one"] = [
-                    round(back[0] - again, 1) if back else None,
-                    running[trial.victim].poll(),
-                ]
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
-    return row
+def tried(trial: Trial, here: pathlib.Path, hosts: list[namespaces.Host]) -> dict:
+    """Try a fault and return its row; here: an empty directory; hosts: [] for none."""
+    row, is_still = {**trial._asdict()}, trial.fault == STILL
+    running = launch(trial, here, hosts)
+    try:
+        until = time.time() + STARTING
+        while not (here / "mark").exists():
+            if time.time() > until or any(process.poll() is not None for process in running):
+                said = [path.read_text()[-1500:] for path in here.glob("*.txt")]
+                return row | {"seconds": None, "wrong": ["the moment has not come"], "said": said}
+            time.sleep(0.02)
+        time.sleep(0.05)
+        began, victim = float((here / "mark").read_text()), running[trial.victim]
+        if hosts:
+            subprocess.run(hosts[trial.victim].cut, check=True)
+            began = time.time()
+        others = [(rank, process) for rank, process in enumerate(running)
+                  if process is not victim or hosts or is_still]  # fmt: skip
+        codes = harness.codes([process for _, process in others], LONGEST)
+        row["seconds"] = None if None in codes else round(time.time() - began, 1)
+        row["hanging"], row["codes"] = codes.count(None), codes
+        said = [(here / f"{rank}.txt").read_text() for rank, _ in others]
+        wrong = {"not one sentence" for text in said if text.count("\nerror: process ") != 1}
+        row["wrong"] = [*wrong, *{"a traceback" for text in said if "Traceback" in text}]
+        if is_still:
+            words = rf"warning: process {trial.victim} of .*? has stood still for (\d+) s"
+            named = [int(found) for text in said for found in re.findall(words, text)]
+            row["named"], row["named after"] = bool(named), min(named, default=None)
+        if row["wrong"] or set(codes) != {3}:
+            row["said"] = [text[-1500:] for text in said]
+        if trial.fault == "SIGSTOP":
+            again = time.time()
+            victim.send_signal(signal.SIGCONT)
+            (code,) = harness.codes([victim], LONGEST)
+            row["stopped one"] = [None if code is None else round(time.time() - again, 1), code]
+        return row
+    finally:
+        harness.codes(running, 0.0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--faults", default="SIGKILL,SIGSTOP", help=f"and {CUT}, with commas")
-    parser.add_argument("--processes", default="2,4", help="how many a run has; 2 or 4")
-    parser.add_argument("--moments", default=",".join(MOMENTS), help="only these, with commas")
-    parser.add_argument("--output", type=pathlib.Path, help="a file for the rows, as JSON")
-    options = parser.parse_args()
+    options = harness.options(
+        __doc__, faults=(["SIGKILL", "SIGSTOP"], f"and {CUT}, {STILL}"),
+        processes=([2, 4], "how many a run has; 2 or 4"), moments=([*MOMENTS], "only these"),
+        output=("", "a file for the rows, as JSON"),
+    )  # fmt: skip
     rows = []
     print(f"{'fault':8} {'processes':>9} {'victim':>6} {'moment':11} {'seconds':>7}  codes, ...")
-    counts, moments = map(int, options.processes.split(",")), options.moments.split(",")
-    for fault, count, moment in itertools.product(options.faults.split(","), counts, moments):
+    for fault, count, moment in itertools.product(
+        options.faults, options.processes, options.moments
+    ):
         for victim in range(count):
-            row = tried(Trial(fault, count, victim, moment))
+            with contextlib.ExitStack() as opened:
+                here = pathlib.Path(opened.enter_context(tempfile.TemporaryDirectory()), "trial")
+                here.mkdir()
+                switch = namespaces.switch(count) if fault == CUT else contextlib.nullcontext([])
+                trial = Trial(fault, count, victim, moment)
+                row = tried(trial, here, opened.enter_context(switch))
             rows.append(row)
             rest = {k: v for k, v in row.items() if k not in (*Trial._fields, "seconds", "said")}
-            print(f"{fault:8} {count:9} {victim:6} {moment:11} {row['seconds']!s:>7}  {rest}",
-                  flush=True)  # fmt: skip
+            harness.say(
+                f"{fault:8} {count:9} {victim:6} {moment:11} {row['seconds']!s:>7}  {rest}"
+            )
             if options.output:
-                options.output.write_text(json.dumps(rows, indent=1))
+                pathlib.Path(options.output).write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import os
 import pathlib
 import platform
 import re
@@ -30,15 +29,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import app, flags
 
+from benchmarks import harness
 from benchmarks.every_method import METHODS
-
-_AGAINST = flags.DEFINE_string("against", "HEAD", "Commit whose code runs on the other side.")
-_ONLY = flags.DEFINE_list("only", [], "Experiments; default: all.")
+from benchmarks.harness import ROOT
 
 AT_ONCE = 2  # experiments that run
-ROOT = pathlib.Path(__file__).parents[1]
 KEPT = ROOT / "runs" / "same_behaviour"
 
 # Ends of names of fields that follow the clock on the wall, and of the digest of a file with them.
@@ -56,11 +52,61 @@ REAL_TIME = (
 _ARM = re.compile(r"(?:^|/)[^/]+\.(?:jsonl?|npz)\b")
 
 
+class Run(NamedTuple):
+    """An experiment in a checkout."""
+
+    root: pathlib.Path
+    place: pathlib.Path  # of its records
+    flags: tuple[str, ...]
+
+    def begin(self, *more: str) -> subprocess.Popen:
+        """Start `launch.py`; what it prints goes beside the records."""
+        command = [sys.executable, "launch.py", *self.flags, *more]
+        log = self.place.with_suffix(".log")
+        return harness.begun(command, log, {"JAX_PLATFORMS": "cpu"}, self.root)
+
+    def finish(self, process: subprocess.Popen, code: int = 0) -> None:
+        """Wait for a launch; RuntimeError unless it ends as it should."""
+        if process.wait() != code:
+            log = self.place.with_suffix(".log")
+            raise RuntimeError(f"launch.py ended with {process.returncode}, see {log}")
+
+    def launch(self, *more: str) -> None:
+        """Run `launch.py` from its beginning to its end."""
+        self.finish(self.begin(*more))
+
+
+def whole(run: Run) -> None:
+    """Run an experiment from its beginning to its end."""
+    run.launch(f"--workdir={run.place}")
+
+
+def interrupted(run: Run) -> None:
+    """Run an experiment, end it by SIGTERM after three lines of metrics, and resume it."""
+    more = f"--workdir={run.place}", "--checkpoint_seconds=0"
+    process, metrics = run.begin(*more), run.place / "metrics.jsonl"
+    while process.poll() is None and not (
+        metrics.exists() and metrics.read_text().count("\n") >= 3
+    ):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    run.finish(process, 128 + signal.SIGTERM)
+    run.launch(*more)
+
+
+def replayed(run: Run) -> None:
+    """Run some arms, and each of them again on its recorded schedule."""
+    run.launch(f"--workdir={run.place / 'first'}")
+    for arm in ASYNCHRONOUS:
+        wait = f"--config.wait=replay(path='{run.place / 'first' / arm}/schedule.npz')"
+        run._replace(flags=battery(arm)).launch(wait, f"--workdir={run.place / 'again' / arm}")
+
+
 class Experiment(NamedTuple):
     """Flags of `launch.py`, and how it is run."""
 
     flags: tuple[str, ...]
-    run: Callable[["Side", str], None] | None = None  # None: from its beginning to its end
+    run: Callable[[Run], None] = whole
     excluded: tuple[str, ...] = WALL
 
 
@@ -76,61 +122,11 @@ class Side(NamedTuple):
 
 # --- experiments ---
 
-
-def launch(side: Side, name: str, *more: str, flags: tuple[str, ...] = ()) -> subprocess.Popen:
-    """Start `launch.py` of a side; what it prints goes beside its records.
-
-    flags: in place of the experiment's.
-    """
-    with side.place(name).with_suffix(".log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "launch.py", *(flags or EXPERIMENTS[name].flags), *more],
-            cwd=side.root, stdout=log, stderr=subprocess.STDOUT,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        )  # fmt: skip
-
-
-def finish(process: subprocess.Popen, side: Side, name: str, code: int = 0) -> None:
-    """Wait for a launch; RuntimeError unless it ends as it should."""
-    if process.wait() != code:
-        log = side.place(name).with_suffix(".log")
-        raise RuntimeError(f"{name}: launch.py ended with {process.returncode}, see {log}")
-
-
-def whole(side: Side, name: str) -> None:
-    """Run an experiment from its beginning to its end."""
-    finish(launch(side, name, f"--workdir={side.place(name)}"), side, name)
-
-
-def interrupted(side: Side, name: str) -> None:
-    """Run an experiment, end it by SIGTERM after three lines of metrics, and resume it."""
-    place = side.place(name)
-    more = f"--workdir={place}", "--checkpoint_seconds=0"
-    process, metrics = launch(side, name, *more), place / "metrics.jsonl"
-    while process.poll() is None and not (
-        metrics.exists() and metrics.read_text().count("\n") >= 3
-    ):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    finish(process, side, name, 128 + signal.SIGTERM)
-    finish(launch(side, name, *more), side, name)
-
-
-def replayed(side: Side, name: str) -> None:
-    """Run some arms, and each of them again on its recorded schedule."""
-    place = side.place(name)
-    finish(launch(side, name, f"--workdir={place / 'first'}"), side, name)
-    for arm in ASYNCHRONOUS:
-        wait = f"--config.wait=replay(path='{place / 'first' / arm}/schedule.npz')"
-        more = wait, f"--workdir={place / 'again' / arm}"
-        finish(launch(side, name, *more, flags=battery(arm)), side, name)
-
-
 BATTERY = str(ROOT / "benchmarks/every_method.py")
 
 
 def some(config: str, *names: str) -> tuple[str, ...]:
-    """Return flags for some arms of a config's sweep."""
+    """Return flags for some arms of a config's sweep, all if none is named."""
     return (f"--config={config}", "--sweep", *(f"--arm={name}" for name in names))
 
 
@@ -139,78 +135,62 @@ def battery(*names: str) -> tuple[str, ...]:
     return some(BATTERY, *(name.replace(" ", "_") for name in names))
 
 
-MESH = ("--config.runtime=mesh", "--config.wait=barrier", "--config.delay=none")
-MESH = (*MESH, "--config.communication=0.0")
-ON_DEVICES = ("all_reduce/ring", "dpsgd/rounds", "easgd", "local_sgd/chain", "matcha", "powersgd")
-ON_DEVICES = (*ON_DEVICES, "sgp/overlap", "swarm/8 bits")
+MESH = ("--config.runtime=mesh", "--config.wait=barrier", "--config.delay=none",
+        "--config.communication=0.0")  # fmt: skip
+ON_DEVICES = ("all_reduce/ring", "dpsgd/rounds", "easgd", "local_sgd/chain", "matcha", "powersgd",
+              "sgp/overlap", "swarm/8 bits")  # fmt: skip
 LINKS = ("vanilla/rate=0.4", "matcha/budget=0.1/rate=0.4", "periodic/budget=0.2/rate=0.4")
 LOCAL_STEPS = ("dpsgd/ring/serial", "dpsgd/ring/H=2", "sgp/overlap", "ad_psgd", "swarm/H=2/8 bits")
 SPARSE = ("s2/sketch", "s2/exact", "sparcml", "omnireduce", "parallax")
 ASYNCHRONOUS = ("dc_asgd", "swarm/pairs")
+FSDP = ("--config.workers=4", "--config.devices_per_worker=2", "--config.sharding=fsdp")
+STREAMED = "--config.task=images(source=digits, model=mlp(hidden=(8,)), reading=stream)"
 EXPERIMENTS = {
     # Of the battery, in two parts, as there are two processors.
     "methods": Experiment(battery(*list(METHODS)[1::2])),
     "other_methods": Experiment(battery(*list(METHODS)[::2])),
-    "rules": Experiment((f"--config={ROOT / 'benchmarks/every_rule.py'}", "--sweep")),
-    "demo": Experiment(("--config=configs/demo.py", "--sweep")),
+    "rules": Experiment(some(str(ROOT / "benchmarks/every_rule.py"))),
+    "demo": Experiment(some("configs/demo.py")),
     "nonblocking": Experiment(
-        ("--config=configs/nonblocking.py:delay=pause", "--sweep", "--config.seconds=15")
+        (*some("configs/nonblocking.py:delay=pause"), "--config.seconds=15")
     ),
     "matcha": Experiment((*some("configs/matcha.py", *LINKS), "--config.updates=100")),
     "swarm": Experiment(
         (*some("configs/swarm.py:delay=slow4", *LOCAL_STEPS), "--config.updates=100")
     ),
     "slow_and_stale": Experiment(
-        ("--config=configs/slow_and_stale.py", "--sweep", "--together", "--config.updates=300")
+        (*some("configs/slow_and_stale.py"), "--together", "--config.updates=300")
     ),
-    "adasync": Experiment(
-        ("--config=configs/adasync.py", "--sweep", "--together", "--config.seconds=60")
-    ),
+    "adasync": Experiment((*some("configs/adasync.py"), "--together", "--config.seconds=60")),
     "s2_reducer": Experiment(some("configs/s2_reducer.py:task=ncf,updates=5", *SPARSE)),
     "mesh": Experiment((*battery(*ON_DEVICES), *MESH), excluded=REAL_TIME),
     "fsdp": Experiment(
-        (
-            *battery("all_reduce/adam", "local_sgd"),
-            *MESH,
-            "--config.workers=4",
-            "--config.devices_per_worker=2",
-            "--config.sharding=fsdp",
-        ),
-        excluded=REAL_TIME,
+        (*battery("all_reduce/adam", "local_sgd"), *MESH, *FSDP), excluded=REAL_TIME
     ),
-    "streaming": Experiment(
-        (
-            *battery("all_reduce", "dpsgd"),
-            "--config.task=images(source=digits, model=mlp(hidden=(8,)), reading=stream)",
-        )
-    ),
+    "streaming": Experiment((*battery("all_reduce", "dpsgd"), STREAMED)),
     "resume": Experiment(
         (
-            f"--config={BATTERY}",
-            "--config.algorithm=async_diloco(period=3)",
-            "--config.wait=k_async(k=1)",
-            "--config.updates=600",
-            "--config.evaluate_every=5",
+            f"--config={BATTERY}", "--config.algorithm=async_diloco(period=3)",
+            "--config.wait=k_async(k=1)", "--config.updates=600", "--config.evaluate_every=5",
         ),
-        run=interrupted,
+        interrupted,
     ),
-    "replay": Experiment(battery(*ASYNCHRONOUS), run=replayed),
-}
+    "replay": Experiment(battery(*ASYNCHRONOUS), replayed),
+}  # fmt: skip
 
 
 def address(experiment: Experiment) -> str:
     """Return a digest of all that an experiment's records depend on but the code."""
-    determining = [str(flag).replace(str(ROOT), "") for flag in experiment.flags]
-    determining += [name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
-    determining.append(platform.python_version())
-    for flag in experiment.flags:
-        path = pathlib.Path(flag.partition("=")[2])
-        if path.is_absolute():
-            determining.append(path.read_text())
+    files = [pathlib.Path(flag.partition("=")[2]) for flag in experiment.flags]
+    determining = [
+        *(flag.replace(str(ROOT), "") for flag in experiment.flags),
+        *(name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")),
+        platform.python_version(), *(path.read_text() for path in files if path.is_absolute()),
+    ]  # fmt: skip
     return hashlib.sha256("\n".join(determining).encode()).hexdigest()[:12]
 
 
-def run(side: Side, name: str) -> None:
+def perform(side: Side, name: str) -> None:
     """Run an experiment unless it has been run.
 
     A failure is printed, and the records up to it are compared.
@@ -219,16 +199,16 @@ def run(side: Side, name: str) -> None:
     done = place.with_suffix(".done")
     if done.exists():
         return
-    if experiment.run is not None:  # else it goes on with the arms that have not finished
+    if experiment.run is not whole:  # which goes on with the arms that have not finished
         shutil.rmtree(place, ignore_errors=True)
     begun = time.monotonic()
     try:
-        (experiment.run or whole)(side, name)
+        experiment.run(Run(side.root, place, experiment.flags))
     except RuntimeError as error:
-        print(error, flush=True)
+        harness.say(f"{name}: {error}")
         return
     done.touch()
-    print(f"{name}: {time.monotonic() - begun:.0f} s in {side.root}", flush=True)
+    harness.say(f"{name}: {time.monotonic() - begun:.0f} s in {side.root}")
 
 
 # --- fields ---
@@ -237,7 +217,7 @@ def run(side: Side, name: str) -> None:
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield (name, leaf) of a JSON value's leaves; a list without objects is a single leaf."""
     if isinstance(value, list) and value and all(isinstance(child, dict) for child in value):
-        value = {str(place): child for place, child in enumerate(value)}
+        value = dict(enumerate(value))
     if isinstance(value, dict) and value:
         for key, child in value.items():
             yield from leaves(child, f"{name}/{key}")
@@ -280,10 +260,8 @@ def fields(place: pathlib.Path, excluded: tuple[str, ...], hidden: Mapping[str, 
 def same(a: Any, b: Any) -> bool:
     """Return whether two fields are equal bit for bit, any NaN being equal to any other."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        a, b = (
-            np.where(np.isnan(x), x.dtype.type("nan"), x) if x.dtype.kind == "f" else x
-            for x in (a, b)
-        )
+        a, b = (np.where(np.isnan(x), x.dtype.type("nan"), x) if x.dtype.kind == "f" else x
+                for x in (a, b))  # fmt: skip
         return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
     return type(a) is type(b) and json.dumps(a) == json.dumps(b)
 
@@ -306,44 +284,42 @@ def _brief(value: Any) -> str:
 
 def cloned(commit: str) -> Side:
     """Return a clone of this repository at a commit, made if it is not there."""
-    git = ["git", "-C", str(ROOT)]
-    found = subprocess.run(
-        [*git, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    git = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    found = git(["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"])
     if found.returncode:
-        raise app.UsageError(f"--against={commit} is no commit of this repository; name one")
+        raise SystemExit(f"--against={commit} is no commit of this repository; name one")
     name = found.stdout.strip()
     root = KEPT / name[:12] / "checkout"
     if not (root / "launch.py").exists():
         shutil.rmtree(root, ignore_errors=True)
-        clone = ["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(root)]
-        subprocess.run(clone, check=True)
-        subprocess.run(["git", "-C", str(root), "checkout", "--quiet", name], check=True)
+        git(["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(root)], check=True)
+        git(["git", "-C", str(root), "checkout", "--quiet", name], check=True)
     return Side(root, KEPT / name[:12] / "records")
 
 
-def main(_) -> None:
-    names = _ONLY.value or list(EXPERIMENTS)
-    unknown = [name for name in names if name not in EXPERIMENTS]
-    if unknown:
-        raise app.UsageError(f"--only={unknown[0]} is unknown; known: {', '.join(EXPERIMENTS)}")
-    there, here = cloned(_AGAINST.value), Side(ROOT, KEPT / "now")
+def main() -> None:
+    options = harness.options(
+        __doc__, against=("HEAD", "the commit whose code runs on the other side"),
+        only=([*EXPERIMENTS], "experiments"),
+    )  # fmt: skip
+    if unknown := [name for name in options.only if name not in EXPERIMENTS]:
+        raise SystemExit(f"--only={unknown[0]} is unknown; known: {', '.join(EXPERIMENTS)}")
+    sides = there, here = cloned(options.against), Side(ROOT, KEPT / "now")
     shutil.rmtree(here.records, ignore_errors=True)
-    for side in (there, here):
+    for side in sides:
         side.records.mkdir(parents=True, exist_ok=True)
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(functools.partial(run, side), names))
+            list(pool.map(functools.partial(perform, side), options.only))
     # Longer ones first: records and clones lie below this checkout.
-    hidden = {str(side.records): "RECORDS" for side in (there, here)}
-    hidden |= {str(side.root): "ROOT" for side in (there, here)}
+    hidden = {str(side.records): "RECORDS" for side in sides}
+    hidden |= {str(there.root): "ROOT", str(here.root): "ROOT"}
     failed = False
-    for name in names:
-        places = [side.place(name) for side in (there, here)]
+    for name in options.only:
+        places = [side.place(name) for side in sides]
         old, new = (fields(place, EXPERIMENTS[name].excluded, hidden) for place in places)
         sentences = compare(old, new)
         verdict = f"{len(sentences)} differ" if sentences else "equal bit for bit"
-        print(f"{name}: {len(old)} fields, {verdict}", flush=True)
+        harness.say(f"{name}: {len(old)} fields, {verdict}")
         arms: dict[str, list[str]] = {}
         for sentence in sentences:
             arms.setdefault(_ARM.split(sentence)[0], []).append(sentence)
@@ -354,4 +330,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -11,10 +11,10 @@ Fresh pages make a copy of 40 MB several times slower on Linux, so that codecs l
 are. `make benchmark` lets the allocator keep its memory, as a long training run would.
 """
 
-import argparse
 import functools
 import heapq
 import importlib
+import itertools
 import math
 import os
 import pathlib
@@ -35,7 +35,7 @@ from absl import logging
 from algorithms import all_reduce, matcha
 from algorithms.links import of_rounds
 from benchmarks import floors, harness
-from benchmarks.harness import FOLDER, ROOT, Line, Row, compared, head, run
+from benchmarks.harness import FOLDER, ROOT, Line, Row, compared, run
 from comms import rounds, topology
 from experiments import stopwatch, sweep, tasks, train
 from experiments.config_files import override, swept_arms
@@ -54,7 +54,7 @@ LAW = delays.shifted_exponential(1.0, 1.0)
 
 
 class Sizes(NamedTuple):
-    """Sizes of all rows; `least` scales the guesses of how long a row takes."""
+    """Sizes of all rows."""
 
     workers: tuple[int, ...] = (8, 64, 256)
     coordinates: int = floors.SMALL
@@ -64,12 +64,11 @@ class Sizes(NamedTuple):
     arms: int = 32
     models: int = 2  # that read images
     images: int = 20_000
-    least: float = 1.0
 
 
 TINY = Sizes(
     workers=(8,), coordinates=20_000, codecs=("S2, rows, r = 1", "top-k", "bf16"),
-    events=2000, many=512, arms=2, models=1, images=1200, least=0.0,
+    events=2000, many=512, arms=2, models=1, images=1200,
 )  # fmt: skip
 
 
@@ -78,28 +77,21 @@ TINY = Sizes(
 GOALS = {"all-reduce": 1.05, "gossip": 1.08, "asynchronous": 1.25}
 
 
-def ratio_rows(workers, goals: Mapping[str, float], least: float) -> Iterator[Row]:
+def ratio_rows(workers, goals: Mapping[str, float]) -> Iterator[Row]:
     """Yield rows of all-reduce, gossip and asynchronous training, few workers first."""
-    families = {"all-reduce": _all_reduce, "gossip": _gossip, "asynchronous": _asynchronous}
-    for count in workers:
-        for family, candidates in families.items():
-            yield compared(
-                "simulator over floor", f"{family}, {count} workers", goals[family],
-                functools.partial(candidates, count), least * (1 + count / 1000),
-            )  # fmt: skip
+    families = {"all-reduce": _in_step, "asynchronous": _asynchronous,
+                "gossip": functools.partial(_in_step, step=floors.local_step)}  # fmt: skip
+    for count, (family, goal) in itertools.product(workers, goals.items()):
+        candidates = functools.partial(families[family], count)
+        yield compared("simulator over floor", f"{family}, {count} workers", goal, candidates)
 
 
-def _all_reduce(workers: int):
-    task, sampler = floors.task_and_sampler(workers)
-    return floors.all_reduce_sides(task, sampler, workers, floors.updates_of(workers))
+def _in_step(workers: int, **more) -> dict[str, Callable]:
+    updates = {8: 64, 64: 16, 256: 4}.get(workers, 1)  # of a turn
+    return floors.sides(*floors.task_and_sampler(workers), workers, updates, **more)
 
 
-def _gossip(workers: int, method=None):
-    task, sampler = floors.task_and_sampler(workers)
-    return floors.gossip_sides(task, sampler, workers, floors.updates_of(workers), method=method)
-
-
-def _asynchronous(workers: int):
+def _asynchronous(workers: int) -> dict[str, Callable]:
     """Return both sides of training where every update takes an eighth of the workers."""
     task = floors.noise(models.logistic, max(8192, workers), (28, 28, 1))
     return floors.stale_sides(task, workers, max(4, 2048 // workers), max(1, workers // 8))
@@ -107,16 +99,17 @@ def _asynchronous(workers: int):
 
 def simulator_rows(sizes: Sizes) -> Iterator[Row]:
     """Yield rows of what the simulator costs beyond the arithmetic of any program."""
-    yield from ratio_rows(sizes.workers, GOALS, 8 * sizes.least)
+    yield from ratio_rows(sizes.workers, GOALS)
     section = "simulator over floor"
 
-    def sparse():
+    def sparse() -> dict[str, Callable]:
         graph = topology.random_regular(64, degree=8, seed=0)
-        return _gossip(64, matcha(floors.optimizer(), graph, budget=0.5))
+        method = matcha(floors.optimizer(), graph, budget=0.5)
+        return _in_step(64, method=method, step=floors.local_step)
 
-    yield compared(section, "MATCHA, 64 workers", 1.25, sparse, 10 * sizes.least)
+    yield compared(section, "MATCHA, 64 workers", 1.25, sparse)
     if sizes.models > 1:
-        yield compared(section, "convolutions in a loop", 1.5, _in_a_loop, 60 * sizes.least)
+        yield compared(section, "convolutions in a loop", 1.5, _in_a_loop)
 
 
 def _in_a_loop() -> dict[str, Callable]:
@@ -124,56 +117,59 @@ def _in_a_loop() -> dict[str, Callable]:
     task = floors.noise(functools.partial(models.resnet18, width=16), 8, (32, 32, 3))
     params, weights = jax.jit(task.init)(jax.random.key(0)), jnp.full(8, 1 / 8)
 
-    def step(gradient):
-        return lambda params: jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient(params))
+    def step(params, gradient):
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient)
 
-    ours = step(lambda p: worker.gradient(task.losses, p, task.train, weights))
-    plain = step(jax.grad(lambda p: task.losses(p, task.train).mean()))
-    loop = jax.jit(lambda params, n: jax.lax.fori_loop(0, n, lambda _, p: ours(p), params))
-    alone = jax.jit(plain)
+    @jax.jit
+    def loop(params, count):
+        return jax.lax.fori_loop(0, count, lambda _, p: step(
+            p, worker.gradient(task.losses, p, task.train, weights)), params)  # fmt: skip
+
+    @jax.jit
+    def alone(params):
+        return step(params, jax.grad(lambda p: task.losses(p, task.train).mean())(params))
+
     return {"loop": lambda: loop(params, 1), "alone": lambda: alone(params)}
 
 
 # --- the mesh ---
 
 
-def round_row(section: str, devices: int, goal: float, least: float) -> Row:
+def round_row(section: str, devices: int, goal: float) -> Row:
     """Return a row that compares plain rounds with hand-written ones.
 
     Virtual devices share the cores, so that only the ratio says anything.
     """
     return compared(
         section, f"plain round, {devices} devices", goal,
-        lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices), least,
+        lambda: floors.mesh_sides(*floors.task_and_sampler(devices), devices),
     )  # fmt: skip
 
 
-def callback_row(devices: int, least: float) -> Row:
+def callback_row(devices: int) -> Row:
     """Return a row of what ticks, delays and triggers add to a mini-batch on the mesh."""
     count = 8  # rounds of a dispatch
+    law = delays.exponential(1e-9)
 
-    def trigger(wait: str, **parameters):
-        setting = Setting(delays.exponential(1e-9), devices, floors.MINI_BATCHES, 0)
-        return RULES[wait](setting, **parameters).trigger
+    def injecting(wait: str, delay=None, **parameters) -> inject.Injector:
+        rule = RULES[wait](Setting(law, devices, floors.MINI_BATCHES, 0), **parameters)
+        return inject.Injector(devices, rule.trigger, 0, delay=delay)
 
-    def running(task, sampler, injector) -> Callable:
-        runtime = mesh.Mesh(
-            all_reduce(floors.optimizer()), task.losses, task.train, sampler, workers=devices,
-            mini_batches=floors.MINI_BATCHES, injector=injector, rounds_per_dispatch=count,
-        )  # fmt: skip
-        return floors.advancing(runtime, task, count)
-
-    def candidates():
-        law = delays.exponential(1e-9)
-        blocking, patient = trigger("barrier"), trigger("deadline", seconds=1e9)
+    def candidates() -> dict[str, Callable]:
         injectors = {
-            "without": None,
-            "tick": inject.Injector(devices, blocking, 0),
-            "tick, delay": inject.Injector(devices, blocking, 0, delay=law),
-            "tick, delay, trigger": inject.Injector(devices, patient, 0, delay=law),
-        }
-        subject = floors.task_and_sampler(devices)
-        return {name: running(*subject, injector) for name, injector in injectors.items()}
+            "without": None, "tick": injecting("barrier"),
+            "tick, delay": injecting("barrier", law),
+            "tick, delay, trigger": injecting("deadline", law, seconds=1e9),
+        }  # fmt: skip
+        task, sampler = floors.task_and_sampler(devices)
+        runtimes = {
+            name: mesh.Mesh(
+                all_reduce(floors.optimizer()), task.losses, task.train, sampler, workers=devices,
+                mini_batches=floors.MINI_BATCHES, injector=injector, rounds_per_dispatch=count,
+            )
+            for name, injector in injectors.items()
+        }  # fmt: skip
+        return {name: floors.advancing(one, task, count) for name, one in runtimes.items()}
 
     def measure(budget: float) -> Iterator[Line]:
         taken = stopwatch.seconds(candidates(), budget=budget)
@@ -184,7 +180,7 @@ def callback_row(devices: int, least: float) -> Row:
             pair = {name: value, "without": without}
             yield Line(f"{name}, {devices} devices", value / without, "x", None, pair, facts)
 
-    return Row("host callbacks", "host callbacks", measure, least)
+    return Row("host callbacks", "host callbacks", measure)
 
 
 # --- schedules ---
@@ -192,16 +188,14 @@ def callback_row(devices: int, least: float) -> Row:
 
 def schedule_rows(sizes: Sizes) -> Iterator[Row]:
     """Yield event loops against a plain Python loop, and schedules of very many workers."""
-    section = "schedules"
     for workers, k in ((8, 1), (64, 8)):
         yield compared(
-            section, f"k_batch_async over a plain loop, {workers} workers", 1.0,
-            functools.partial(_planned, workers, k, sizes.events // k), 3 * sizes.least,
+            "schedules", f"k_batch_async over a plain loop, {workers} workers", 1.0,
+            functools.partial(_planned, workers, k, sizes.events // k),
         )  # fmt: skip
-    for kind in KINDS:
-        for delay, goal in (("independent", 1.0), ("markov", 0.5)):
-            measure = functools.partial(_many, kind, delay, goal, sizes.many, 5 * sizes.events)
-            yield Row(section, f"{kind}, {delay}", measure, 4 * sizes.least)
+    for kind, (delay, goal) in itertools.product(KINDS, (("independent", 1.0), ("markov", 0.5))):
+        measure = functools.partial(_many, kind, delay, goal, sizes.many, 5 * sizes.events)
+        yield Row("schedules", f"{kind}, {delay}", measure)
 
 
 def _planned(workers: int, k: int, updates: int):
@@ -298,32 +292,24 @@ CODEC_GOALS = {
 }  # fmt: skip
 
 
-def codec_rows(names, coordinates: tuple[int, ...], least: float) -> Iterator[Row]:
+def codec_rows(names, size: int) -> Iterator[Row]:
     """Yield rows that compare coding once, both ways, with a copy; codecs with a goal first."""
     names = names or [name for name in floors.codecs(500) if name != floors.COPY]
     goals = {n: g for n in names for start, g in CODEC_GOALS.items() if n.startswith(start)}
-    for size in coordinates:
-        for name in sorted(names, key=lambda name: name not in goals):
-            yield compared(
-                "codecs over copy", f"{name}, {size:.0e}".replace("e+0", "e"), goals.get(name),
-                functools.partial(_codec_and_copy, name, size), least * size / floors.SMALL,
-                functools.partial(_bytes, name, size),
-            )  # fmt: skip
-        _calls.cache_clear()  # the gradients
+    calls = functools.lru_cache(maxsize=1)(floors.codecs)
 
+    def candidates(name: str) -> dict[str, Callable]:
+        return {"codec": calls(size)[name][0], "copy": calls(size)[floors.COPY][0]}
 
-@functools.lru_cache(maxsize=1)
-def _calls(size: int):
-    return floors.codecs(size)
+    def facts(name: str, seconds: Mapping[str, float]) -> dict[str, float]:
+        return {"MB": 1e-6 * calls(size)[name][1], "GB/s": 4e-9 * size / seconds["codec"]}
 
-
-def _codec_and_copy(name: str, size: int):
-    calls = _calls(size)
-    return {"codec": calls[name][0], "copy": calls[floors.COPY][0]}
-
-
-def _bytes(name: str, size: int, seconds: Mapping[str, float]) -> dict:
-    return {"MB": 1e-6 * _calls(size)[name][1], "GB/s": 4e-9 * size / seconds["codec"]}
+    for name in sorted(names, key=lambda name: name not in goals):
+        yield compared(
+            "codecs over copy", f"{name}, {size:.0e}".replace("e+0", "e"), goals.get(name),
+            functools.partial(candidates, name), functools.partial(facts, name),
+        )  # fmt: skip
+    calls.cache_clear()  # the gradients
 
 
 # --- arms and input ---
@@ -339,7 +325,7 @@ CASES = {  # config and its argument, arm, changes
 }  # fmt: skip
 
 
-def _together(case: str, count: int):
+def _together(case: str, count: int) -> dict[str, Callable]:
     """Return `count` seeds of an arm as one program, and one alone, from prepare to write."""
     sweep.keep_programs()
     (name, argument), arm, changes = CASES[case]
@@ -348,15 +334,15 @@ def _together(case: str, count: int):
     config = override(config, dict(swept_arms(module, config))[arm] | {"name": arm} | changes)
     arms = [override(config, {"seed": seed}) for seed in range(count)]
 
-    def together():
+    def run_some(arms: list) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            train.run_together(arms, [pathlib.Path(folder, str(n)) for n in range(count)])
+            train.run_together(arms, [pathlib.Path(folder, str(n)) for n in range(len(arms))])
 
-    def alone():
+    def alone() -> None:
         with tempfile.TemporaryDirectory() as folder:
             train.run(arms[0], pathlib.Path(folder, "run"))
 
-    return {"together": together, "alone": alone}
+    return {"together": lambda: run_some(arms), "alone": alone}
 
 
 IMAGE = (32, 32, 3)  # uint8
@@ -370,6 +356,7 @@ def streaming_lines(
     for split, count in (("train", images), ("test", 64)):
         np.save(f"{folder}/{split}_image", rng.integers(0, 256, (count, *IMAGE), np.uint8))
         np.save(f"{folder}/{split}_label", rng.integers(0, 10, count, np.uint8))
+    method = all_reduce(floors.optimizer())
     # Two dispatches in a turn, so that one is read while the other runs.
     data_feed.TABLE_BYTES = updates * batch * (math.prod(IMAGE) + 1)
     runtimes = []
@@ -378,8 +365,8 @@ def streaming_lines(
         source = f"npy(folder='{folder}', classes=10)"
         task = tasks.build(f"images(source={source}, model={model}, reading={how})")
         runtime = simulate.Simulator(
-            all_reduce(floors.optimizer()), task.losses, task.train,
-            floors.sampler_of(task, 2, batch), floors.barrier(2, 1), mini_batches=1,
+            method, task.losses, task.train,
+            floors.sampler_of(task, 2, batch), floors.waiting(method, 2, 1), mini_batches=1,
         )  # fmt: skip
         runtimes.append(runtime)
         turn = floors.advancing(runtime, task, updates)
@@ -407,21 +394,20 @@ def streaming_lines(
 
 def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
     """Yield all rows."""
-    least = sizes.least
     yield from simulator_rows(sizes)
-    yield round_row("mesh", devices, 1.05, 15 * least)
-    yield callback_row(devices, 15 * least)
+    yield round_row("mesh", devices, 1.05)
+    yield callback_row(devices)
     yield from schedule_rows(sizes)
-    yield from codec_rows(sizes.codecs, (sizes.coordinates,), 2 * least)
+    yield from codec_rows(sizes.codecs, sizes.coordinates)
     for case in CASES:
         yield compared(
             "arms together over alone", f"{case}, {sizes.arms} arms", 0.3,
-            functools.partial(_together, case, sizes.arms), 60 * least, scale=1 / sizes.arms,
+            functools.partial(_together, case, sizes.arms), scale=1 / sizes.arms,
         )  # fmt: skip
     kinds = (("logistic", 256, 64, None), ("resnet18(width=16)", 8, 4, 1.03))
     for model, batch, updates, goal in kinds[: sizes.models]:
         measure = functools.partial(streaming_lines, model, batch, updates, goal, sizes.images)
-        yield Row("input", f"streamed, {model}", measure, 40 * least)
+        yield Row("input", f"streamed, {model}", measure)
 
 
 def table(record: dict) -> str:
@@ -452,22 +438,21 @@ def publish(record: dict, page: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="words of sections or rows, with commas")
-    parser.add_argument("--tiny", action="store_true", help="the smallest sizes")
-    parser.add_argument("--minutes", type=float, default=15.0, help="after which no row begins")
-    parser.add_argument("--output", type=pathlib.Path, help="the record; docs/results for a whole")
-    options = parser.parse_args()
+    options = harness.options(
+        __doc__, only=("", "words of sections or rows, with commas"),
+        tiny=(False, "the smallest sizes"), minutes=(15.0, "after which no row begins"),
+        output=("", "the record; docs/results for a whole"),
+    )  # fmt: skip
     logging.set_verbosity(logging.WARNING)
     harness.devices_of_cpu(DEVICES)
-    sizes = TINY if options.tiny else Sizes()
-    wanted = harness.chosen(rows(sizes, jax.device_count()), options.only)
     is_whole = not (options.only or options.tiny)
-    path = options.output or (FOLDER / "suite.json" if is_whole else None)
-    given = " ".join(word for word in sys.argv[1:] if not word.startswith("--output"))
-    record = head(f"python -m benchmarks.suite {given}".strip())
-    record |= {"backend": jax.default_backend(), "load": os.getloadavg()[0], "complete": False}
-    good = run(wanted, record, path, 60 * options.minutes, print, SHARE)
+    output = pathlib.Path(options.output) if options.output else FOLDER / "suite.json"
+    record = harness.head(harness.typed("suite")) | {
+        "backend": jax.default_backend(), "load": os.getloadavg()[0], "complete": False
+    }  # fmt: skip
+    wanted = rows(TINY if options.tiny else Sizes(), jax.device_count())
+    output = output if is_whole or options.output else None
+    good = run(wanted, record, output, 60 * options.minutes, SHARE, options.only)
     if is_whole:
         publish(record, PAGE)
     sys.exit(0 if good else 1)

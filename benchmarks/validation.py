@@ -11,15 +11,19 @@ ranks is there, and takes its transfer time, as its recorded seconds are mostly 
 transfer times are medians over one half of the steps, and steps of the other half are predicted.
 """
 
-import argparse
+import graphlib
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from benchmarks.harness import FOLDER, put
+from benchmarks import harness
 
+RECORD = harness.Record(harness.FOLDER / "validation.json",
+    "python -m benchmarks.validation --data=FOLDER", ("job", "calibrated"))  # fmt: skip
 JOBS = ("AR", "SE", "ST")
 FILES = "AR.parquet, SE.parquet and ST.parquet of github.com/ByteDance-Seed/StragglerAnalysis"
 COLUMNS = ("step", "rank", "dp_rank", "stage", "optype", "seq_id", "start_ts", "duration")
@@ -60,25 +64,18 @@ class Job(NamedTuple):
         return last - np.min(list(self.start.values()), axis=0)
 
 
-def job(columns: Mapping[str, np.ndarray]) -> Job:
+def job(table: pd.DataFrame) -> Job:
     """Return the operations of a table; ValueError where not every step has the same ones."""
-    kinds = np.asarray(columns["optype"]).astype(str)
-    kept = kinds != "gc"
-    table = {name: np.asarray(columns[name])[kept] for name in COLUMNS if name != "optype"}
-    steps, step = np.unique(table["step"], return_inverse=True)
-    start, seconds, places = {}, {}, {}
-    others = (table[name].tolist() for name in COLUMNS[1:] if name != "optype")
-    rows = zip(kinds[kept].tolist(), *others, step.tolist(), strict=True)
-    for kind, rank, replica, stage, seq, began, took, at in rows:
-        operation = Operation(rank, kind, seq)
-        places[rank] = replica, stage
-        start.setdefault(operation, np.full(len(steps), np.nan))[at] = began
-        seconds.setdefault(operation, np.full(len(steps), np.nan))[at] = took
-    if any(np.isnan(values).any() for values in seconds.values()):
+    table = table[table.optype != "gc"]
+    wide = table.pivot_table(["start_ts", "duration"], ["rank", "optype", "seq_id"], "step", "last")
+    if wide.isna().any(axis=None):
         raise ValueError("steps have different operations; keep those that have all")
-    program = {rank: [] for rank in sorted(places)}
+    operations = [*map(Operation._make, wide.index)]
+    start, seconds = (dict(zip(operations, wide[column].to_numpy(float), strict=True))
+                      for column in ("start_ts", "duration"))  # fmt: skip
+    places, program = table.groupby("rank")[["dp_rank", "stage"]].last(), {}
     for operation in sorted(start, key=lambda one: (one.rank, start[one][0], one.kind)):
-        blocks = program[operation.rank]
+        blocks = program.setdefault(operation.rank, [])
         together = blocks and operation.kind not in COMPUTING and np.array_equal(
             start[operation], start[blocks[-1][0]]
         )  # fmt: skip
@@ -86,6 +83,7 @@ def job(columns: Mapping[str, np.ndarray]) -> Job:
             blocks[-1] += (operation,)
         else:
             blocks.append((operation,))
+    places = {rank: tuple(place) for rank, *place in places.itertuples()}
     return Job(start, seconds, places, program)
 
 
@@ -127,10 +125,8 @@ def calibrated(job: Job, steps: np.ndarray) -> Costs:
     last = max(stage for _, stage in job.places.values())
     over = {}  # when a rank's last micro-batch has ended
     for rank, blocks in job.program.items():
-        before = [
-            one for block in blocks for one in block if one.kind.startswith(("forward", "backward"))
-        ]
-        over[rank] = np.max([job.end(one)[steps] for one in before], axis=0)
+        over[rank] = np.max([job.end(one)[steps] for one in itertools.chain(*blocks)
+                             if one.kind.startswith(("forward", "backward"))], axis=0)  # fmt: skip
     for rank, blocks in job.program.items():
         free = np.zeros(len(job.steps()))[steps]
         replica, _ = job.places[rank]
@@ -158,44 +154,27 @@ def calibrated(job: Job, steps: np.ndarray) -> Costs:
 
 def predicted(job: Job, costs: Costs, steps: np.ndarray) -> np.ndarray:
     """Return the seconds of the given steps, by their recorded computing and the costs."""
-    began: dict[Operation, np.ndarray] = {}
-    ended: dict[Operation, np.ndarray] = {}
-    place = dict.fromkeys(job.program, 0)  # of the next block of a rank
-    over: dict[int, np.ndarray] = {}  # when a rank's last micro-batch has ended
-    moved = True
-    while moved:
-        moved = False
-        for rank, blocks in job.program.items():
-            while place[rank] < len(blocks):
-                block = blocks[place[rank]]
-                if block[0] not in began:
-                    before = blocks[place[rank] - 1] if place[rank] else ()
-                    free = [ended[one] for one in before] or [np.zeros(len(steps))]
-                    if block[0].kind == AFTER_PIPELINE:
-                        over[rank] = np.max(free, axis=0)
-                        moved = True
-                    waited = costs.awaited.get(block[0], ())
-                    if any(one not in over for one in waited):
-                        break
-                    free = [over[one] for one in waited] or free
-                    start = np.max(free, axis=0) + costs.gap[block[0]]
-                    began |= dict.fromkeys(block, start)
-                    moved = True
-                needed = [other for one in block if one.kind not in COMPUTING
-                          for other in peers(job, one)]  # fmt: skip
-                if any(one not in began for one in needed):
-                    break
-                for one in block:
-                    if one.kind in COMPUTING:
-                        ended[one] = began[one] + job.seconds[one][steps]
-                    else:
-                        there = np.max([began[other] for other in peers(job, one)], axis=0)
-                        ended[one] = there + costs.transfer[one]
-                place[rank] += 1
-                moved = True
-    if len(ended) < len(job.start):
-        raise ValueError("operations wait for each other in a circle")
-    return np.max(list(ended.values()), axis=0) - np.min(list(began.values()), axis=0)
+    # An event, a beginning or an end -> the events that it follows, and the seconds after the last.
+    before: dict[tuple[str, Operation], list] = {}
+    after: dict[tuple[str, Operation], float | np.ndarray] = {}
+    blocks = [pair for own in job.program.values() for pair in itertools.pairwise([(), *own])]
+    over = {block[0].rank: previous for previous, block in blocks
+            if block[0].kind == AFTER_PIPELINE}  # fmt: skip
+    for previous, block in blocks:
+        ranks = costs.awaited.get(block[0], ())
+        waited = [one for rank in ranks for one in over[rank]] or previous
+        for one in block:
+            before["begin", one] = [("end", other) for other in waited]
+            after["begin", one] = costs.gap[block[0]]
+            computes = one.kind in COMPUTING
+            first = [one] if computes else peers(job, one)
+            before["end", one] = [("begin", other) for other in first]
+            after["end", one] = job.seconds[one][steps] if computes else costs.transfer[one]
+    times: dict[tuple[str, Operation], np.ndarray] = {}
+    for event in graphlib.TopologicalSorter(before).static_order():
+        ready = [times[one] for one in before[event]] or [np.zeros(len(steps))]
+        times[event] = np.max(ready, axis=0) + after[event]
+    return np.max([*times.values()], axis=0) - np.min([*times.values()], axis=0)
 
 
 def judged(job: Job) -> list[dict]:
@@ -218,32 +197,23 @@ def judged(job: Job) -> list[dict]:
 
 def read(path: pathlib.Path) -> Job:
     """Return the operations in a Parquet file; ValueError for another file."""
-    from pyarrow import ArrowException, parquet
-
     try:
-        table = parquet.read_table(path, columns=list(COLUMNS))
-        return job({name: table[name].to_numpy(zero_copy_only=False) for name in COLUMNS})
-    except (OSError, ValueError, KeyError, ArrowException) as error:
+        return job(pd.read_parquet(path, columns=list(COLUMNS)))
+    except (OSError, ValueError, KeyError) as error:  # ValueErrors of pyarrow among them
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise ValueError(f"{path} cannot be read ({reason}); give a folder with {FILES}") from error
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=pathlib.Path, help="folder of the three Parquet files")
-    options = parser.parse_args()
-    if options.data is None:
-        parser.error(f"give --data=FOLDER with {FILES}")
+    options = harness.options(__doc__, data=("", "folder of the three Parquet files"))
+    if not options.data:
+        raise SystemExit(f"error: give --data=FOLDER with {FILES}")
     for name in JOBS:
         try:
-            rows = judged(read(options.data / f"{name}.parquet"))
+            rows = judged(read(pathlib.Path(options.data, f"{name}.parquet")))
         except ValueError as error:
             raise SystemExit(f"error: {error}") from error
-        points = [{"job": name, **row} for row in rows]
-        for point in points:
-            print(" ".join(f"{key}={value}" for key, value in point.items()), flush=True)
-        put(FOLDER / "validation.json", "python -m benchmarks.validation --data=FOLDER",
-            ("job", "calibrated"), points)  # fmt: skip
+        RECORD.put([{"job": name, **row} for row in rows])
 
 
 if __name__ == "__main__":

@@ -116,9 +116,10 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
 
 def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
     """Return the longest runs of an arm, and its shorter runs; (all runs, []) for mixed arms."""
-    lengths = [tuple(config.get(name) or 0 for name in records.LENGTHS) for _, config, _ in runs]
+    found = [[config.get(name) for name in records.LENGTHS] for _, config, _ in runs]
+    lengths = [[value if registry.is_number(value) else 0 for value in values] for values in found]
     equal = [{**config, "seed": None, **dict.fromkeys(records.LENGTHS)} for _, config, _ in runs]
-    several = len({config["seed"] for _, config, _ in runs}) < len(runs)  # of several launches
+    several = len({summary["seed"] for *_, summary in runs}) < len(runs)  # of several launches
     if several or any(config != equal[0] for config in equal):
         return list(runs), []
     kept = [length == max(lengths) for length in lengths]

@@ -10,7 +10,7 @@ from experiments import formats, records
 TRIES = 60
 
 
-@pytest.mark.parametrize("name", ["schedule", "note", "checkpoint", "divided"])
+@pytest.mark.parametrize("name", ["schedule", "note", "config", "checkpoint", "divided"])
 def test_a_damaged_file_is_refused_in_a_sentence_or_read(name, tmp_path):
     outcomes = damage.damage(name, TRIES, seed=1, place=tmp_path)
     assert not [how for how in outcomes if how.startswith("broken")], outcomes

@@ -13,13 +13,13 @@ from experiments import stopwatch
 from tests.launcher import ROOT, program
 
 
-def row(name, *lines, error=None, least=0.0):
+def row(name, *lines, error=None):
     def measure(budget):
         yield from lines
         if error is not None:
             raise error
 
-    return Row("a section", name, measure, least)
+    return Row("a section", name, measure)
 
 
 def ratio(name, value=2.0, goal=1.0):
@@ -27,17 +27,16 @@ def ratio(name, value=2.0, goal=1.0):
 
 
 def ran(rows, path, seconds=60.0, **more):
-    """(whether none failed, the record as read, what was printed)."""
-    printed = []
-    good = run(rows, {"complete": False}, path, seconds, printed.append, **more)
-    return good, json.loads(path.read_text()), printed
+    """(whether none failed, the record as read)."""
+    good = run(rows, {"complete": False}, path, seconds, **more)
+    return good, json.loads(path.read_text())
 
 
 def states(record):
     return {row["name"]: row["state"] for row in record["rows"]}
 
 
-def test_a_row_without_memory_or_with_an_error_says_so_and_the_next_one_runs(tmp_path):
+def test_a_row_without_memory_or_with_an_error_says_so_and_the_next_one_runs(tmp_path, capsys):
     device = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
     rows = [
         row("device", ratio("kept", math.inf), error=device),
@@ -45,26 +44,27 @@ def test_a_row_without_memory_or_with_an_error_says_so_and_the_next_one_runs(tmp
         row("broken", error=KeyError("x")),
         row("last", ratio("found")),
     ]
-    good, record, printed = ran(rows, tmp_path / "record.json")
+    good, record = ran(rows, tmp_path / "record.json")
     assert not good and record["complete"]
     assert states(record) == {"device": "out of memory", "elsewhere": "skipped",
                               "broken": "failed", "last": "ran"}  # fmt: skip
     assert record["rows"][0]["lines"][0]["value"] is None  # JSON has no infinity
     assert record["rows"][2]["word"] == "KeyError: 'x'"
+    printed = capsys.readouterr().out.splitlines()
     assert any("device: out of memory: " in text and "9 bytes" in text for text in printed)
 
 
-def test_a_row_that_would_not_fit_is_skipped_with_a_word(tmp_path):
+def test_no_row_begins_after_the_end(tmp_path):
     now = iter(range(0, 1000, 10))  # a look at the clock takes 10 s
-    rows = [row("fits", ratio("a"), least=80.0), row("large", least=75.0), row("small", least=5.0)]
-    good, record, _ = ran(rows, tmp_path / "record.json", 100.0, clock=lambda: next(now))
-    assert good and states(record) == {"fits": "ran", "large": "skipped", "small": "ran"}
-    assert record["rows"][1]["word"] == "takes about 75 s, 70 s are left; raise --minutes"
+    rows = [row("first", ratio("a")), row("late")]
+    good, record = ran(rows, tmp_path / "record.json", 20.0, clock=lambda: next(now))
+    assert good and states(record) == {"first": "ran", "late": "skipped"}
+    assert record["rows"][1]["word"] == "no time is left; raise --minutes"
 
 
 def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
     monkeypatch.setattr(stopwatch, "seconds", lambda sides, budget: {"ours": 3.0, "floor": 2.0})
-    measured = compared("s", "name", 1.03, dict, 0.0, lambda taken: {"twice": 6.0}, scale=0.5)
+    measured = compared("s", "name", 1.03, dict, lambda taken: {"twice": 6.0}, scale=0.5)
     (line,) = measured.measure(1.0)
     assert line.value == 0.75 and line.facts == {"twice": 6.0} and line.verdict == "met"
     assert ratio("a", 2.3).verdict == "missed by 2.3x" and ratio("a", 5.0, None).verdict == ""
@@ -73,7 +73,7 @@ def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
 def test_the_table_stands_between_the_marks_of_a_page(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{''.join(suite.MARKS)}\nafter\n")
-    _, record, _ = ran([row("r", ratio("a"), Line("b", 3.0, "s"))], tmp_path / "r.json")
+    _, record = ran([row("r", ratio("a"), Line("b", 3.0, "s"))], tmp_path / "r.json")
     for _ in range(2):  # it replaces itself
         suite.publish(record | {"date": "2026-01-01T", "cores": 2, "backend": "cpu"}, page)
     text = page.read_text()
@@ -84,12 +84,13 @@ def test_the_table_stands_between_the_marks_of_a_page(tmp_path):
 
 def test_a_record_keeps_other_points_with_their_day_and_a_remark_on_its_command(tmp_path):
     path = tmp_path / "record.json"
-    harness.put(path, "python -m a", ("rate",), [{"rate": "1gbit", "ms": 1.23456789}])
+    record = harness.Record(path, "python -m a", ("rate",))
+    record.put([{"rate": "1gbit", "ms": 1.23456789}])
     found = json.loads(path.read_text())
     earlier = {"remark": "Of an earlier form.", "date": "2026-01-02T03"}
     path.write_text(json.dumps(found | earlier))
     for command, remark in (("python -m a", "Of an earlier form."), ("python -m b", None)):
-        harness.put(path, command, ("rate",), [{"rate": "2gbit", "ms": 2.0}])
+        record._replace(command=command).put([{"rate": "2gbit", "ms": 2.0}])
         found = json.loads(path.read_text())
         assert found.get("remark") == remark and found["command"] == command
         assert [point["ms"] for point in found["summary"]["points"]] == [1.2346, 2.0]
@@ -99,10 +100,9 @@ def test_a_record_keeps_other_points_with_their_day_and_a_remark_on_its_command(
 
 @pytest.mark.slow
 def test_both_sides_of_a_step_train_the_same_model():
-    given = *floors.task_and_sampler(4), 4, 3, 1
-    for both in (floors.all_reduce_sides(*given, loops=accelerator.LOOPS),
-                 floors.gossip_sides(*given, step=floors.ring_step,
-                                     loops=accelerator.LOOPS)):  # fmt: skip
+    given = *floors.task_and_sampler(4), 4, 3
+    for step in (floors.union_step, floors.ring_step):
+        both = floors.sides(*given, step=step, mini_batches=1, loops=accelerator.LOOPS)
         ours = both.pop("ours")().params
         for floor in both.values():
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, floor()[0])

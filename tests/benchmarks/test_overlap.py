@@ -48,17 +48,16 @@ def test_every_schedule_has_a_point_and_a_timeline(tmp_path, monkeypatch):
     assert not spans["in one program"]["measured"]  # nothing in it is apart from the rest
     for point in points:  # the median of two
         assert point["seconds"] == pytest.approx(sum(point["turns"]) / 2, abs=1e-5)
-    overlap.draw(overlap.trace(spans), tmp_path / "timelines.png")
+    overlap.draw(spans, tmp_path / "timelines.png")
     assert (tmp_path / "timelines.png").stat().st_size > 10_000
     events = [e for e in overlap.trace({"wfbp": spans["wfbp"]})["traceEvents"] if e["ph"] == "X"]
     assert {event["tid"] for event in events} == {1, 2, 3, 4} and min(e["ts"] for e in events) == 0
     names, steps = [event["name"] for event in events], overlap.TRACED
     assert all(names.count(f"reduce {b}") == names.count(f"stage {b}") == steps for b in range(3))
     assert [names.count(f"planned {b}") for b in range(4)] == [1, 1, 1, 0]
-    eager = overlap.trace({"parts": spans["byte_scheduler"]})["traceEvents"]
-    step = overlap.typical_step([event for event in eager if event["ph"] == "X"])
-    assert [event["ts"] for event in step if event["name"] == "reduce 0"] == [0]
-    shown = [event["name"] for event in overlap.typical_step(events)]
+    step = overlap.typical_step(spans["byte_scheduler"]["measured"])
+    assert [span.start for span in step if span.name == "reduce 0"] == [0]
+    shown = [span.name for span in overlap.typical_step(spans["wfbp"]["measured"])]
     assert sorted(shown) == [*(f"reduce {b}" for b in range(3)), *(f"stage {b}" for b in range(3)),
                              "update"]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """A job with a pipeline whose steps are known, as recorded operations and as predicted ones."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks import validation, validation_processes
@@ -11,9 +12,9 @@ MESSAGE, REDUCED, GAP, LATE, NORMS = 0.25, 0.5, 0.125, 0.375, 0.0625
 
 
 def recorded():
-    """Return the operations of all steps, as columns."""
+    """Return the operations of all steps, as a table."""
     rows = [row for step in range(STEPS) for row in operations(step)]
-    return dict(zip(validation.COLUMNS, map(np.array, zip(*rows, strict=True)), strict=True))
+    return pd.DataFrame(rows, columns=validation.COLUMNS)
 
 
 def operations(step):
@@ -73,9 +74,8 @@ def test_steps_of_a_known_pipeline_are_predicted_from_the_other_half():
 
 
 def test_what_is_no_such_job_is_refused(tmp_path):
-    columns = recorded()
     with pytest.raises(ValueError, match="steps have different operations"):
-        validation.job({name: values[1:] for name, values in columns.items()})
+        validation.job(recorded()[1:])
     with pytest.raises(ValueError, match=r"cannot be read \(.*; give a folder with AR.parquet"):
         validation.read(tmp_path / "AR.parquet")
 
@@ -87,4 +87,4 @@ def test_rankings_count_where_runs_can_tell_them():
     found = validation_processes.summary(rows)
     assert (found["pairs"], found["ranked"], found["tau"]) == (3, 2, 1.0)
     assert found["beyond_10%"] == 1 and found["median_error"] == pytest.approx(0.02)
-    assert len({*validation_processes.cells()}) == 78
+    assert len({*validation_processes.CELLS}) == 78

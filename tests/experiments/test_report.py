@@ -287,6 +287,18 @@ def test_seeds_that_are_trained_longer_already_stand_for_their_arm(tmp_path):
     assert ({arm.name for arm in arms}, unfinished) == ({"short", "long"}, [])
 
 
+def test_a_config_whose_seed_or_length_is_damaged_gives_no_traceback(tmp_path):
+    for seed in range(2):
+        leave(tmp_path / f"a/seed_{seed}", "a", seed=seed)
+    path = tmp_path / "a/seed_1" / records.CONFIG
+    given = json.loads(path.read_text())
+    records.write_json(path, given | {"seed": {}})
+    assert [arm.name for arm in report.gather(tmp_path)[0]] == ["a"]
+    records.write_json(path, given | {"updates": "x"})
+    with pytest.raises(ValueError, match="are both runs of 'a', with other settings"):
+        report.gather(tmp_path)
+
+
 def test_a_look_counts_what_the_schedule_says_and_events_are_shown(tmp_path):
     schedule = schedule_of("k_async")
     look = figures.look(schedule, P)
