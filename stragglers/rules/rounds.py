@@ -194,7 +194,8 @@ def drop_compute(
 
     Mini-batches unfinished at the end of a round are lost. The deadline is chosen for work that is
     cut there, as in the paper. It is a pure function of the delays in the first rounds, so that any
-    segment can compute it. On devices the deadline follows from the real durations of these rounds.
+    segment can compute it. On devices the deadline follows from the real durations of these rounds,
+    and holds from the next dispatch on.
     """
     if calibration < 1:
         raise ValueError(
