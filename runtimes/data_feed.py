@@ -26,6 +26,7 @@ import numpy as np
 from runtimes import phases
 
 TABLE_BYTES = 1 << 26  # bound on the examples of a dispatch of several updates: 64 MiB
+LOOK = 1e-3  # s between two looks at devices that work while a mini-batch is read
 
 
 class Source(Protocol):
@@ -119,8 +120,8 @@ class Feed:
             self._streamed.source.example,
         )
         for slot, address in enumerate(map(tuple, addresses.tolist())):
+            examples = self._result(address, computing)
             with self.waiting(computing):
-                examples = self._result(address)
                 place = slice(slot * size, (slot + 1) * size)
                 for a, read in zip(*map(jax.tree.leaves, (table, examples)), strict=True):
                     a[place] = read
@@ -151,10 +152,14 @@ class Feed:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    def _result(self, address: tuple[int, int]) -> Any:
+    def _result(self, address: tuple[int, int], computing: Callable[[], bool]) -> Any:
+        asked = self._asked[address]
         try:
             with phases.within(phases.INPUT):
-                return self._asked[address].result()
+                while computing() and not asked.done():  # the devices may end before the reader
+                    concurrent.futures.wait([asked], LOOK)
+                with self.waiting(computing):
+                    return asked.result()
         except BrokenProcessPool as error:
             raise self._without_a_reader() from error
         except Exception as error:  # a source is foreign code, which can raise any exception

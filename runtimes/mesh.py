@@ -260,7 +260,8 @@ class Mesh:
             run.model,
         )
         if self._injector is None:
-            seconds = packing.of_all(np.array([time.monotonic() - began])).max()
+            here = np.array([time.monotonic() - began, self._input.waited])
+            seconds, waited = packing.of_all(here).max(axis=0)
             schedule = _plain_schedule(run, self._mini_batches, count, seconds, waited)
             consumed = run.consumed + count * self._mini_batches
         else:
@@ -412,7 +413,7 @@ class MeshInput(Input):
         self._examples, self._sampler, self._draws = examples, sampler, draws
         self._workers, self.rounds, self._most = devices.shape[AXIS], rounds, most
         self._devices, self._team = devices, team
-        self.waited = 0.0  # s that the last `take` waited for its input
+        self.waited = 0.0  # s that the devices have waited for input since the last `take` began
 
     def _table(self, consumed: np.ndarray, places: Callable[..., Any]) -> Table:
         """Return a dispatch's table on the devices; places: (workers, counters) -> indices."""
@@ -498,12 +499,14 @@ class StreamedInput(MeshInput):
         after: arrays that become ready when the dispatch under way ends.
         """
         if self._next is not None:
+            before = self._feed.waited
             self._staged = (
                 self._next,
                 self._on_devices(
                     self._next, lambda: not all(leaf.is_ready() for leaf in jax.tree.leaves(after))
                 ),
             )
+            self.waited += self._feed.waited - before
 
     def _places(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
         """Return the indices of samples among a device's streamed examples, in their order."""

@@ -78,8 +78,9 @@ def offered(
 def by_cost(
     schedule: Schedule, costs: Costs, parts: int = 10, lost: int | Sequence[int] = 0
 ) -> Kept | None:
-    """Return the shares that a schedule kept, by `parts` of equal size; None if it kept nothing.
+    """Return the shares that a schedule kept, by `parts` of equal size.
 
+    None if the schedule kept nothing, or has fewer samples than parts.
     costs: function from workers and counters to the costs of these mini-batches, or of each of
     their samples. lost: as in `offered`.
     """
@@ -89,6 +90,8 @@ def by_cost(
     cost = np.asarray(costs(worker, counter), np.float64)
     kept = np.broadcast_to(kept.reshape(-1, *[1] * (cost.ndim - 1)), cost.shape).ravel()
     cost = cost.ravel()
+    if cost.size < parts:
+        return None
     order = np.argsort(cost, kind="stable")
     rising, in_order = cost[order], kept[order]
     begin, end = (np.searchsorted(rising, rising, side) for side in ("left", "right"))
@@ -253,6 +256,11 @@ def share_by_cost(
         array([0.75, 0.25])
     """
     sums = Sums(durations, workers, mini_batches)
+    if not 1 <= parts <= sums.durations.size:
+        raise ValueError(
+            f"kept: needs 1 <= parts <= {sums.durations.size} durations, got parts={parts}; set "
+            "fewer parts, or give more durations"
+        )
     each = kept(sums).mean(axis=0)
     return np.array([part.mean() for part in np.array_split(each, parts)])
 

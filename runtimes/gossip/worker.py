@@ -522,10 +522,10 @@ class GossipWorker(Computing):
             self._attempts += 1
             while message is not None:
                 request = Request(self._me, self._attempts, number, message, entry)
+                self._count(sent_bytes=_bytes(message))
                 reply, number = self._call(step.partner, request), number + 1
                 if reply is None:
                     return False
-                self._count(sent_bytes=_bytes(message))
                 with self._computing():
                     message, result = advanced(half, reply.message)
             met = Meeting((entry, reply.entry), asked, self.now())

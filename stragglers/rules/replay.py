@@ -30,13 +30,20 @@ def recorded(schedule: Schedule) -> Rule:
         rows = schedule.slice(begin, end)
         return state._replace(update=end + schedule.offset), replace(rows, held=held)
 
+    stale, twice = bool(schedule.staleness.any()), bool(schedule.twice.any())
+    ignores = schedule.ignored is not None and bool(schedule.ignored.any())
+    # With an age limit that nothing reached, all work in flight at an update was cancelled.
+    cancels = schedule.ignored is not None and not (ignores or stale)
     turnout = Turnout(
         schedule.fewest,
         schedule.partner is not None,
         schedule.stopped,
-        twice=bool(schedule.twice.any()),
+        early=twice,
+        twice=twice,
+        cancels=cancels,
+        wastes=ignores or cancels,
     )
-    return Rule(workers, init, extend, asynchronous=bool(schedule.staleness.any()), turnout=turnout)
+    return Rule(workers, init, extend, asynchronous=stale, turnout=turnout)
 
 
 def replay(setting: Setting, *, path: str) -> Rule:

@@ -56,21 +56,19 @@ def _trigger(clock: RoundClock) -> Trigger:
     )
 
 
-def barrier(setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish") -> Rule:
+def barrier(setting: Setting) -> Rule:
     """Wait for M mini-batches of every worker."""
-    clock = RoundClock(setting, round_clock.never, "all", leftovers, in_flight)
+    clock = RoundClock(setting, round_clock.never, "all", "carry", "finish")
     return _rule(clock)
 
 
-def neighbour_barrier(
-    setting: Setting, *, leftovers: str = "carry", in_flight: str = "finish"
-) -> Rule:
+def neighbour_barrier(setting: Setting) -> Rule:
     """Let each worker wait for its neighbours' M mini-batches (1705.09056)."""
     if setting.graph is None and setting.links is None:
         raise Unfit(
             "neighbour_barrier", "got neither graph nor links", "pass the graph, or use barrier"
         )
-    clock = RoundClock(setting, round_clock.never, "neighbours", leftovers, in_flight)
+    clock = RoundClock(setting, round_clock.never, "neighbours", "carry", "finish")
     return _rule(clock)
 
 
@@ -196,7 +194,8 @@ def drop_compute(
 
     Mini-batches unfinished at the end of a round are lost. The deadline is chosen for work that is
     cut there, as in the paper. It is a pure function of the delays in the first rounds, so that any
-    segment can compute it. On devices the deadline follows from the real durations of these rounds.
+    segment can compute it. On devices the deadline follows from the real durations of these rounds,
+    and holds from the next dispatch on.
     """
     if calibration < 1:
         raise ValueError(

@@ -87,7 +87,7 @@ def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file)
     assert arm.config.optimizer.decay == 0.1
     with pytest.raises(ValueError, match=r"'a' and 'b' are the same"):
         sweep.expand(config, path, user, seeds=2, only=["a/seed_7", "b/seed_8"])
-    path = sweep_file("yield 'a', {'wait': 'barrier', 'wait.leftovers': 'drop'}")
+    path = sweep_file("yield 'a', {'wait': 'first_finisher', 'wait.leftovers': 'drop'}")
     (arm,) = sweep.expand(config, path, {"wait": "quorum(k=1)"}, seeds=1)
     assert registry.text(arm.config.wait) == "quorum(k=1)"
     network = {"communication": "link(seconds=1)", "communication.hides": False}

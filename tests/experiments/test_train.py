@@ -58,7 +58,8 @@ MESH = {"runtime": "mesh"}
 W = "[[0.5, 0.5], [0.5, 0.5]]"
 # One row per kind of refusal.
 BAD = [
-    ({"wait": "barrier(leftovers=keep)"}, "unknown leftovers='keep'; choose one of carry, drop"),
+    ({"wait": "quorum(k=1,leftovers=keep)"}, "unknown leftovers='keep'; choose one of carry, drop"),
+    ({"wait": "barrier(leftovers=drop)"}, "barrier.*leftovers"),  # nobody is stopped
     ({"wait": "first_finisher(landing=some)"}, "unknown landing='some'; choose one of neighbours"),
     ({"wait": "neighbour_barrier"}, "got neither graph nor links; wait for adaptive_deadline, "),
     ({"wait": "random_pairs"}, "all_reduce cannot wait for random_pairs: nodes meet neighbours"),

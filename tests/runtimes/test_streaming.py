@@ -4,6 +4,7 @@ import os
 import pathlib
 import signal
 import threading
+import time
 
 import jax
 import numpy as np
@@ -141,6 +142,32 @@ def test_the_next_table_is_read_while_devices_compute():
     np.testing.assert_array_equal(table["y"][: 2 * B], expected.ravel())
     assert not table["y"][N * M * B :].any()
     feed.close()
+
+
+class Slow(Counted):
+    """Examples that are read long after the devices have ended their work."""
+
+    def read(self, indices):
+        time.sleep(0.1)
+        return super().read(indices)
+
+
+def test_a_wait_counts_from_the_end_of_the_devices_work():
+    """The work ends while a mini-batch is read."""
+    feed, began = Feed(Streamed(Slow()), SAMPLES), time.monotonic()
+    feed.table(np.array([[0, 0]]), 1, computing=lambda: time.monotonic() < began + 0.03)
+    assert 0.05 < feed.waited < time.monotonic() - began - 0.03
+    feed.close()
+
+
+def test_the_schedule_of_a_mesh_has_all_waits_for_its_input():
+    """Also the waits for the next dispatch's examples, for which a dispatch lasts longer."""
+    runtime = mesh(Streamed(Slow(), Readers(threads=8)))
+    run, schedule = runtime.advance(runtime.start(X0), np.inf, 12)
+    waited = runtime.measured(run)["input_wait_seconds"]
+    assert waited > 0.3
+    assert schedule.time[-1] - schedule.busy.sum(0)[0] == pytest.approx(waited)
+    runtime.close()
 
 
 def test_a_reader_that_has_ended_is_one_sentence():

@@ -83,7 +83,8 @@ def test_what_was_kept_by_hand():
     assert found.share == 0.6 and found.mean_cost == (1 + 2 + 3) / 3 / 3
     same = kept.by_cost(rows, lambda worker, counter: np.ones((len(worker), 2)), parts=5)
     np.testing.assert_allclose(same.by_part, 0.6)  # equal costs share their parts
-    assert kept.by_cost(rows.slice(0, 0), lambda worker, counter: counter) is None
+    for none in (rows.slice(0, 0), rows.slice(0, 1)):  # or fewer samples than parts
+        assert kept.by_cost(none, lambda worker, counter: counter) is None
 
 
 def test_a_worker_that_is_always_cut_off_has_kept_nothing():
@@ -190,5 +191,6 @@ test_costs_that_make_no_sense_are_refused = refused(
     (lambda: kept.share_by_cost(kept.k_sync(1), [0.0, 1.0], 2, 1), "positive, finite"),
     (lambda: kept.share_by_cost(kept.k_sync(1), [], 2, 1), "positive, finite"),
     (lambda: kept.share_by_cost(kept.k_sync(3), [1.0], 2, 1, parts=1), "1 <= k <= 2, got k=3"),
+    (lambda: kept.share_by_cost(kept.k_sync(1), [1.0, 2.0], 2, 1), "<= 2 durations, got parts=10"),
     (lambda: kept.bias([0.0, 0.0], [1.0, 2.0]), "shares >= 0 of 2 parts"),
 )

@@ -248,6 +248,31 @@ def test_work_that_is_too_old_was_not_waiting():
     assert planned.plan("k_async", law, 3, 7, k=1).ignored is None
 
 
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("k_sync", {"k": 2}),
+        ("k_batch_sync", {"k": 4}),
+        ("rennala", {"k": 2}),
+        ("ringmaster", {"limit": 2}),
+        ("ringmaster", {"limit": 2, "interrupt": True}),
+        ("k_async", {"k": 2}),
+        ("barrier", {}),
+    ],
+)
+def test_a_replay_knows_what_its_updates_have_wasted(name, own, tmp_path):
+    """From the rows alone: idle shares, work that was lost and who was cut off are the rule's."""
+    made = planned.rule(name, delays.exponential(1.0), 3, **own)
+    rows = whole(made, 40)
+    rows.save(tmp_path / "rows.npz")
+    again = planned.rule("replay", delays.exponential(1.0), 3, path=str(tmp_path / "rows.npz"))
+    wasted = rows.ignored is not None and (rows.ignored.any() or made.turnout.cancels)
+    assert again.turnout.wastes == wasted
+    assert (again.turnout.cancels, again.cuts_off) == (made.turnout.cancels, made.cuts_off)
+    if wasted:
+        assert whole(again, 40).idle_share(wasted) == rows.idle_share(made.turnout.wastes)
+
+
 test_bad_values = refused(
     ("k_sync", {"k": 7}, "k_sync: needs 1 <= k <= 6 workers.*, got k=7"),
     ("k_async", {"k": 0}, "k_async: needs 1 <= k <= 6 workers.*, got k=0"),

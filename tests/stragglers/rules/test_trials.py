@@ -61,5 +61,8 @@ def test_the_rate_of_trials():
     assert theory.trial_rate(HEAVY, limit) == pytest.approx(max(grid), rel=1e-3)
     rows = planned.plan("mindflayer", HEAVY, 1, 4000, seconds=limit)
     assert rows.batches.sum() / rows.time[-1] == pytest.approx(max(grid), rel=0.05)
+    for law in (delays.shifted_exponential(1.0, 1.0), delays.uniform(0.0, 2.0)):
+        without = theory.best_limit(law)  # whoever has worked for long is nearly done
+        assert without == np.inf and theory.trial_rate(law, without) == 1 / law.mean()
     with pytest.raises(ValueError, match="no mini-batch of"):
         theory.trial_rate(HEAVY, 0.1)
