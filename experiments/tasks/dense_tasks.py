@@ -1,4 +1,4 @@
-"""Tasks whose gradients are dense: images, and synthetic problems with a known optimum."""
+"""Tasks whose gradients are dense: images, and synthetic problems."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -111,21 +111,28 @@ def synthetic_quadratic(
     samples: int = 1024, dimension: int = 32, condition: float = 10.0, noise: float = 1.0,
     seed: int = 0,
 ) -> Task:  # fmt: skip
-    """Minimise mean_i 0.5 (w - a_i)' H (w - a_i) from w = (1, ..., 1); see `data.quadratic`.
+    """Minimise mean_i 0.5 (w - a_i)' H (w - a_i) from w = (1, ..., 1).
 
-    A sample's label is the sign of a_i along the steepest axis, so that a split by label gives
-    workers different optima.
+    H is diagonal, its entries in geometric progression from 1 down to 1/condition. The a_i are
+    noise * N(0, I). Training a_i are shifted so that their mean, the minimiser, is 0. A sample's
+    label is the sign of a_i along the steepest axis, so that a split by label gives workers
+    different optima.
     """
-    dataset, curvature, optimum = data.quadratic(samples, dimension, condition, noise, seed)
+    data.at_least(
+        "synthetic_quadratic", samples=(samples, 1), dimension=(dimension, 1),
+        condition=(condition, 1), noise=(noise, 0),
+    )  # fmt: skip
+    rng = np.random.default_rng(seed)
+    centres = noise * rng.standard_normal((samples, dimension))
+    train = np.float32(centres - centres.mean(0))
+    test = np.float32(noise * rng.standard_normal((max(1, samples // 4), dimension)))
+    curvature = np.geomspace(1, 1 / condition, dimension).astype(np.float32)
 
     def losses(w, centres):
         return 0.5 * (w[None] - centres) ** 2 @ curvature
 
-    labels = np.int32(dataset.train[:, 0] > 0)
-    return Task(
-        "synthetic_quadratic", dataset.train, dataset.test, labels,
-        init=lambda key: jnp.ones(dimension), losses=losses, optimum=optimum,
-    )  # fmt: skip
+    labels = np.int32(train[:, 0] > 0)
+    return Task("synthetic_quadratic", train, test, labels, lambda key: jnp.ones(dimension), losses)
 
 
 def uneven_lengths(
@@ -149,18 +156,31 @@ def uneven_lengths(
     def losses(params, examples):
         return 0.5 * ((examples - params[None]) ** 2).sum(1)
 
-    optimum = float(losses(points.mean(0), points).mean())
     return Task(
         "uneven_lengths", points, points[: max(1, samples // 8)], np.zeros(samples, np.int64),
-        lambda key: jnp.full(dimension, 3.0), losses, optimum=optimum, cost=np.exp(sigma * z),
+        lambda key: jnp.full(dimension, 3.0), losses, cost=np.exp(sigma * z),
     )  # fmt: skip
 
 
 def synthetic_logistic(
     samples: int = 1024, dimension: int = 16, seed: int = 0, l2: float = 0.01
 ) -> Task:
-    """Fit strongly convex logistic regression to Gaussian points from w = 0 (`data.logistic`)."""
-    dataset, optimum = data.logistic(samples, dimension, seed, l2)
+    """Fit strongly convex logistic regression to Gaussian points from w = 0.
+
+    Labels are drawn from the model whose weights are drawn from N(0, I).
+    """
+    data.at_least(
+        "synthetic_logistic", samples=(samples, 1), dimension=(dimension, 1), l2=(l2, 1e-8)
+    )
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal(dimension)
+
+    def draw(count):
+        x = rng.standard_normal((count, dimension)).astype(np.float32)
+        y = rng.random(count) < 1 / (1 + np.exp(-x @ truth))
+        return data.Points(x, y.astype(np.float32))
+
+    train, test = draw(samples), draw(max(1, samples // 4))
 
     def losses(w, points):
         return jax.nn.softplus((1 - 2 * points.y) * (points.x @ w)) + 0.5 * l2 * w @ w
@@ -169,8 +189,8 @@ def synthetic_logistic(
         return jnp.float32((points.x @ w > 0) == (points.y > 0))
 
     return Task(
-        "synthetic_logistic", dataset.train, dataset.test, dataset.train.y.astype(np.int32),
-        init=lambda key: jnp.zeros(dimension), losses=losses, correct=correct, optimum=optimum,
+        "synthetic_logistic", train, test, train.y.astype(np.int32),
+        lambda key: jnp.zeros(dimension), losses, correct,
     )  # fmt: skip
 
 
