@@ -24,6 +24,7 @@ from rich.table import Table
 from comms import hashing, messages
 from comms.cost import payload_bytes
 from experiments import prepare, program_costs, registry, runtime_builders, tasks
+from experiments.tables import print_table
 from runtimes import bodies, data_feed, rounds, slices, worker
 from stragglers.rule import most_mini_batches
 
@@ -200,9 +201,8 @@ def _examples(task: tasks.Task, taken: int) -> Any:
 _PROGRAMS = {"simulate": simulated, "mesh": on_mesh, "actors": of_process}
 
 
-def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None) -> None:
+def show(named: Iterable[tuple[str, ConfigDict]]) -> None:
     """Print a row of costs for every (name, config) of an arm; times are rooflines."""
-    console = console or Console()
     kind = jax.devices()[0].device_kind
     kinds = [kind] if program_costs.peak_of(kind) else list(ELSEWHERE)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -227,9 +227,7 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
         "an estimate, of computing or moving bytes at the device's best, whichever takes longer; "
         "*: it does not fit into the device's memory"
     )
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
-    console.print(shown, highlight=False)
+    print_table(Console(), shown)
 
 
 def _number(value: float) -> str:

@@ -216,7 +216,9 @@ def follow(
                 watched, job = entry
                 ended, note = job.poll(), job.note()
                 for arm, one in watched:
-                    record = _last_record(root / arm.path)
+                    record = None
+                    with contextlib.suppress(ValueError):  # it has not begun, or begins again
+                        record = next(reversed(records.read_metrics(root / arm.path)), None)
                     if record not in (None, shown_records.get(arm.path)):
                         shown_records[arm.path] = record
                         one.on_record(record)
@@ -247,14 +249,6 @@ def _stop(jobs: Sequence[Job]) -> None:
             for job in jobs:
                 job.kill()
             raise
-
-
-def _last_record(place: Path) -> dict | None:
-    """Return the last record of a run that another process writes, or None."""
-    try:
-        return next(reversed(records.read_metrics(place)), None)
-    except ValueError:
-        return None  # it has not begun, or begins again just now
 
 
 def _failure(place: Path, config: ConfigDict, ended: str) -> str | None:

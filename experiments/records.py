@@ -227,21 +227,12 @@ def _described(config: ml_collections.ConfigDict) -> dict:
 
 
 def _files_of(config: ml_collections.ConfigDict) -> set[str]:
-    """Return the files and folders that the parts of a config name."""
-    return _named_files([config.get(name) for name in registry.PLACES])
-
-
-def _named_files(value: Any) -> set[str]:
-    """Return the existing files and `folder`s in a nested value; names of parts do not count."""
-    if isinstance(value, list | tuple):
-        return set().union(*map(_named_files, value))
-    if hasattr(value, "items"):
-        found = _named_files([one for key, one in value.items() if key != "name"])
-        folder = value.get("folder")
-        is_folder = isinstance(folder, str) and os.path.isdir(os.path.expanduser(folder))
-        return found | {folder} if is_folder else found
-    is_file = isinstance(value, str) and os.path.isfile(os.path.expanduser(value))
-    return {value} if is_file else set()
+    """Return the existing files and `folder`s that the parts of a config name."""
+    return {
+        text for key, text in registry.texts(config)
+        if (key != "name" and os.path.isfile(os.path.expanduser(text)))
+        or (key == "folder" and os.path.isdir(os.path.expanduser(text)))
+    }  # fmt: skip
 
 
 def _digest(path: Path) -> str:

@@ -25,7 +25,7 @@ import sys
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -645,31 +645,36 @@ def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> N
         )
 
 
+def texts(config: Mapping) -> Iterator[tuple[Any, str]]:
+    """Yield (key or None, text) of each text in the parts of a config, however deep inside."""
+    left: list[tuple[Any, Any]] = [(None, config.get(name)) for name in PLACES]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, str):
+            yield key, value
+        elif hasattr(value, "items"):
+            left += value.items()
+        elif isinstance(value, list | tuple):
+            left += [(None, one) for one in value]
+
+
 def brought(config: Mapping) -> dict[str, str]:
     """Return {module of a user's code in a config: "sha256:..." of its file, or "no file"}.
 
     Raises ValueError for the name of a part that cannot be imported.
     """
     digests: dict[str, str] = {}
-
-    def look(value: Any, is_name: bool = False) -> None:
-        if isinstance(value, list | tuple):
-            for one in value:
-                look(one)
-        elif hasattr(value, "items"):
-            for key, one in value.items():
-                look(one, key == "name")
-        elif isinstance(value, str) and (is_brought(value) or (is_name and ":" in value)):
-            try:
-                _imported("part", value)
-            except ValueError:
-                if is_name:
-                    raise
-                return  # a text that only looks like the name of a part
-            module = sys.modules[value.partition(":")[0]]
-            file = getattr(module, "__file__", None)
-            digest = file and f"sha256:{hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
-            digests[module.__name__] = digest or "no file"
-
-    look([config.get(name) for name in PLACES])
+    for key, text in texts(config):
+        if not (is_brought(text) or (key == "name" and ":" in text)):
+            continue
+        try:
+            _imported("part", text)
+        except ValueError:
+            if key == "name":
+                raise
+            continue  # a text that only looks like the name of a part
+        module = sys.modules[text.partition(":")[0]]
+        file = getattr(module, "__file__", None)
+        digest = file and f"sha256:{hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
+        digests[module.__name__] = digest or "no file"
     return dict(sorted(digests.items()))

@@ -548,8 +548,10 @@ class Arm:
         self.state, happened = self._runtime.resume(self.state, packed, observed)
         if not self._runtime.replays:
             happened = checkpoint.schedule
-        elif _updates_by(happened, metrics[-1]["seconds"]) != metrics[-1]["update"]:
-            raise ValueError(ANOTHER_CLOCK)
+        else:
+            times = () if happened is None else happened.time
+            if np.searchsorted(times, metrics[-1]["seconds"], "right") != metrics[-1]["update"]:
+                raise ValueError(ANOTHER_CLOCK)
         self._last = metrics[-1] | {"train_loss": losses[-1]}
         self._evaluation = checkpoint.evaluation - checkpoint.between
         if happened is not None:
@@ -641,11 +643,6 @@ class Arm:
         packed = packing.pack({"params": mean})
         with files.replacing(self.recorder.workdir / records.PARAMETERS) as file:
             np.savez(file, **packed)
-
-
-def _updates_by(schedule: Schedule | None, seconds: float) -> int:
-    """Return the number of updates of a schedule, from the start of a run, until a time."""
-    return 0 if schedule is None else int(np.searchsorted(schedule.time, seconds, "right"))
 
 
 def _evaluations(config: ConfigDict) -> int:
