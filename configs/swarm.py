@@ -142,10 +142,9 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 def _rounds(algorithm: str, steps: int, wait: str) -> dict:
-    updates = MINI_BATCHES // steps
     return {
         "algorithm": as_part(algorithm), "mini_batches": steps, "wait": as_part(wait),
-        "updates": updates,
+        "updates": MINI_BATCHES // steps,
     }  # fmt: skip
 
 

@@ -58,8 +58,7 @@ def forecast(config: ConfigDict) -> Forecast:
     """Return the costs of an arm; raise ValueError as `prepare.prepare` does."""
     config = registry.canonical(config)
     made = prepare.prepare(config)
-    traced = _PROGRAMS[config.runtime](config, made)
-    costs = costs_of(traced)
+    costs = costs_of(_PROGRAMS[config.runtime](config, made))
     rule = prepare.rule(config, made)
     _, schedule = rule.extend(rule.init(), PLANNED)
     settled = dataclasses.replace(schedule, offset=made.algorithm.settled)
@@ -75,8 +74,7 @@ def forecast(config: ConfigDict) -> Forecast:
 def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
     """Return (bytes of a device's memory, its FLOPs, bytes that it moves) for one update."""
     made = jax.make_jaxpr(traced.program, axis_env=list(traced.axes))(*traced.arguments)
-    given_away = range(len(jax.tree.leaves(traced.arguments[0])))
-    costs = program_costs.of_jaxpr(made.jaxpr, given_away)
+    costs = program_costs.of_jaxpr(made.jaxpr, range(len(jax.tree.leaves(traced.arguments[0]))))
     whole, shared = payload_bytes(traced.arguments), payload_bytes(traced.shared)
     memory = shared + (whole - shared + costs.memory) / traced.devices
     flops = Counter({name: value / traced.devices for name, value in costs.flops.items()})
@@ -120,8 +118,7 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
     @functools.wraps(made.task.losses)
     def losses(params, examples, *seen, **own):
-        whole = jax.tree.map(kept.gathered, params, splits)
-        return made.task.losses(whole, examples, *seen, **own)
+        return made.task.losses(jax.tree.map(kept.gathered, params, splits), examples, *seen, **own)
 
     most = config.rounds_per_dispatch
 
@@ -148,8 +145,7 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     indices, draws = _addressed(made.task, taken)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     arguments = (model, rounds.Table(indices, count, draws), count, examples)
-    axes = tuple(zip(team.axes, (config.workers, size), strict=False))
-    return Traced(run, arguments, (), axes)
+    return Traced(run, arguments, (), tuple(zip(team.axes, (config.workers, size), strict=False)))
 
 
 def _slice_of(config: ConfigDict) -> slices.Alone:

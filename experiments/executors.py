@@ -195,11 +195,7 @@ class Job(NamedTuple):
 
 
 def follow(
-    groups: Groups,
-    start: Callable[[Sequence[Arm]], Job],
-    at_once: int,
-    root: Path,
-    shown: Shown,
+    groups: Groups, start: Callable[[Sequence[Arm]], Job], at_once: int, root: Path, shown: Shown
 ) -> dict[str, str]:
     """Start every group that has work left, at most `at_once` at a time, and show their records."""
     failures: dict[str, str] = {}
@@ -397,13 +393,9 @@ def _execute(command: Sequence[str], output: str, folder: str) -> int:
 
     with files.stream(Path(output)) as stream:
         process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
             preexec_fn=die_with_parent,
-        )
+        )  # fmt: skip
         try:
             return process.wait()
         except BaseException:  # the task is cancelled, or its node is being left

@@ -173,8 +173,7 @@ def _arms(needed: tuple[str, ...]) -> Callable[[Any], bool]:
         if not _is_table(value, object):
             return False
         arms = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
-        whole = fits(arms, [Format(_OF_ARM, needed)])
-        return whole and (not arms or value["columns"][0] == "name")
+        return fits(arms, [Format(_OF_ARM, needed)]) and (not arms or value["columns"][0] == "name")
 
     return test
 

@@ -128,8 +128,7 @@ def prepare(
     assembled = functools.partial(_algorithm, task, shapes, graph, wanted, profile)
     if is_open(config):  # its plan depends on no measured profile or gradient
         drafted = _changed(config, **_ends(config, 1))
-        planned = assembled(drafted)
-        rule = _fitted(drafted, planned, shapes, delay)[1]
+        rule = _fitted(drafted, assembled(drafted), shapes, delay)[1]
         config = _changed(config, **_ends(config, _planned_samples(config, rule)))
     own, algorithm = config, assembled(config)
     if settled and algorithm.decide is not None:
@@ -317,13 +316,9 @@ def _algorithm(
     written = config.algorithm.to_dict()
     algorithm = METHOD.build(
         written | _built_parts(written.keys() & wanted, written, config.seed, graph),
-        optimizer=optimizers.build(config.optimizer),
-        graph=graph,
-        workers=config.workers,
-        seed=config.seed,
-        sparse=task.sparse,
-        **offered,
-    )
+        optimizer=optimizers.build(config.optimizer), graph=graph, workers=config.workers,
+        seed=config.seed, sparse=task.sparse, **offered,
+    )  # fmt: skip
     _check_method(config, algorithm, shapes)
     return algorithm
 
@@ -635,15 +630,10 @@ def _built_rule(
 
 def _setting(config, delay, communication, algorithm) -> Setting:
     return Setting(
-        delay,
-        config.workers,
-        config.mini_batches,
-        config.seed,
-        graph=algorithm and algorithm.graph,
-        links=algorithm and algorithm.links,
-        communication=communication,
-        draw=config.draw,
-    )
+        delay, config.workers, config.mini_batches, config.seed,
+        graph=algorithm and algorithm.graph, links=algorithm and algorithm.links,
+        communication=communication, draw=config.draw,
+    )  # fmt: skip
 
 
 def _check_delay(config: ConfigDict, process: processes.Process) -> None:

@@ -25,7 +25,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from comms.collectives import AXIS
-from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
+from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
 from comms.trees import named_leaves, path_text
 from experiments import distributed, files, formats, registry, stopwatch, tasks
 from experiments.tasks import Task, sampling
@@ -124,20 +124,6 @@ def measure(
     return Profile(backward.layers, np.array(ready), sizes, seconds, error, forward, contention)
 
 
-def describe(profile: Profile) -> str:
-    """Return the measurement and its fit on one line; for a profile with times."""
-    fitted, r_squared = profile.fit
-    worst = largest_error(fitted, profile.sizes, profile.seconds)
-    accuracy = "" if profile.error is None else f" ({profile.error:+.0%} against the whole, alone)"
-    if profile.contention is not None:
-        accuracy = f" ({profile.contention - 1:+.0%} beside all-reduces)"
-    return (
-        f"measured: backward pass {1e3 * profile.ready[-1]:.3f} ms{accuracy}, all-reduce "
-        f"{1e3 * fitted.alpha:.3f} ms and {1e9 * fitted.beta:.3g} ns a byte (R^2 {r_squared:.2f}, "
-        f"off by up to {worst:.0%})"
-    )
-
-
 def measures(config) -> bool:
     """Return whether `config.profile` asks for a measurement, see `for_config`."""
     return str(config.get("profile")).partition(":")[0] == "measure"
@@ -189,8 +175,7 @@ def for_config(config, task: Task, measured: bool = True, kept: Path | None = No
         _MEASURED.setdefault(key, found)  # arms that begin now are compared with this one
         return found
     if key not in _MEASURED:
-        devices = jax.devices()[: config.workers]
-        _MEASURED[key] = measure(task, batch_size, devices, overlap=overlap)
+        _MEASURED[key] = measure(task, batch_size, jax.devices()[: config.workers], overlap=overlap)
     path = source.partition(":")[2]
     if path and jax.process_index() == 0:
         save(path, _MEASURED[key])
@@ -306,10 +291,9 @@ def measure_stages(task: Task, batch_size: int, devices: Sequence) -> Profile:
 
     layers, rounds = backward_order(task, batch_size), 10
     method = mg_wfbp(optax.sgd(0.0), buckets="wfbp", profile=Profile(layers))
-    everything = np.arange(tasks.count(task.train))
     runtime = Mesh(
         method, tasks.first_draw(task), task.train,
-        sampling.Sampler([everything] * len(devices), batch_size, seed=0),
+        sampling.Sampler([np.arange(tasks.count(task.train))] * len(devices), batch_size, seed=0),
         workers=len(devices), mini_batches=1, rounds_per_dispatch=rounds, overlap=THREADS,
     )  # fmt: skip
     params = jax.jit(task.init)(jax.random.key(0))

@@ -245,10 +245,7 @@ def launched(sweep: Sweep, workdir: Path) -> int:
 
 
 def evidence(
-    names: Sequence[str] = (),
-    only_list: bool = False,
-    tier: str = HEADLINE,
-    fresh: bool = False,
+    names: Sequence[str] = (), only_list: bool = False, tier: str = HEADLINE, fresh: bool = False
 ) -> list[str]:
     """Run the named sweeps, or what is due of a tier; return what went wrong, in lines.
 

@@ -636,8 +636,7 @@ def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> N
 
     A record is data: the author of a record must not choose the code that runs here.
     """
-    brought_along = [config.get(name) for name in PLACES]
-    unknown = sorted(named_modules(brought_along) - set(trusted))
+    unknown = sorted(named_modules([config.get(name) for name in PLACES]) - set(trusted))
     if unknown:
         raise ValueError(
             f"{place} names code of the module {unknown[0]!r}, which would run here; if you trust "

@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 
 from comms import messages
 from experiments import (
-    aggregates,
     checkpoints,
     distributed,
     endings,
@@ -310,8 +309,7 @@ def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
         if checkpoint.metrics not in ("", records.digest(workdir, checkpoint.records)):
             raise ValueError(f"workdir {workdir}: {records.METRICS} has been changed since")
     except ValueError as error:
-        path = checkpoints.folder_of(workdir) / str(evaluation)
-        raise Unreadable(path, str(error)) from error
+        raise Unreadable(checkpoints.folder_of(workdir) / str(evaluation), str(error)) from error
     return checkpoint
 
 
@@ -481,7 +479,7 @@ class Arm:
             "stopped": stopped,
             "target_loss": config.target_loss,
             **{
-                f"{name}_to_target": aggregates.at_target(metrics, config.target_loss, column)
+                f"{name}_to_target": records.at_target(metrics, config.target_loss, column)
                 for name, column in TO_TARGET.items()
             },
             "updates": last["update"],
@@ -614,8 +612,7 @@ class Arm:
             return {}
         pushed = bool(self._history) and messages.pushes(self._history[-1])
         row = messages.Row(algorithm.settled, pushed=pushed)
-        memory = self._runtime.memory(self.state)
-        found = algorithm.fallbacks(memory, shapes, config.workers, row)
+        found = algorithm.fallbacks(self._runtime.memory(self.state), shapes, config.workers, row)
         if not found.alternatives:
             return {}
         more, seconds = messages.fallback_bytes(found, config.workers, pushed), None

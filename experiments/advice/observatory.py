@@ -190,14 +190,13 @@ def slowest(measured: Measured, rounds: np.ndarray) -> list[dict[str, Any]]:
 def observed(measured: Measured, mini_batches: int) -> dict[str, Any]:
     """Return the record of a look: loss, spells, slowest workers, and gains with their spread."""
     rounds = rounds_of(measured, mini_batches)
-    found = gains(measured, mini_batches)
     return {
         "source": measured.source,
         "workers": measured.workers,
         "loss": loss(rounds)._asdict(),
         "spells": spells(rounds)._asdict(),
         "slowest": slowest(measured, rounds),
-        "gains": {call: gain._asdict() for call, gain in found.items()},
+        "gains": {call: gain._asdict() for call, gain in gains(measured, mini_batches).items()},
     }
 
 

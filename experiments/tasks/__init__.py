@@ -306,8 +306,7 @@ def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[An
         samples = task.evaluated
     for start in range(0, samples, batch):
         piece = slice(start, min(start + batch, samples))
-        chosen = piece if spread is None else spread[piece]
-        yield take(examples, chosen), piece.stop - start
+        yield take(examples, piece if spread is None else spread[piece]), piece.stop - start
 
 
 def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:

@@ -97,10 +97,9 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
     square is cut out of the middle; None: images as they are, but 256 for ImageNet.
     """
     decode = functools.partial(decoded, size=size or _OWN_SIZE.get(name))
-    splits = "train", _OWN_TEST.get(name, "test")
     train, test = (
         sources.Records(f"{name}/{split}", sources.tfds_source(name, split, data_dir), decode)
-        for split in splits
+        for split in ("train", _OWN_TEST.get(name, "test"))
     )
     return Dataset(train, test, classes=IMAGE_CLASSES[name])
 

@@ -252,8 +252,7 @@ def crop_and_flip(padding: int = 4, size: int | None = None, flip: bool = True) 
     def plain(examples):
         height, width = sides(examples.image)
         top, left = (examples.image.shape[1] - height) // 2, (examples.image.shape[2] - width) // 2
-        middle = examples.image[:, top : top + height, left : left + width]
-        return examples._replace(image=middle)
+        return examples._replace(image=examples.image[:, top : top + height, left : left + width])
 
     return Augmentation(train, plain)
 

@@ -64,8 +64,7 @@ def language_model(
         return mean_over_words(params, examples, text_models.full_softmax)
 
     def sampled(params, examples, count):
-        key = text_models.shared_key(seed, count)
-        drawn = text_models.candidates(key, vocabulary, candidates)
+        drawn = text_models.candidates(text_models.shared_key(seed, count), vocabulary, candidates)
         cross_entropy = functools.partial(text_models.sampled_softmax, drawn=drawn)
         return mean_over_words(params, examples, cross_entropy)
 
@@ -322,8 +321,7 @@ def ncf(
 
 def _never_taken(user, item, who, items: int, number: int, rng) -> np.ndarray:
     """Draw items [len(who), number] int32 uniformly, without the pairs in (user, item)."""
-    most = np.bincount(user).max()
-    if most == items:
+    if np.bincount(user).max() == items:
         raise ValueError(
             f"ncf: a user took all {items} items, so there is none to tell them from; "
             "read more interactions"
