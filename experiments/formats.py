@@ -277,7 +277,6 @@ QUOTED = Format(
     "take it in again with python -m experiments.publish take WORKDIR",
 )  # fmt: skip
 PUBLISHED = QUOTED._replace(fields={**QUOTED.fields, "arms": _arms(_IN_TABLE)}, needed=NOTE.needed)
-PUBLISHED_SWEEP = PUBLISHED._replace(needed=(*NOTE.needed, "count", "seeds", "arms"))
 ANYTHING = Format({}, (), "give another file, or let the program that wrote it write it again")
 
 

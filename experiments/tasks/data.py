@@ -250,12 +250,9 @@ def _check_images(where: str, image: np.ndarray) -> None:
         )
 
 
-def at_least(what: str, **bounds: tuple[float, float]) -> None:
-    """Raise ValueError for a parameter of `what` that is below its bound, or infinite.
-
-    bounds: (value, bound) by the name of the parameter.
-    """
-    for name, (value, bound) in bounds.items():
+def at_least(what: str, bound: float, **values: float) -> None:
+    """Raise ValueError for a parameter of `what` that is below its bound, or infinite."""
+    for name, value in values.items():
         if not bound <= value < math.inf:
             way = "lower" if value > bound else "raise"
             raise ValueError(

@@ -27,7 +27,7 @@ def classification(
     is float32. micro_batch: number of images whose activations are in memory at a time; None: all
     images of a mini-batch.
     """
-    data.at_least(name, l2=(l2, 0))
+    data.at_least(name, 0, l2=l2)
     train, test, labels = sources.read(reading, dataset.train, dataset.test)
     changes = None if augment is None else AUGMENT.build(augment)
     plain = None if changes is None else changes.plain
@@ -91,8 +91,7 @@ def noise(
 
     They have the shape of a data set, but a model can only memorise them.
     """
-    data.at_least("noise", samples=(samples, 1), size=(size, 1), classes=(classes, 1))
-    data.at_least("noise", channels=(channels, 1))
+    data.at_least("noise", 1, samples=samples, size=size, classes=classes, channels=channels)
     rng = np.random.default_rng(seed)
 
     def draw() -> data.Images:
@@ -118,10 +117,9 @@ def synthetic_quadratic(
     label is the sign of a_i along the steepest axis, so that a split by label gives workers
     different optima.
     """
-    data.at_least(
-        "synthetic_quadratic", samples=(samples, 1), dimension=(dimension, 1),
-        condition=(condition, 1), noise=(noise, 0),
-    )  # fmt: skip
+    name = "synthetic_quadratic"
+    data.at_least(name, 1, samples=samples, dimension=dimension, condition=condition)
+    data.at_least(name, 0, noise=noise)
     rng = np.random.default_rng(seed)
     centres = noise * rng.standard_normal((samples, dimension))
     train = np.float32(centres - centres.mean(0))
@@ -132,7 +130,7 @@ def synthetic_quadratic(
         return 0.5 * (w[None] - centres) ** 2 @ curvature
 
     labels = np.int32(train[:, 0] > 0)
-    return Task("synthetic_quadratic", train, test, labels, lambda key: jnp.ones(dimension), losses)
+    return Task(name, train, test, labels, lambda key: jnp.ones(dimension), losses)
 
 
 def uneven_lengths(
@@ -145,8 +143,9 @@ def uneven_lengths(
     vector u. Its loss is half the squared distance. The optimum is the mean of all points. Training
     that keeps a share p(z) of the points ends E[p z] / E[p] shift u away from the optimum.
     """
-    data.at_least("uneven_lengths", samples=(samples, 10), dimension=(dimension, 1))
-    data.at_least("uneven_lengths", sigma=(sigma, 0), noise=(noise, 0))
+    data.at_least("uneven_lengths", 10, samples=samples)
+    data.at_least("uneven_lengths", 1, dimension=dimension)
+    data.at_least("uneven_lengths", 0, sigma=sigma, noise=noise)
     rng = np.random.default_rng(seed)
     z = rng.standard_normal(samples)
     u = rng.standard_normal(dimension)
@@ -169,9 +168,8 @@ def synthetic_logistic(
 
     Labels are drawn from the model whose weights are drawn from N(0, I).
     """
-    data.at_least(
-        "synthetic_logistic", samples=(samples, 1), dimension=(dimension, 1), l2=(l2, 1e-8)
-    )
+    data.at_least("synthetic_logistic", 1, samples=samples, dimension=dimension)
+    data.at_least("synthetic_logistic", 1e-8, l2=l2)
     rng = np.random.default_rng(seed)
     truth = rng.standard_normal(dimension)
 

@@ -45,15 +45,11 @@ def mixture(
     The means are orthogonal and of one length, such that any two of them are `separation` times
     `noise` apart. samples, test: numbers of examples.
     """
-    data.at_least(
-        "gaussians",
-        samples=(samples, 1),
-        test=(test, 1),
-        classes=(classes, 2),
-        dimension=(dimension, classes),  # for means that are orthogonal
-        separation=(separation, 0),
-        noise=(noise, 1e-6),
-    )
+    data.at_least("gaussians", 1, samples=samples, test=test)
+    data.at_least("gaussians", 2, classes=classes)
+    data.at_least("gaussians", classes, dimension=dimension)  # for means that are orthogonal
+    data.at_least("gaussians", 0, separation=separation)
+    data.at_least("gaussians", 1e-6, noise=noise)
     rng = np.random.default_rng(seed)
     directions, _ = np.linalg.qr(rng.standard_normal((dimension, classes)))
     means = noise * separation / np.sqrt(2) * directions.T

@@ -141,10 +141,10 @@ def test_an_image_shows_the_point_that_was_drawn_in_squares_of_one_colour():
 
 
 def test_parameters_are_finite_and_not_below_their_bounds():
-    data.at_least("it", x=(1, 1))
+    data.at_least("it", 1, x=1)
     for value, way in ((0.5, "raise"), (np.nan, "raise"), (np.inf, "lower")):
         with pytest.raises(ValueError, match=f"x must be .* at least 1, got {value}; {way} x"):
-            data.at_least("it", x=(value, 1))
+            data.at_least("it", 1, x=value)
 
 
 def test_images_of_a_mixture_are_a_source_by_name():
