@@ -34,9 +34,7 @@ from stragglers.rules import RULES, showing
 from stragglers.schedule import Schedule, concatenate
 
 NETWORKS = {
-    "network": cost.uniform_network,
-    "link": cost.uniform_link,
-    "measured": cost.measured_network,
+    "network": cost.uniform_network, "link": cost.uniform_link, "measured": cost.measured_network
 }
 DELAYS = delays.LAWS | processes.PROCESSES
 METHOD = Kind(
@@ -94,11 +92,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    config: ConfigDict,
-    task: Task | None = None,
-    *,
-    settled: bool = False,
-    kept: Path | None = None,
+    config: ConfigDict, task: Task | None = None, *, settled: bool = False, kept: Path | None = None
 ) -> Prepared:
     """Build and check every part of an arm; raises ValueError before anything is compiled.
 
@@ -220,10 +214,7 @@ def _ends(config: ConfigDict, samples: int) -> dict[str, dict]:
     server = algorithm.get("server")
     if server is not None and registry.is_part(server) and METHOD.wants(algorithm, "server"):
         algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
-    return {
-        "algorithm": algorithm,
-        "optimizer": optimizers.to_the_end(config.optimizer, samples),
-    }
+    return {"algorithm": algorithm, "optimizer": optimizers.to_the_end(config.optimizer, samples)}
 
 
 def _planned_samples(config: ConfigDict, planned: Rule) -> int:

@@ -499,13 +499,9 @@ def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
-    "headlines": of_headlines,
-    "quotes": of_quotes,
-    "verdicts": of_verdicts,
-    "points": of_points,
-    "best": of_arms,
-    "ratios": of_ratios,
-}
+    "headlines": of_headlines, "quotes": of_quotes, "verdicts": of_verdicts, "points": of_points,
+    "best": of_arms, "ratios": of_ratios,
+}  # fmt: skip
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

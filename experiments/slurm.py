@@ -25,14 +25,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from experiments import files, formats, registry, runtime_builders
-from experiments.executors import (
-    Arm,
-    Groups,
-    Shown,
-    follow,
-    process_words,
-    unfinished,
-)
+from experiments.executors import Arm, Groups, Shown, follow, process_words, unfinished
 
 FOLDER = "slurm"  # in a workdir
 JOBS = "jobs.json"  # in the folder: job -> the paths of its arms and its number of tasks

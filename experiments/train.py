@@ -40,11 +40,9 @@ from stragglers.slow_worker import ENTRIES, Watch
 
 # The costs of reaching the target loss: beginning of a field of the summary -> column of metrics.
 TO_TARGET = {
-    "seconds": "seconds",
-    "updates": "update",
-    "samples": "samples",
+    "seconds": "seconds", "updates": "update", "samples": "samples",
     "communication_seconds": "communication_seconds",
-}
+}  # fmt: skip
 
 
 def run(

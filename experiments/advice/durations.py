@@ -163,9 +163,7 @@ def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
     if not (path / records.CONFIG).exists():
         arms = [f"{one.parent}" for one in sorted(path.rglob(records.SCHEDULE))]
         several = f"; give one of its runs, as {arms[0]}" if arms else ""
-        raise ValueError(
-            f"{path} is a directory without a run's {records.CONFIG}{several}"
-        )
+        raise ValueError(f"{path} is a directory without a run's {records.CONFIG}{several}")
     config = records.read_config(path / records.CONFIG)
     registry.refuse_untrusted(config, trusted, path / records.CONFIG)
     if not (path / records.SCHEDULE).exists():
