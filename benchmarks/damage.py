@@ -250,7 +250,7 @@ def _read_trace(path: Path) -> None:
 def _read_profile(path: Path) -> None:
     profile = profiling.load(path)
     if profile.ready is not None:
-        profiling.describe(profile)
+        _ = profile.fit, profile.cost
 
 
 def _of(*names: str) -> Callable[[Path], Path]:

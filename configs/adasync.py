@@ -22,13 +22,8 @@ DELAYS = {
     "pareto": part("pareto", minimum=0.6666667, shape=3),
     "slow4": part("persistent", law=part("exponential", scale=1), factors={0: 4.0}),
 }
-# K -> learning rates: with less noise larger ones are useful.
-FIXED = {
-    1: (0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0),
-    2: (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0),
-    4: (0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
-    8: (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
-}
+FIXED = (1, 2, 4, 8)  # K, whose learning rates are in proportion: with less noise larger ones help
+RATES = (0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0)
 ADAPTIVE = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
 FOLLOWING = {"adasync_sqrt": 0.5, "adasync_linear": 1.0}  # power of K that the rate follows
 
@@ -55,7 +50,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 def sweep() -> Iterator[tuple[str, dict]]:
     """Yield every fixed K at its rates, then three forms of AdaSync, with the config's protocol."""
-    for k, rates in FIXED.items():  # 1e9 s: K never changes
+    for k in FIXED:  # 1e9 s: K never changes
+        rates = (k * rate for rate in RATES)
         yield from base.at_rates(f"fixed/K={k}", {"wait.k": k, "wait.interval": 1e9}, rates)
     yield from base.at_rates("adasync", {}, ADAPTIVE)
     for name, power in FOLLOWING.items():

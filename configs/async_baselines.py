@@ -62,8 +62,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """Return one arm: Async-SGD, with the arguments of `configs/slow_and_stale.py`."""
     c = slow_and_stale.get_config(",".join(filter(None, ("law=slow10,seconds=400", arg))))
     c.name = f"async_sgd/rate={slow_and_stale.COMMON}"  # method/rate, or method/parameter/rate
-    logistic = c.task == slow_and_stale.MODELS["logistic"]
-    c.target_loss = 0.78 if logistic else 0.1
+    c.target_loss = 0.78 if c.task == slow_and_stale.MODELS["logistic"] else 0.1
     c.stop_at_target = True
     return c
 

@@ -34,15 +34,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     noise that a test can train.
     """
     a = arguments.parse(
-        arg,
-        workers=8,
-        delay="slow4",
-        communication=0.5,
-        epochs=200.0,
-        data="cifar10",
-        compute="float32",
-        tiny=False,
-    )
+        arg, workers=8, delay="slow4", communication=0.5, epochs=200.0, data="cifar10",
+        compute="float32", tiny=False,
+    )  # fmt: skip
     delay, draw = arguments.chosen(a, "delay", nonblocking.delays(NOMINAL / MINI_BATCHES))
     samples = a["epochs"] * IMAGES
     rounds = samples / (a["workers"] * MINI_BATCHES * BATCH)

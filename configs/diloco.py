@@ -27,18 +27,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     of a worker's mini-batch; tiny, the smallest size.
     """
     a = arguments.parse(
-        arg,
-        size="600k",
-        corpus="python",
-        compute="float32",
-        remat=False,
-        workers=2,
-        devices_per_worker=4,
-        steps=1000,
-        local_steps=50,
-        batch=16,
-        tiny=False,
-    )
+        arg, size="600k", corpus="python", compute="float32", remat=False, workers=2,
+        devices_per_worker=4, steps=1000, local_steps=50, batch=16, tiny=False,
+    )  # fmt: skip
     if a["local_steps"] < 1 or a["steps"] % a["local_steps"]:
         raise ValueError(
             f"steps must be a multiple of local_steps={a['local_steps']}, got {a['steps']}; set "

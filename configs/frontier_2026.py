@@ -84,8 +84,7 @@ CONDITIONS = {  # condition -> (its own changes, methods with their changes, rat
         {"delay": part("pareto", minimum=0.1, shape=1.2), "seconds": 1500.0},
         {
             **BARRIERS,
-            **{f"mindflayer/M={m}": _reduced(part("mindflayer", seconds=0.325), m)
-               for m in ROUNDS},
+            **{f"mindflayer/M={m}": _reduced(part("mindflayer", seconds=0.325), m) for m in ROUNDS},
             "drop_compute": _reduced(part("drop_compute", calibration=5), 4),
             **BATCHES,
         },

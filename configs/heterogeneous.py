@@ -128,8 +128,7 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Yield every method on every graph of its grid, at every rate."""
     for group, grid in rates_of(config).items():
         method, graph = group.split("/")
-        changes = METHODS[method] | {"graph": GRAPHS[graph]}
-        yield from base.at_rates(group, changes, grid)
+        yield from base.at_rates(group, METHODS[method] | {"graph": GRAPHS[graph]}, grid)
 
 
 claims = papers.Judged("uneven_data", "heterogeneous")

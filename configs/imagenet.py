@@ -30,16 +30,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     runtime, simulate or mesh; tiny, a model and images that a test can train.
     """
     a = arguments.parse(
-        arg,
-        workers=8,
-        batch=32,
-        data="noise",
-        compute="float32",
-        micro_batch=0,
-        remat=False,
-        runtime="simulate",
-        tiny=False,
-    )
+        arg, workers=8, batch=32, data="noise", compute="float32", micro_batch=0, remat=False,
+        runtime="simulate", tiny=False,
+    )  # fmt: skip
     source = part(a["data"])
     if a["data"] == "noise":
         source = part("noise", samples=1024, size=224, classes=1000)

@@ -62,18 +62,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     the smallest size.
     """
     a = arguments.parse(
-        arg,
-        size="10M",
-        workers=4,
-        steps=1000,
-        corpus="python",
-        batch=0,
-        compute="float32",
-        micro_batch=0,
-        remat=False,
-        runtime="simulate",
-        tiny=False,
-    )
+        arg, size="10M", workers=4, steps=1000, corpus="python", batch=0, compute="float32",
+        micro_batch=0, remat=False, runtime="simulate", tiny=False,
+    )  # fmt: skip
     size = SIZES["tiny"] if a["tiny"] else arguments.chosen(a, "size", SIZES)
     if a["steps"] < 1 or any(a["steps"] % count for count in LOCAL_STEPS):
         raise ValueError(
@@ -89,13 +80,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         name="all_reduce",
         baseline="all_reduce",
         task=part(
-            "next_token",
-            model=model,
-            corpus=corpus,
-            vocabulary=size.vocabulary,
-            length=size.length,
-            compute=a["compute"],
-            micro_batch=a["micro_batch"] or None,
+            "next_token", model=model, corpus=corpus, vocabulary=size.vocabulary,
+            length=size.length, compute=a["compute"], micro_batch=a["micro_batch"] or None,
             evaluated=64,
         ),
         runtime=a["runtime"],

@@ -32,7 +32,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
     network = part("network", latency=LATENCY, bandwidth=a["bits"] / 8 * cost.PAYLOAD)
     modelled = {"delay": part("deterministic", value=a["each"]), "communication": network}
     real = {"delay": part("none"), "communication": 0.0}  # real links
-    clock = arguments.chosen(a, "runtime", {"simulate": modelled, "mesh": real})
 
     return base.arm(
         name="all_reduce",
@@ -49,7 +48,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         evaluate_every=0.1,
         target_loss=0.1,
         stop_at_target=True,
-        **clock,
+        **arguments.chosen(a, "runtime", {"simulate": modelled, "mesh": real}),
     )
 
 

@@ -58,14 +58,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     batch_time_norm).
     """
     a = arguments.parse(
-        arg,
-        workers=8,
-        delay="slow4",
-        communication=0.5,
-        mini_batches=8,
-        batch=16,
+        arg, workers=8, delay="slow4", communication=0.5, mini_batches=8, batch=16,
         trace="trace.csv",
-    )
+    )  # fmt: skip
     each = NOMINAL * a["batch"] / 128
     delay, draw = arguments.chosen(a, "delay", delays(each, a["trace"]))
 
@@ -171,15 +166,10 @@ def _tuned_images(arg: str | None = None) -> ConfigDict:
 def _tuned_text(arg: str | None = None) -> ConfigDict:
     c = _of_four_workers(arg)
     c.task = part(
-        "next_token",
-        model=part("gpt", layers=2, width=64, heads=4, remat=False),
-        corpus=part("python"),
-        vocabulary=512,
-        length=32,
-        compute="float32",
-        micro_batch=None,
+        "next_token", model=part("gpt", layers=2, width=64, heads=4, remat=False),
+        corpus=part("python"), vocabulary=512, length=32, compute="float32", micro_batch=None,
         evaluated=64,
-    )
+    )  # fmt: skip
     c.optimizer = part("adamw", learning_rate=0.002, weight_decay=0.1)
     # Below the plateau of 4.2, at which a model knows how frequent words are and no more.
     c.target_loss = 4.0
@@ -217,15 +207,9 @@ def _weightings(arg: str | None = None) -> ConfigDict:
     budget; workers, communication, mini_batches and batch, as in `get_config`.
     """
     a = arguments.parse(
-        arg,
-        alpha=0.1,
-        slow=4.0,
-        seconds=60.0,
-        workers=8,
-        communication=0.5,
-        mini_batches=8,
+        arg, alpha=0.1, slow=4.0, seconds=60.0, workers=8, communication=0.5, mini_batches=8,
         batch=16,
-    )
+    )  # fmt: skip
     common = ("workers", "communication", "mini_batches", "batch")
     c = get_config(",".join(f"{name}={a[name]}" for name in common))
     c.name, c.baseline = "all_reduce/proportional", None

@@ -38,9 +38,7 @@ METHODS = {
     "dpsgd/ring": ({}, RATES),
     "dpsgd/hypercube": ({"graph": HYPERCUBE}, RATES),
     "dpsgd/complete": ({"graph": COMPLETE}, RATES),
-    "matcha/hypercube": (
-        {"algorithm": part("matcha", budget=0.5), "graph": HYPERCUBE}, RATES,
-    ),
+    "matcha/hypercube": ({"algorithm": part("matcha", budget=0.5), "graph": HYPERCUBE}, RATES),
     "swarm/nonblocking": (
         {"algorithm": part("swarm"), "wait": part("random_pairs"), "mini_batches": 2,
          "graph": COMPLETE}, (2.26, *RATES[:4]),

@@ -15,23 +15,17 @@ from configs import local_training
 from experiments import papers, stats
 from experiments.registry import part
 
-DENSE, SIXTEEN, LEAST = "all_reduce", "bf16", "demo/1 of 256"
-SWARM, NOLOCO = "swarm/H=30", "noloco/H=30"
-METHODS = {
-    DENSE: {},
-    SIXTEEN: {"algorithm": part("all_reduce", exchange=part("bf16"))},
-    "demo/8 of 64": {"algorithm": part("demo", chunk=64, k=8)},  # our defaults
-    LEAST: {"algorithm": part("demo", chunk=256, k=1)},  # the fewest bytes
-    NOLOCO: {"algorithm": part("noloco"), "mini_batches": 30},
-    SWARM: {"algorithm": part("swarm"), "mini_batches": 30, "wait": part("random_pairs")},
-}
-RATES = {
-    DENSE: (0.001, 0.002, 0.004, 0.008),
-    SIXTEEN: (0.001, 0.002, 0.004, 0.008),
-    "demo/8 of 64": (0.002, 0.004, 0.008, 0.016),
-    LEAST: (0.001, 0.002, 0.004, 0.008, 0.016),
-    NOLOCO: (0.008, 0.016, 0.032),
-    SWARM: (0.00025, 0.0005, 0.001, 0.002, 0.004),
+RATES = (0.001, 0.002, 0.004, 0.008)
+METHODS = {  # method -> its changes, its rates
+    "all_reduce": ({}, RATES),
+    "bf16": ({"algorithm": part("all_reduce", exchange=part("bf16"))}, RATES),
+    "demo/8 of 64": ({"algorithm": part("demo", chunk=64, k=8)}, (*RATES[1:], 0.016)),  # default
+    "demo/1 of 256": ({"algorithm": part("demo", chunk=256, k=1)}, (*RATES, 0.016)),  # fewest bytes
+    "noloco/H=30": ({"algorithm": part("noloco"), "mini_batches": 30}, (0.008, 0.016, 0.032)),
+    "swarm/H=30": (
+        {"algorithm": part("swarm"), "mini_batches": 30, "wait": part("random_pairs")},
+        (0.00025, 0.0005, *RATES[:3]),
+    ),
 }
 
 
@@ -44,12 +38,11 @@ def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
     """Yield every method at every rate of its grid."""
     schedule = config.optimizer.schedule
     decay = part("add_decayed_weights", weight_decay=config.optimizer.weight_decay)
-    for method, changes in METHODS.items():
-        for rate in RATES[method]:
+    for method, (changes, rates) in METHODS.items():
+        for rate in rates:
             own = {"optimizer.learning_rate": rate}
             if method.startswith("demo"):
-                signs = part("sgd", learning_rate=rate, schedule=schedule)
-                own = {"optimizer": [decay, signs]}
+                own = {"optimizer": [decay, part("sgd", learning_rate=rate, schedule=schedule)]}
             yield f"{method}/rate={rate:g}", changes | own
 
 

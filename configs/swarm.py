@@ -15,18 +15,10 @@ The digits have 359 test images, each worth .3 points of accuracy. `task=gaussia
 points of a mixture of Gaussians, and reports the accuracy of the best classifier on them.
 
     --config=configs/swarm.py:split=dirichlet,delay=slow4,graph=ring --sweep --seeds=3
-
-256 nodes, a single arm: --config=configs/swarm.py:nodes=256,model=logistic
-
-VARIANTS are further experiments; `real` trains with nodes that are processes, of about 350 MB each:
-
+    --config=configs/swarm.py:nodes=256,model=logistic   a single arm
     --config=configs/swarm.py:tuned --sweep --seeds=10 --together
-    --config=configs/swarm.py:accuracy --sweep --seeds=5 --together
-    --config=configs/swarm.py:epochs --sweep --seeds=10 --together
-    --config=configs/swarm.py:real,nodes=8,graph=ring    one arm, 30 s and half a minute to start
-    --config=configs/swarm.py:real --sweep               42 arms, about 7 minutes
-    --config=configs/swarm.py:scale,delay=slow4
 
+VARIANTS are further experiments; `real` trains with nodes that are processes, of about 350 MB each.
 The schedule of a real run can be trained again, bit for bit, from the run's folder:
 
     --config=configs/swarm.py:real --config.runtime=simulate --config.wait="replay(path=...)"
@@ -142,10 +134,9 @@ def sweep() -> Iterator[tuple[str, dict]]:
 
 
 def _rounds(algorithm: str, steps: int, wait: str) -> dict:
-    updates = MINI_BATCHES // steps
     return {
         "algorithm": as_part(algorithm), "mini_batches": steps, "wait": as_part(wait),
-        "updates": updates,
+        "updates": MINI_BATCHES // steps,
     }  # fmt: skip
 
 

@@ -37,8 +37,7 @@ def write(
     """Write config.json, summary.json and figure.png; print tables, print and return claims."""
     workdir, record = Path(workdir), {"summary": found.summary}
     files.make(workdir)
-    judged = stats.printed(found.claims, config.name, record)
-    claims = list(judged(stats.arms(record)))
+    claims = list(stats.printed(found.claims, config.name, record)(stats.arms(record)))
     records.write_json(workdir / records.CONFIG, config.to_dict())
     summary = {"name": config.name, **found.summary}
     records.write_json(workdir / records.SUMMARY, summary | ({"claims": claims} if claims else {}))

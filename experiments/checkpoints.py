@@ -216,8 +216,7 @@ def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
         packed = {n.removeprefix(PACKED): v for n, v in stored.items() if n.startswith(PACKED)}
         bring = schedule = None
         if DIVIDED in stored:
-            divided = json.loads(stored[DIVIDED].tobytes())
-            bring = functools.partial(_brought, path, divided, packed)
+            bring = functools.partial(_brought, path, json.loads(stored[DIVIDED].tobytes()), packed)
         if "schedule" in stored:
             schedule = load(io.BytesIO(stored["schedule"].tobytes()))
         number, between = stored.get("evaluation", [evaluation, 0])

@@ -145,7 +145,7 @@ def swept_arms(module: Any, config: ConfigDict) -> Iterator[tuple[str, dict]]:
     return module.sweep(config) if inspect.signature(module.sweep).parameters else module.sweep()
 
 
-def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dict[str, str | bool]]:
+def overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str | bool]]:
     """Return the other arguments, and {entry: text} from flags of the form --config.ENTRY=VALUE.
 
     As with other flags the value may be the next argument, and a switch needs none: --config.ENTRY
@@ -157,12 +157,12 @@ def overrides(argv: Sequence[str], flag: str = "config") -> tuple[list[str], dic
         name, equals, value = argument.lstrip("-").partition("=")
         if argument == "--":
             return [*rest, argument, *arguments], found
-        if not argument.startswith("-") or not name.startswith((f"{flag}.", f"no{flag}.")):
+        if not argument.startswith("-") or not name.startswith(("config.", "noconfig.")):
             rest.append(argument)
             continue
         switch, _, key = name.partition(".")
         found.pop(key, None)
-        if switch != flag:
+        if switch != "config":
             found[key] = False
         elif equals:
             found[key] = value

@@ -365,8 +365,7 @@ def signalled() -> int | None:
 
 def _noted() -> int | None:
     """Return a signal that a process has noted in the service, or None."""
-    found = texts(ASKED) if processes() > 1 else {}
-    return next(map(int, found.values()), None)
+    return next(map(int, texts(ASKED).values()), None) if processes() > 1 else None
 
 
 def is_lost(error: BaseException | type) -> bool:

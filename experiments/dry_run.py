@@ -24,6 +24,7 @@ from rich.table import Table
 from comms import hashing, messages
 from comms.cost import payload_bytes
 from experiments import prepare, program_costs, registry, runtime_builders, tasks
+from experiments.tables import print_table
 from runtimes import bodies, data_feed, rounds, slices, worker
 from stragglers.rule import most_mini_batches
 
@@ -57,8 +58,7 @@ def forecast(config: ConfigDict) -> Forecast:
     """Return the costs of an arm; raise ValueError as `prepare.prepare` does."""
     config = registry.canonical(config)
     made = prepare.prepare(config)
-    traced = _PROGRAMS[config.runtime](config, made)
-    costs = costs_of(traced)
+    costs = costs_of(_PROGRAMS[config.runtime](config, made))
     rule = prepare.rule(config, made)
     _, schedule = rule.extend(rule.init(), PLANNED)
     settled = dataclasses.replace(schedule, offset=made.algorithm.settled)
@@ -74,8 +74,7 @@ def forecast(config: ConfigDict) -> Forecast:
 def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
     """Return (bytes of a device's memory, its FLOPs, bytes that it moves) for one update."""
     made = jax.make_jaxpr(traced.program, axis_env=list(traced.axes))(*traced.arguments)
-    given_away = range(len(jax.tree.leaves(traced.arguments[0])))
-    costs = program_costs.of_jaxpr(made.jaxpr, given_away)
+    costs = program_costs.of_jaxpr(made.jaxpr, range(len(jax.tree.leaves(traced.arguments[0]))))
     whole, shared = payload_bytes(traced.arguments), payload_bytes(traced.shared)
     memory = shared + (whole - shared + costs.memory) / traced.devices
     flops = Counter({name: value / traced.devices for name, value in costs.flops.items()})
@@ -119,8 +118,7 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
 
     @functools.wraps(made.task.losses)
     def losses(params, examples, *seen, **own):
-        whole = jax.tree.map(kept.gathered, params, splits)
-        return made.task.losses(whole, examples, *seen, **own)
+        return made.task.losses(jax.tree.map(kept.gathered, params, splits), examples, *seen, **own)
 
     most = config.rounds_per_dispatch
 
@@ -147,8 +145,7 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     indices, draws = _addressed(made.task, taken)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     arguments = (model, rounds.Table(indices, count, draws), count, examples)
-    axes = tuple(zip(team.axes, (config.workers, size), strict=False))
-    return Traced(run, arguments, (), axes)
+    return Traced(run, arguments, (), tuple(zip(team.axes, (config.workers, size), strict=False)))
 
 
 def _slice_of(config: ConfigDict) -> slices.Alone:
@@ -200,9 +197,8 @@ def _examples(task: tasks.Task, taken: int) -> Any:
 _PROGRAMS = {"simulate": simulated, "mesh": on_mesh, "actors": of_process}
 
 
-def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None) -> None:
+def show(named: Iterable[tuple[str, ConfigDict]]) -> None:
     """Print a row of costs for every (name, config) of an arm; times are rooflines."""
-    console = console or Console()
     kind = jax.devices()[0].device_kind
     kinds = [kind] if program_costs.peak_of(kind) else list(ELSEWHERE)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -227,9 +223,7 @@ def show(named: Iterable[tuple[str, ConfigDict]], console: Console | None = None
         "an estimate, of computing or moving bytes at the device's best, whichever takes longer; "
         "*: it does not fit into the device's memory"
     )
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
-    console.print(shown, highlight=False)
+    print_table(Console(), shown)
 
 
 def _number(value: float) -> str:

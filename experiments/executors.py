@@ -195,11 +195,7 @@ class Job(NamedTuple):
 
 
 def follow(
-    groups: Groups,
-    start: Callable[[Sequence[Arm]], Job],
-    at_once: int,
-    root: Path,
-    shown: Shown,
+    groups: Groups, start: Callable[[Sequence[Arm]], Job], at_once: int, root: Path, shown: Shown
 ) -> dict[str, str]:
     """Start every group that has work left, at most `at_once` at a time, and show their records."""
     failures: dict[str, str] = {}
@@ -216,7 +212,9 @@ def follow(
                 watched, job = entry
                 ended, note = job.poll(), job.note()
                 for arm, one in watched:
-                    record = _last_record(root / arm.path)
+                    record = None
+                    with contextlib.suppress(ValueError):  # it has not begun, or begins again
+                        record = next(reversed(records.read_metrics(root / arm.path)), None)
                     if record not in (None, shown_records.get(arm.path)):
                         shown_records[arm.path] = record
                         one.on_record(record)
@@ -247,14 +245,6 @@ def _stop(jobs: Sequence[Job]) -> None:
             for job in jobs:
                 job.kill()
             raise
-
-
-def _last_record(place: Path) -> dict | None:
-    """Return the last record of a run that another process writes, or None."""
-    try:
-        return next(reversed(records.read_metrics(place)), None)
-    except ValueError:
-        return None  # it has not begun, or begins again just now
 
 
 def _failure(place: Path, config: ConfigDict, ended: str) -> str | None:
@@ -403,13 +393,9 @@ def _execute(command: Sequence[str], output: str, folder: str) -> int:
 
     with files.stream(Path(output)) as stream:
         process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
             preexec_fn=die_with_parent,
-        )
+        )  # fmt: skip
         try:
             return process.wait()
         except BaseException:  # the task is cancelled, or its node is being left

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from experiments import aggregates, files
+from experiments import files, records
 from experiments.timeline import KINDS, MOST_STRETCHES, NANOSECONDS, Stretches, stretches
 from stragglers.schedule import Diagnostics, Event, Schedule, diagnose
 
@@ -129,8 +129,8 @@ def mean_curve(
     """
     forward, back = scale
     lines = []
-    for records in runs:
-        points = [(record[x], record[y]) for record in records if record.get(y) is not None]
+    for run in runs:
+        points = [(record[x], record[y]) for record in run if record.get(y) is not None]
         column, values = np.reshape(points, (-1, 2)).astype(np.float64).T
         with np.errstate(divide="ignore", invalid="ignore"):
             values = forward(values)
@@ -198,7 +198,7 @@ def ranked(curves: Sequence[tuple[str, Runs]], target_loss: float | None) -> lis
     """
     arrivals = {}
     for name, runs in curves:
-        seconds = [aggregates.at_target(run, target_loss) for run in runs]
+        seconds = [records.at_target(run, target_loss) for run in runs]
         losses = [run[-1]["train_loss"] for run in runs]
         arrivals[name] = (np.inf if None in seconds else float(np.mean(seconds)),
                           np.inf if None in losses else max(losses))  # fmt: skip

@@ -173,8 +173,7 @@ def _arms(needed: tuple[str, ...]) -> Callable[[Any], bool]:
         if not _is_table(value, object):
             return False
         arms = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
-        whole = fits(arms, [Format(_OF_ARM, needed)])
-        return whole and (not arms or value["columns"][0] == "name")
+        return fits(arms, [Format(_OF_ARM, needed)]) and (not arms or value["columns"][0] == "name")
 
     return test
 
@@ -278,7 +277,6 @@ QUOTED = Format(
     "take it in again with python -m experiments.publish take WORKDIR",
 )  # fmt: skip
 PUBLISHED = QUOTED._replace(fields={**QUOTED.fields, "arms": _arms(_IN_TABLE)}, needed=NOTE.needed)
-PUBLISHED_SWEEP = PUBLISHED._replace(needed=(*NOTE.needed, "count", "seeds", "arms"))
 ANYTHING = Format({}, (), "give another file, or let the program that wrote it write it again")
 
 

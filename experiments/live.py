@@ -100,12 +100,10 @@ def page(root: Path, version: int, looks: dict[tuple, figures.Look]) -> tuple[st
             taken.add(name)
             lines.append((name, [metrics]))
     keys = {arm.name: _schedules(arm) for arm in arms}
-    new = [arm for arm in arms if keys[arm.name] not in looks]
-    found = report.looks_of(new, writes=False)
+    found = report.looks_of([arm for arm in arms if keys[arm.name] not in looks], writes=False)
     looks |= {keys[name]: look for name, look in found.items()}
     seen = {name: looks[key] for name, key in keys.items() if key in looks}
-    text = report.whole(root, arms, unfinished, seen, lines, state=now, version=version)
-    return text, now
+    return report.whole(root, arms, unfinished, seen, lines, state=now, version=version), now
 
 
 def _schedules(arm: report.Arm) -> tuple:
@@ -257,5 +255,4 @@ def _follow(root: Path, attended: Attendance, server: Server) -> None:
             end = f"{state(root)}; nobody is at work any more"
             server.answer = server.answer | {"state": end, "ended": True}
             return
-        taken = time.monotonic() - began
-        time.sleep(max(PAUSE, taken * (1 / SHARE - 1)))
+        time.sleep(max(PAUSE, (time.monotonic() - began) * (1 / SHARE - 1)))

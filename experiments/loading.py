@@ -99,8 +99,7 @@ class Run:
                 f"load: {self.workdir} has no {records.PARAMETERS}, which a run leaves at its end; "
                 "run it anew"
             )
-        shapes = jax.eval_shape(self.task.init, jax.random.key(0))
-        return initial.read(str(path), shapes)
+        return initial.read(str(path), jax.eval_shape(self.task.init, jax.random.key(0)))
 
 
 def _is_run(place: Path) -> bool:

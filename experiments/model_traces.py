@@ -134,8 +134,8 @@ class DenseNet(nn.Module):
         return nn.Dense(self.classes)(nn.relu(models.norm()(x)).mean((1, 2)))
 
 
-def vgg16(classes: int = 1000) -> nn.Module:
-    """Return VGG-16 (arXiv 1409.1556, D), 138 M parameters: [b, 224, 224, 3] -> [b, classes]."""
+def vgg16() -> nn.Module:
+    """Return VGG-16 (arXiv 1409.1556, D), 138 M parameters: [b, 224, 224, 3] -> [b, 1000]."""
     halve = functools.partial(nn.max_pool, window_shape=(2, 2), strides=(2, 2))
     layers = []
     for width, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
@@ -145,7 +145,7 @@ def vgg16(classes: int = 1000) -> nn.Module:
     layers.append(lambda x: x.reshape(len(x), -1))
     for width in (4096, 4096):
         layers += [nn.Dense(width), nn.relu]
-    return nn.Sequential([*layers, nn.Dense(classes)])
+    return nn.Sequential([*layers, nn.Dense(1000)])
 
 
 class Transformer(nn.Module):

@@ -96,9 +96,7 @@ def _of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
 
 TRANSFORMS = _of_optax() | {
-    "momentum": momentum,
-    "muon": muon,
-    "selective_transform": selective_transform,
+    "momentum": momentum, "muon": muon, "selective_transform": selective_transform
 }
 # SCALED: optimizers whose rate only scales their updates, whatever their other numbers are; a test
 # tries all. The two in APART do so unless this is set: a second rate, momentum after the rate.

@@ -34,9 +34,7 @@ from stragglers.rules import RULES, showing
 from stragglers.schedule import Schedule, concatenate
 
 NETWORKS = {
-    "network": cost.uniform_network,
-    "link": cost.uniform_link,
-    "measured": cost.measured_network,
+    "network": cost.uniform_network, "link": cost.uniform_link, "measured": cost.measured_network
 }
 DELAYS = delays.LAWS | processes.PROCESSES
 METHOD = Kind(
@@ -94,11 +92,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    config: ConfigDict,
-    task: Task | None = None,
-    *,
-    settled: bool = False,
-    kept: Path | None = None,
+    config: ConfigDict, task: Task | None = None, *, settled: bool = False, kept: Path | None = None
 ) -> Prepared:
     """Build and check every part of an arm; raises ValueError before anything is compiled.
 
@@ -128,8 +122,7 @@ def prepare(
     assembled = functools.partial(_algorithm, task, shapes, graph, wanted, profile)
     if is_open(config):  # its plan depends on no measured profile or gradient
         drafted = _changed(config, **_ends(config, 1))
-        planned = assembled(drafted)
-        rule = _fitted(drafted, planned, shapes, delay)[1]
+        rule = _fitted(drafted, assembled(drafted), shapes, delay)[1]
         config = _changed(config, **_ends(config, _planned_samples(config, rule)))
     own, algorithm = config, assembled(config)
     if settled and algorithm.decide is not None:
@@ -221,10 +214,7 @@ def _ends(config: ConfigDict, samples: int) -> dict[str, dict]:
     server = algorithm.get("server")
     if server is not None and registry.is_part(server) and METHOD.wants(algorithm, "server"):
         algorithm["server"] = optimizers.to_the_end(algorithm["server"], samples)
-    return {
-        "algorithm": algorithm,
-        "optimizer": optimizers.to_the_end(config.optimizer, samples),
-    }
+    return {"algorithm": algorithm, "optimizer": optimizers.to_the_end(config.optimizer, samples)}
 
 
 def _planned_samples(config: ConfigDict, planned: Rule) -> int:
@@ -317,13 +307,9 @@ def _algorithm(
     written = config.algorithm.to_dict()
     algorithm = METHOD.build(
         written | _built_parts(written.keys() & wanted, written, config.seed, graph),
-        optimizer=optimizers.build(config.optimizer),
-        graph=graph,
-        workers=config.workers,
-        seed=config.seed,
-        sparse=task.sparse,
-        **offered,
-    )
+        optimizer=optimizers.build(config.optimizer), graph=graph, workers=config.workers,
+        seed=config.seed, sparse=task.sparse, **offered,
+    )  # fmt: skip
     _check_method(config, algorithm, shapes)
     return algorithm
 
@@ -635,15 +621,10 @@ def _built_rule(
 
 def _setting(config, delay, communication, algorithm) -> Setting:
     return Setting(
-        delay,
-        config.workers,
-        config.mini_batches,
-        config.seed,
-        graph=algorithm and algorithm.graph,
-        links=algorithm and algorithm.links,
-        communication=communication,
-        draw=config.draw,
-    )
+        delay, config.workers, config.mini_batches, config.seed,
+        graph=algorithm and algorithm.graph, links=algorithm and algorithm.links,
+        communication=communication, draw=config.draw,
+    )  # fmt: skip
 
 
 def _check_delay(config: ConfigDict, process: processes.Process) -> None:

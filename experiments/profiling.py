@@ -25,10 +25,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from comms.collectives import AXIS
-from comms.cost import AlphaBeta, Table, fit, largest_error, payload_bytes, table
+from comms.cost import AlphaBeta, Table, fit, payload_bytes, table
 from comms.trees import named_leaves, path_text
 from experiments import distributed, files, formats, registry, stopwatch, tasks
-from experiments.tasks import Task
+from experiments.tasks import Task, sampling
 from runtimes.base import NO_OVERLAP
 from stragglers.rule import most_mini_batches
 
@@ -64,11 +64,7 @@ class Profile(NamedTuple):
 
 def save(path: str | os.PathLike, profile: Profile) -> None:
     """Write a profile as JSON, for `load`."""
-    fields = {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in profile._asdict().items()
-    }
-    files.write(path, json.dumps(fields) + "\n")
+    files.write(path, json.dumps(profile._asdict(), default=np.ndarray.tolist) + "\n")
 
 
 def load(path: str | os.PathLike) -> Profile:
@@ -128,20 +124,6 @@ def measure(
     return Profile(backward.layers, np.array(ready), sizes, seconds, error, forward, contention)
 
 
-def describe(profile: Profile) -> str:
-    """Return the measurement and its fit on one line; for a profile with times."""
-    fitted, r_squared = profile.fit
-    worst = largest_error(fitted, profile.sizes, profile.seconds)
-    accuracy = "" if profile.error is None else f" ({profile.error:+.0%} against the whole, alone)"
-    if profile.contention is not None:
-        accuracy = f" ({profile.contention - 1:+.0%} beside all-reduces)"
-    return (
-        f"measured: backward pass {1e3 * profile.ready[-1]:.3f} ms{accuracy}, all-reduce "
-        f"{1e3 * fitted.alpha:.3f} ms and {1e9 * fitted.beta:.3g} ns a byte (R^2 {r_squared:.2f}, "
-        f"off by up to {worst:.0%})"
-    )
-
-
 def measures(config) -> bool:
     """Return whether `config.profile` asks for a measurement, see `for_config`."""
     return str(config.get("profile")).partition(":")[0] == "measure"
@@ -193,8 +175,7 @@ def for_config(config, task: Task, measured: bool = True, kept: Path | None = No
         _MEASURED.setdefault(key, found)  # arms that begin now are compared with this one
         return found
     if key not in _MEASURED:
-        devices = jax.devices()[: config.workers]
-        _MEASURED[key] = measure(task, batch_size, devices, overlap=overlap)
+        _MEASURED[key] = measure(task, batch_size, jax.devices()[: config.workers], overlap=overlap)
     path = source.partition(":")[2]
     if path and jax.process_index() == 0:
         save(path, _MEASURED[key])
@@ -208,9 +189,8 @@ _MEASURED: dict[tuple, Profile] = {}
 
 
 def measure_all_reduce(
-    devices: Sequence | None = None, sizes: Sequence[int] = SIZES, warm_ups: int = 5,
-    repeats: int = 20,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    devices: Sequence | None = None, sizes: Sequence[int] = SIZES
+) -> tuple[np.ndarray, np.ndarray]:
     """Return bytes [n] and seconds [n] of a `psum` of float32 over devices, by default all.
 
     All sizes run in turns, several all-reduces in a row each, so that starting a program hardly
@@ -232,7 +212,7 @@ def measure_all_reduce(
         counts[size] = int(np.clip(2**22 // size, 1, 32))
         x = jax.jit(jnp.zeros, static_argnums=0, out_shardings=stacked)(len(devices) * elements)
         programs[size] = lambda x=x, count=counts[size]: in_a_row(x, count)
-    taken = stopwatch.seconds(programs, repeats, warm_ups=warm_ups)
+    taken = stopwatch.seconds(programs, 20, warm_ups=5)
     seconds = distributed.agreed([taken[size] / counts[size] for size in sizes])
     return np.array(sizes, float), np.array(seconds)
 
@@ -299,7 +279,7 @@ def measure_backward(task: Task, batch_size: int, steps: int = 100) -> Profile:
     return Profile(layers, ready, None, None, error, forward)
 
 
-def measure_stages(task: Task, batch_size: int, devices: Sequence, rounds: int = 10) -> Profile:
+def measure_stages(task: Task, batch_size: int, devices: Sequence) -> Profile:
     """Return a profile without all-reduces, of training in threads with a bucket per layer.
 
     Stages, a program each, are timed as `runtimes.overlapped` runs them: first while nothing is
@@ -309,10 +289,11 @@ def measure_stages(task: Task, batch_size: int, devices: Sequence, rounds: int =
     from algorithms.mg_wfbp import mg_wfbp
     from runtimes.mesh import Mesh
 
-    layers = backward_order(task, batch_size)
+    layers, rounds = backward_order(task, batch_size), 10
     method = mg_wfbp(optax.sgd(0.0), buckets="wfbp", profile=Profile(layers))
     runtime = Mesh(
-        method, tasks.first_draw(task), task.train, _First(batch_size, tasks.count(task.train)),
+        method, tasks.first_draw(task), task.train,
+        sampling.Sampler([np.arange(tasks.count(task.train))] * len(devices), batch_size, seed=0),
         workers=len(devices), mini_batches=1, rounds_per_dispatch=rounds, overlap=THREADS,
     )  # fmt: skip
     params = jax.jit(task.init)(jax.random.key(0))
@@ -354,18 +335,6 @@ def _computing(task: Task, batch_size: int) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-class _First(NamedTuple):
-    """A sampler that takes the first samples again and again."""
-
-    batch_size: int
-    samples: int
-
-    def indices(self, workers: np.ndarray, counters: np.ndarray) -> np.ndarray:
-        del workers
-        places = (np.arange(self.batch_size) % self.samples).astype(np.int32)
-        return np.broadcast_to(places, (*np.shape(counters), self.batch_size))
 
 
 def _mean_loss(task: Task) -> Callable:

@@ -222,10 +222,10 @@ def configs(sweep: Sweep) -> dict[str, ConfigDict]:
     return {arm.path: arm.config for arm in expand(file.config, file.module, file.values, seeds=1)}
 
 
-def commit_of(name: str, folder: Path = FOLDER) -> str:
+def commit_of(name: str) -> str:
     """Return the commit in a record, "" where it has none."""
     with contextlib.suppress(formats.Damaged, OSError):
-        found = formats.read(folder / f"{name}.json", formats.QUOTED)
+        found = formats.read(FOLDER / f"{name}.json", formats.QUOTED)
         return found.get("versions", {}).get("gossax", "")
     return ""
 
@@ -245,10 +245,7 @@ def launched(sweep: Sweep, workdir: Path) -> int:
 
 
 def evidence(
-    names: Sequence[str] = (),
-    only_list: bool = False,
-    tier: str = HEADLINE,
-    fresh: bool = False,
+    names: Sequence[str] = (), only_list: bool = False, tier: str = HEADLINE, fresh: bool = False
 ) -> list[str]:
     """Run the named sweeps, or what is due of a tier; return what went wrong, in lines.
 
@@ -426,13 +423,13 @@ def of_points(name: str, *words: str) -> Iterator[str]:
     """Give numbers of a benchmark's points by one of their fields, or by two.
 
     words: rows=FIELD, columns=FIELD if wanted, value=FIELD,... for numbers. A value can end
-    in a factor and a heading, FIELD*1000:ms, or in % for a signed percentage. also=FIELD: a
-    number in brackets. digits=NUMBER: decimals of numbers that are not whole. over=ROW: the number
-    of this row divided by each number. All other words, such as hosts=2, choose points.
+    in a factor and a heading, FIELD*1000:ms, or in % for a signed percentage. digits=NUMBER:
+    decimals of numbers that are not whole. over=ROW: the number of this row divided by each number.
+    All other words, such as hosts=2, choose points.
     """
     asked = dict(word.split("=", 1) for word in words)
     values, digits = asked.pop("value").split(","), asked.pop("digits", "2")
-    down, across, also, over = (asked.pop(k, None) for k in ("rows", "columns", "also", "over"))
+    down, across, over = (asked.pop(k, None) for k in ("rows", "columns", "over"))
     found = record(name)
     points = {(str(p.get(across, "")), str(p[down])): p for p in found["summary"]["points"]
               if all(str(p.get(key)) == text for key, text in asked.items())}  # fmt: skip
@@ -447,8 +444,7 @@ def of_points(name: str, *words: str) -> Iterator[str]:
             return f"{round(100 * scaled):+d}%"
         whole = isinstance(own, int) and not factor
         text = f"{own:,}" if whole else f"{scaled:,.{digits}f}"
-        text = f"{there / own:.2f}x" if over not in (None, row) else text
-        return text + (f" ({cell(column, row, also)})" if also else "")
+        return f"{there / own:.2f}x" if over not in (None, row) else text
 
     columns, rows = (list(dict.fromkeys(key[place] for key in points)) for place in (0, 1))
     with contextlib.suppress(ValueError):
@@ -503,13 +499,9 @@ def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
-    "headlines": of_headlines,
-    "quotes": of_quotes,
-    "verdicts": of_verdicts,
-    "points": of_points,
-    "best": of_arms,
-    "ratios": of_ratios,
-}
+    "headlines": of_headlines, "quotes": of_quotes, "verdicts": of_verdicts, "points": of_points,
+    "best": of_arms, "ratios": of_ratios,
+}  # fmt: skip
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

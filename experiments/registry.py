@@ -25,7 +25,7 @@ import sys
 import types
 import typing
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -344,8 +344,7 @@ _OPTIONAL: Entries = (
     ("a positive whole number below 2**31",
      lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
     ("a part, as in name(parameter=value)", is_part, ("sharding",)),
-    ("'none', 'threads' or 'program'",
-     lambda v: v in ("none", "threads", "program"), ("overlap",)),
+    ("'none', 'threads' or 'program'", lambda v: v in ("none", "threads", "program"), ("overlap",)),
     ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
     ("'packed', 'padded' or None", lambda v: v in (None, "packed", "padded"), ("sample_cost",)),
     ("'kept', '' or None", lambda v: v in (None, "", "kept"), ("sample_weight",)),
@@ -636,13 +635,25 @@ def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> N
 
     A record is data: the author of a record must not choose the code that runs here.
     """
-    brought_along = [config.get(name) for name in PLACES]
-    unknown = sorted(named_modules(brought_along) - set(trusted))
+    unknown = sorted(named_modules([config.get(name) for name in PLACES]) - set(trusted))
     if unknown:
         raise ValueError(
             f"{place} names code of the module {unknown[0]!r}, which would run here; if you trust "
             f"it, add --trust={','.join(unknown)}"
         )
+
+
+def texts(config: Mapping) -> Iterator[tuple[Any, str]]:
+    """Yield (key or None, text) of each text in the parts of a config, however deep inside."""
+    left: list[tuple[Any, Any]] = [(None, config.get(name)) for name in PLACES]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, str):
+            yield key, value
+        elif hasattr(value, "items"):
+            left += value.items()
+        elif isinstance(value, list | tuple):
+            left += [(None, one) for one in value]
 
 
 def brought(config: Mapping) -> dict[str, str]:
@@ -651,25 +662,17 @@ def brought(config: Mapping) -> dict[str, str]:
     Raises ValueError for the name of a part that cannot be imported.
     """
     digests: dict[str, str] = {}
-
-    def look(value: Any, is_name: bool = False) -> None:
-        if isinstance(value, list | tuple):
-            for one in value:
-                look(one)
-        elif hasattr(value, "items"):
-            for key, one in value.items():
-                look(one, key == "name")
-        elif isinstance(value, str) and (is_brought(value) or (is_name and ":" in value)):
-            try:
-                _imported("part", value)
-            except ValueError:
-                if is_name:
-                    raise
-                return  # a text that only looks like the name of a part
-            module = sys.modules[value.partition(":")[0]]
-            file = getattr(module, "__file__", None)
-            digest = file and f"sha256:{hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
-            digests[module.__name__] = digest or "no file"
-
-    look([config.get(name) for name in PLACES])
+    for key, text in texts(config):
+        if not (is_brought(text) or (key == "name" and ":" in text)):
+            continue
+        try:
+            _imported("part", text)
+        except ValueError:
+            if key == "name":
+                raise
+            continue  # a text that only looks like the name of a part
+        module = sys.modules[text.partition(":")[0]]
+        file = getattr(module, "__file__", None)
+        digest = file and f"sha256:{hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
+        digests[module.__name__] = digest or "no file"
     return dict(sorted(digests.items()))

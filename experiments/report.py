@@ -24,7 +24,6 @@ import numpy as np
 from plotly.offline import get_plotlyjs
 
 from experiments import (
-    aggregates,
     checkpoints,
     figures,
     files,
@@ -110,7 +109,7 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
         found, configs, summaries = map(list, zip(*seeds, strict=True))
         config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
         runs = [records.read_metrics(place, whole=True) for place in found]
-        arms.append(Arm(name, found, config, aggregates.aggregate(summaries), summaries, runs))
+        arms.append(Arm(name, found, config, records.aggregate(summaries), summaries, runs))
     return arms, unfinished
 
 
@@ -176,8 +175,7 @@ def write(root: str | os.PathLike, paper: bool = False) -> Path:
     if paper:
         figures.write_paper(root, made)
     pictures = "".join(image("still", figures.png(one), one.get_label()) for one in made.values())
-    text = whole(root, arms, unfinished, looks, lines, pictures)
-    files.write(root / REPORT, text, durable=False)
+    files.write(root / REPORT, whole(root, arms, unfinished, looks, lines, pictures), durable=False)
     return root / REPORT
 
 
@@ -311,7 +309,7 @@ def _ordered(arms: Sequence[Arm]) -> list[str]:
 
 
 def _of_all(arms: Sequence[Arm]) -> tuple[float | None, str]:
-    return aggregates.common([arm.summary for arm in arms])
+    return records.common([arm.summary for arm in arms])
 
 
 def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look]:

@@ -94,25 +94,15 @@ def sharding_of(config: ConfigDict) -> Any:
     return SHARDING.build(written | built)
 
 
-def _simulated(algorithm, rule, shapes, config):
-    del config
-    return base.misfit(algorithm, rule.workers, rule.turnout, shapes)
-
-
 def _simulate(config, task, algorithm, sampler, rule, delay, communication, again):
     from runtimes import simulate
 
     del delay, communication, again
     return simulate.Simulator(
-        algorithm,
-        task.losses,
-        task.train,
-        sampler,
-        rule,
-        mini_batches=most_mini_batches(config.mini_batches),
-        devices=config.devices,
+        algorithm, task.losses, task.train, sampler, rule,
+        mini_batches=most_mini_batches(config.mini_batches), devices=config.devices,
         augment=task.augment,
-    )
+    )  # fmt: skip
 
 
 def _in_rounds(algorithm, rule, shapes, config):
@@ -144,26 +134,15 @@ def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
     trigger, injector = rule.trigger, None
     if delay is not None or config.communication != 0 or trigger.stops:
         injector = inject.Injector(
-            config.workers,
-            trigger,
-            config.seed,
-            delay=delay,
-            draw=config.draw,
-            communication=communication,
-            tally=SharedTally() if jax.process_count() > 1 else None,
-        )
+            config.workers, trigger, config.seed, delay=delay, draw=config.draw,
+            communication=communication, tally=SharedTally() if jax.process_count() > 1 else None,
+        )  # fmt: skip
     return mesh.Mesh(
-        algorithm,
-        task.losses,
-        task.train,
-        sampler,
-        workers=config.workers,
-        mini_batches=most_mini_batches(trigger.mini_batches),
-        injector=injector,
-        rounds_per_dispatch=config.rounds_per_dispatch,
-        augment=task.augment,
+        algorithm, task.losses, task.train, sampler, workers=config.workers,
+        mini_batches=most_mini_batches(trigger.mini_batches), injector=injector,
+        rounds_per_dispatch=config.rounds_per_dispatch, augment=task.augment,
         **slice_of(config)._replace(sharding=sharding_of(config))._asdict(),
-    )
+    )  # fmt: skip
 
 
 def _moving_freely(algorithm, rule, shapes, config):
@@ -201,14 +180,10 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
         if misfit:
             raise ValueError(f"actors: {why}")
     parts_of_worker = WorkerParts(
-        algorithm,
-        task.losses,
-        task.train,
-        sampler,
-        most_mini_batches(config.mini_batches),
+        algorithm, task.losses, task.train, sampler, most_mini_batches(config.mini_batches),
         None if delay is None else processes.as_process(delay).seeded(config.seed),
         float(config.communication),
-    )
+    )  # fmt: skip
     options = Options(
         Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0)),
         chosen.get("least_workers", 1),
@@ -217,8 +192,7 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
     )
     recipe = functools.partial(_parts_of, again)
     if algorithm.server is None:
-        parts_of_node = GossipParts(parts_of_worker, rule, options.drops)
-        return GossipRuntime(parts_of_node, recipe, options)
+        return GossipRuntime(GossipParts(parts_of_worker, rule, options.drops), recipe, options)
     return AsynchronousRuntime(parts_of_worker, recipe, rule, options)
 
 
@@ -230,7 +204,7 @@ def _parts_of(again: Callable[[], Runtime]) -> Any:
 RUNTIMES = {
     "simulate": Place(
         _simulate,
-        _simulated,
+        lambda method, rule, shapes, _: base.misfit(method, rule.workers, rule.turnout, shapes),
         devices=lambda config: config.devices,
         delayed=True,
         together=True,

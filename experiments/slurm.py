@@ -25,14 +25,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from experiments import files, formats, registry, runtime_builders
-from experiments.executors import (
-    Arm,
-    Groups,
-    Shown,
-    follow,
-    process_words,
-    unfinished,
-)
+from experiments.executors import Arm, Groups, Shown, follow, process_words, unfinished
 
 FOLDER = "slurm"  # in a workdir
 JOBS = "jobs.json"  # in the folder: job -> the paths of its arms and its number of tasks
@@ -282,9 +275,7 @@ def _result(path: Path) -> int:
 # --- a launch ---
 
 
-def check(
-    settings: str, at_once: int = 1, configs: Iterable[ConfigDict] = (), cluster: str = "slurm"
-) -> None:
+def check(settings: str, at_once: int = 1, configs: Iterable[ConfigDict] = ()) -> None:
     """Raise ValueError if submitit or Slurm is missing, or a setting is unknown or does not fit.
 
     Settings become lines of a shell script, and therefore must not have control characters.
@@ -298,19 +289,19 @@ def check(
             "executor 'slurm' needs a package that is not installed; run pip install submitit, "
             "or give the lines of --print_commands to your scheduler"
         )
-    if cluster == "slurm" and shutil.which("sbatch") is None:
+    if shutil.which("sbatch") is None:
         raise ValueError(
             "executor 'slurm' finds no sbatch; start it where jobs are submitted, or use --jobs"
         )
     with tempfile.TemporaryDirectory() as folder:  # submitit makes its folder at once
-        _executor(folder, settings, at_once, cluster)
+        _executor(folder, settings, at_once)
     given = _read(settings)
     for config in configs:
         tasks = given.get("nodes", 1) * given.get("tasks_per_node", 1)
         runtime_builders.check_processes(config, tasks)
 
 
-def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> tuple[Any, float]:
+def _executor(folder: str | Path, settings: str, at_once: int) -> tuple[Any, float]:
     """Return submitit's executor, and the grace [s] of a `Command` before its time is over.
 
     settings: "name=value,name=value", with submitit's names; ValueError if one does not fit.
@@ -331,7 +322,7 @@ def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> 
         raise ValueError(f"--slurm={settings}: array_parallelism is --jobs; give one of them")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs then need no path to it
     # A run that resumes may run out of time any number of times.
-    made = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=10_000)
+    made = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=10_000)
     try:
         made.update_parameters(name="gossax", **given)
         return made, warning * 2 / 3
@@ -408,14 +399,12 @@ def run(
     command: Callable[[Sequence[Arm]], list[str]],
     settings: str = "",
     at_once: int = 1,
-    cluster: str = "slurm",
 ) -> dict[str, str]:
     """Run groups as one array of jobs, and follow their records through the shared file system.
 
     If Slurm still has an arm's job from an earlier launch, the job is only followed.
     settings: submitit's, such as "partition=gpu,timeout_min=60". at_once: the most jobs that run at
-    the same time; 1: submitit's own limit. cluster: "local" runs processes without Slurm. Raises
-    ValueError if Slurm does not accept the jobs. Returns the failures by paths of arms.
+    the same time; 1: submitit's own limit. Raises ValueError if Slurm does not accept the jobs.
     """
     left = unfinished(groups, root, shown)
     if not left:
@@ -430,7 +419,7 @@ def run(
     followed = [[arm] for group in left for arm in group if arm.path in alive]
     new = [rest for group in left if (rest := [arm for arm in group if arm.path not in alive])]
     if new:
-        executor, grace = _executor(folder, settings, at_once, cluster)
+        executor, grace = _executor(folder, settings, at_once)
         try:
             with executor.batch():
                 made = [executor.submit(Command(command(group), grace)) for group in new]
@@ -445,11 +434,6 @@ def run(
     files.make(folder)
     files.write(folder / JOBS, json.dumps({"jobs": known}, indent=1))
     seen = Queue(known).seen
-    if cluster != "slurm":  # a job is then a process
-        by_id = {job.job_id: job for job in jobs.values()}
-
-        def seen(name: str) -> Seen | None:
-            return Seen("FAILED") if by_id[name].done() else None
 
     def start(group: Sequence[Arm]) -> _Job:
         return _Job(jobs[group[0].path], seen)

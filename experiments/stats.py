@@ -1,6 +1,6 @@
 """Claims about arms, the conditions that they presuppose, and the tests by which they are judged.
 
-An arm is a summary over seeds, as `aggregates.aggregate` makes it, or a row of a published record.
+An arm is a summary over seeds, as `records.aggregate` makes it, or a row of a published record.
 A claim compares two arms in one quantity:
 
     Claim("8 bits take half the time", "arXiv 1910.12308", "swarm_tuned",
@@ -94,10 +94,7 @@ class Claim(NamedTuple):
 
 
 def judge(
-    claim: Claim,
-    arms: Iterable[Arm],
-    record: Mapping[str, Any] | None = None,
-    apart: bool = False,
+    claim: Claim, arms: Iterable[Arm], record: Mapping[str, Any] | None = None, apart: bool = False
 ) -> Answer:
     """Return the verdict of a claim on these arms; record: the published record of the arms.
 
@@ -139,8 +136,7 @@ def lacking(claim: Claim, record: Mapping[str, Any]) -> list[str]:
     """
     found = arms(record)
     usual, apart = (judge(claim, found, record, other) for other in (False, True))
-    differ = usual.verdict != apart.verdict
-    words = [f"{apart.verdict} if other seeds choose"] if differ else []
+    words = [f"{apart.verdict} if other seeds choose"] if usual.verdict != apart.verdict else []
     counted = claim.quantity in COUNTED
     if claim.judge is not None:
         seeds = FEW if usual.p is None else record.get("seeds", FEW)
@@ -414,8 +410,7 @@ def compare(
         measured += f", {ratio:.2f}x" if ratio >= 0.01 else f", {ratio:.2g}x"
     if quantity in COUNTED:
         beyond = _sign(quantity) * (ours[quantity] - bound * theirs[quantity])
-        verdict = HOLDS if beyond <= margin else FAILS
-        return Answer(verdict, measured)
+        return Answer(HOLDS if beyond <= margin else FAILS, measured)
     if min(len(arm.get("seeds", ())) for arm in (ours, theirs)) < 2:
         raise Inconclusive(f"one seed leaves no deviation: {measured}")
     least, tested = 0.0, [arm for arm in (ours, theirs) if arm.get("test_samples")]

@@ -25,7 +25,6 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from experiments import (
-    aggregates,
     config_files,
     distributed,
     executors,
@@ -481,8 +480,7 @@ def unfinished(arms: list[Arm], workdir: str, overwrite: bool) -> list[Arm]:
     left = []
     for arm in arms:
         place = pathlib.Path(workdir) / arm.path
-        replaced = overwrite and not _has_removed(place)
-        if replaced or not records.is_finished(place, arm.config):
+        if (overwrite and not _has_removed(place)) or not records.is_finished(place, arm.config):
             left.append(arm)
     return left
 
@@ -512,19 +510,14 @@ def run(
         files.tidy(workdir)
         claim(arms, workdir)
         for arm in arms if overwrite else ():  # all at once, so that a second start resumes
-            _remove_run(root / arm.path, arm.config)
+            if not _has_removed(root / arm.path):
+                with records.start(root / arm.path, arm.config, overwrite=True):
+                    pass
+                if known := restarts.names(os.environ):
+                    files.write(root / arm.path / records.REMOVED_BY, "\n".join(known))
     distributed.agreed(None)  # the other processes wait until the old runs are removed
     console = Console(quiet=not distributed.is_writer())
     return execute(groups(arms, together), root, executors.Shown(console, len(arms)))
-
-
-def _remove_run(place: pathlib.Path, config: ConfigDict) -> None:
-    """Remove the run of an arm, unless an earlier start of this launch has done so."""
-    if not _has_removed(place):
-        with records.start(place, config, overwrite=True):
-            pass
-        if known := restarts.names(os.environ):
-            files.write(place / records.REMOVED_BY, "\n".join(known))
 
 
 def keep_programs() -> None:
@@ -642,12 +635,11 @@ def _compare(
         workdirs.append(where)
         if reason := summary.get("stopped"):
             stopped.append(f"stopped: {arm.config.name} seed {arm.config.seed}: {reason}")
-    merged = [aggregates.aggregate(summaries) for summaries, _, _ in found.values()]
+    merged = [records.aggregate(summaries) for summaries, _, _ in found.values()]
     if any(arm.path for arm in arms):
         records.write_json(root / records.SUMMARY, {"arms": merged})
     curves = [(name, metrics) for name, (_, metrics, _) in found.items()]
-    drawn = figures.draw(curves, *aggregates.common(merged))
-    figures.save(drawn, root / "figure.png")
+    figures.save(figures.draw(curves, *records.common(merged)), root / "figure.png")
     tables.print_table(console, tables.of_arms(merged))
     for line in stopped:
         say(line)

@@ -44,10 +44,10 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     columns = {
         "updates": lambda arm: _number(arm["updates"], ",.0f"),
         "samples": lambda arm: _number(arm["samples"], ",.0f"),
-        "clock\n[s]": lambda arm: _number(arm["seconds"], _digits(arm["seconds"], 3)),
+        "clock\n[s]": lambda arm: _number(arm["seconds"], _digits(arm["seconds"])),
         "to target\n[s]": _to_target,
         "speed-up": lambda arm: _speed_up(arm, by_name, named),
-        "train loss": lambda arm: _spread(arm, "train_loss", _digits(arm["train_loss"], 3)),
+        "train loss": lambda arm: _spread(arm, "train_loss", _digits(arm["train_loss"])),
         "test acc.\n[%]": lambda arm: _spread(arm, "test_accuracy", ".1f", scale=100),
         "idle\n[%]": lambda arm: _number(arm["idle_fraction"], ".1f", scale=100),
         "MB per\nworker": lambda arm: _number(arm["bytes_per_worker"], ",.1f", scale=1e-6),
@@ -118,14 +118,14 @@ def _spread(arm: Mapping, field: str, spec: str, scale: float = 1.0) -> str:
     return mean if std is None else f"{mean} ± {_number(std, spec, scale)}"
 
 
-def _digits(value: float | None, digits: int) -> str:
-    """Return a format with `digits` significant digits of `value`, also used for its deviation."""
+def _digits(value: float | None) -> str:
+    """Return a format with three significant digits of a value, also used for its deviation."""
     if not value:
         return ".0f"
     magnitude = math.floor(math.log10(abs(value)))
     if not -4 <= magnitude < 7:
-        return f".{digits - 1}e"
-    return f",.{max(0, digits - 1 - magnitude)}f"
+        return ".2e"
+    return f",.{max(0, 2 - magnitude)}f"
 
 
 def _to_target(arm: Mapping) -> str:
@@ -134,7 +134,7 @@ def _to_target(arm: Mapping) -> str:
     if arm["seconds_to_target"] is None:
         reached = arm.get("reached", "0/1")
         return "never" if reached.startswith("0/") else f"{reached} seeds"
-    return _spread(arm, "seconds_to_target", _digits(arm["seconds_to_target"], 3))
+    return _spread(arm, "seconds_to_target", _digits(arm["seconds_to_target"]))
 
 
 def _speed_up(arm: Mapping, by_name: Mapping[str, Mapping], named: set[str]) -> str:

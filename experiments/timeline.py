@@ -72,9 +72,7 @@ def stretches(schedule: Schedule, most: int | None = None) -> Stretches:
     return Stretches(columns[0], kind, begin[order], end[order], *columns[1:])
 
 
-def trace(
-    schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES
-) -> dict[str, Any]:
+def trace(schedule: Schedule, name: str, clock: str, most: int = MOST_STRETCHES) -> dict[str, Any]:
     """Return a run as a process with a thread per worker, in the JSON format of trace events.
 
     name: the run's name. clock: the kind of its seconds, "virtual" or "wall". Only the first `most`

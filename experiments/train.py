@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 
 from comms import messages
 from experiments import (
-    aggregates,
     checkpoints,
     distributed,
     endings,
@@ -41,11 +40,9 @@ from stragglers.slow_worker import ENTRIES, Watch
 
 # The costs of reaching the target loss: beginning of a field of the summary -> column of metrics.
 TO_TARGET = {
-    "seconds": "seconds",
-    "updates": "update",
-    "samples": "samples",
+    "seconds": "seconds", "updates": "update", "samples": "samples",
     "communication_seconds": "communication_seconds",
-}
+}  # fmt: skip
 
 
 def run(
@@ -311,8 +308,7 @@ def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
         if checkpoint.metrics not in ("", records.digest(workdir, checkpoint.records)):
             raise ValueError(f"workdir {workdir}: {records.METRICS} has been changed since")
     except ValueError as error:
-        path = checkpoints.folder_of(workdir) / str(evaluation)
-        raise Unreadable(path, str(error)) from error
+        raise Unreadable(checkpoints.folder_of(workdir) / str(evaluation), str(error)) from error
     return checkpoint
 
 
@@ -482,7 +478,7 @@ class Arm:
             "stopped": stopped,
             "target_loss": config.target_loss,
             **{
-                f"{name}_to_target": aggregates.at_target(metrics, config.target_loss, column)
+                f"{name}_to_target": records.at_target(metrics, config.target_loss, column)
                 for name, column in TO_TARGET.items()
             },
             "updates": last["update"],
@@ -549,8 +545,10 @@ class Arm:
         self.state, happened = self._runtime.resume(self.state, packed, observed)
         if not self._runtime.replays:
             happened = checkpoint.schedule
-        elif _updates_by(happened, metrics[-1]["seconds"]) != metrics[-1]["update"]:
-            raise ValueError(ANOTHER_CLOCK)
+        else:
+            times = () if happened is None else happened.time
+            if np.searchsorted(times, metrics[-1]["seconds"], "right") != metrics[-1]["update"]:
+                raise ValueError(ANOTHER_CLOCK)
         self._last = metrics[-1] | {"train_loss": losses[-1]}
         self._evaluation = checkpoint.evaluation - checkpoint.between
         if happened is not None:
@@ -613,8 +611,7 @@ class Arm:
             return {}
         pushed = bool(self._history) and messages.pushes(self._history[-1])
         row = messages.Row(algorithm.settled, pushed=pushed)
-        memory = self._runtime.memory(self.state)
-        found = algorithm.fallbacks(memory, shapes, config.workers, row)
+        found = algorithm.fallbacks(self._runtime.memory(self.state), shapes, config.workers, row)
         if not found.alternatives:
             return {}
         more, seconds = messages.fallback_bytes(found, config.workers, pushed), None
@@ -642,11 +639,6 @@ class Arm:
         packed = packing.pack({"params": mean})
         with files.replacing(self.recorder.workdir / records.PARAMETERS) as file:
             np.savez(file, **packed)
-
-
-def _updates_by(schedule: Schedule | None, seconds: float) -> int:
-    """Return the number of updates of a schedule, from the start of a run, until a time."""
-    return 0 if schedule is None else int(np.searchsorted(schedule.time, seconds, "right"))
 
 
 def _evaluations(config: ConfigDict) -> int:

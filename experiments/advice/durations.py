@@ -101,8 +101,7 @@ def read(
         _check_workers(f"{path}", measured.workers, config or own)
         ended, same = path / records.PARAMETERS, lambda config: registry.spec(config.task)
         trained = ended.exists() and same(config or own) == same(own)
-        took = float(np.median(schedule.communication.max(axis=1)))
-        measured = measured._replace(exchange=took)
+        measured = measured._replace(exchange=float(np.median(schedule.communication.max(axis=1))))
         delay, parameters = None if config else "", ended if trained else None
         recorded = [] if config else [f"--config={path / records.CONFIG}"]
         return Source(measured, config or own, [*command, *recorded], delay, parameters)
@@ -164,9 +163,7 @@ def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
     if not (path / records.CONFIG).exists():
         arms = [f"{one.parent}" for one in sorted(path.rglob(records.SCHEDULE))]
         several = f"; give one of its runs, as {arms[0]}" if arms else ""
-        raise ValueError(
-            f"{path} is a directory without a run's {records.CONFIG}{several}"
-        )
+        raise ValueError(f"{path} is a directory without a run's {records.CONFIG}{several}")
     config = records.read_config(path / records.CONFIG)
     registry.refuse_untrusted(config, trusted, path / records.CONFIG)
     if not (path / records.SCHEDULE).exists():
@@ -236,8 +233,7 @@ def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Meas
         for count in range(DRAWN):
             drawn[:, count] = process.duration(worker, now, count)
             now = now + drawn[:, count]
-    found = Measured(tuple(drawn), source, process.read, process.names, process.exchange)
-    return checked(found)
+    return checked(Measured(tuple(drawn), source, process.read, process.names, process.exchange))
 
 
 def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None) -> Measured:

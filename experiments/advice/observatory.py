@@ -120,7 +120,7 @@ class Gain(NamedTuple):
     staleness: float  # mean number of updates between a gradient's parameters and its own update
 
 
-def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict[str, Gain]:
+def gains(measured: Measured, mini_batches: int) -> dict[str, Gain]:
     """Return {call of a rule in a config: its gain}.
 
     The first repeat plays the measured durations, the other repeats play resampled blocks. A rule
@@ -128,7 +128,7 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
     """
     found: dict[str, list[tuple[float, float]]] = {}
     graph = nx.cycle_graph(measured.workers) if measured.workers > 2 else nx.path_graph(2)
-    for repeat in range(repeats):
+    for repeat in range(REPEATS):
         setting = Setting(measured.process(repeat), measured.workers, mini_batches, seed=0)
         for call in calls(measured, mini_batches):
             own = registry.spec(call)
@@ -144,7 +144,7 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
             rate = schedule.batches.sum() / schedule.finish.max()
             age = np.average(schedule.staleness, weights=schedule.batches)
             found.setdefault(call, []).append((float(rate), float(age)))
-    kept = {call: np.array(rows).T for call, rows in found.items() if len(rows) == repeats}
+    kept = {call: np.array(rows).T for call, rows in found.items() if len(rows) == REPEATS}
     over = {call: (rates / kept[BARRIER][0], ages) for call, (rates, ages) in kept.items()}
     return {
         call: Gain(float(gain.mean()), float(gain.std(ddof=1)), float(ages.mean()))
@@ -152,7 +152,7 @@ def gains(measured: Measured, mini_batches: int, repeats: int = REPEATS) -> dict
     }
 
 
-def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0) -> Measured:
+def read(text: str, mini_batches: int, workers: int | None = None) -> Measured:
     """Return the durations of a source; ValueError for a source that cannot be used.
 
     workers: the number for a delay without records; by default a public trace's number, or 8.
@@ -164,7 +164,7 @@ def read(text: str, mini_batches: int, workers: int | None = None, seed: int = 0
         delay, spec = durations.delay_of(text), registry.spec(part)
         workers = len(getattr(delay, "names", ())) or workers or statistics.workers(spec["name"])
         workers, source = workers or 8, Path(spec["path"]).name if "path" in spec else text
-        measured = durations.of_delay(delay, workers, seed, source)
+        measured = durations.of_delay(delay, workers, 0, source)
     if rounds_of(measured, mini_batches).shape[1] < 2:
         raise ValueError(
             f"{text}: a worker has too few durations for two rounds of {mini_batches} mini-batches;"
@@ -190,14 +190,13 @@ def slowest(measured: Measured, rounds: np.ndarray) -> list[dict[str, Any]]:
 def observed(measured: Measured, mini_batches: int) -> dict[str, Any]:
     """Return the record of a look: loss, spells, slowest workers, and gains with their spread."""
     rounds = rounds_of(measured, mini_batches)
-    found = gains(measured, mini_batches)
     return {
         "source": measured.source,
         "workers": measured.workers,
         "loss": loss(rounds)._asdict(),
         "spells": spells(rounds)._asdict(),
         "slowest": slowest(measured, rounds),
-        "gains": {call: gain._asdict() for call, gain in found.items()},
+        "gains": {call: gain._asdict() for call, gain in gains(measured, mini_batches).items()},
     }
 
 

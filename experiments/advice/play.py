@@ -34,7 +34,6 @@ from experiments.advice import durations
 from experiments.advice.durations import Measured, Source
 from experiments.advice.observatory import WORTH, loss, rounds_of, slowest
 from experiments.config_files import override
-from experiments.tasks import sampling
 from stragglers.rule import most_mini_batches
 from stragglers.schedule import Diagnostics, Schedule, concatenate, diagnose
 from stragglers.theory import stability_limit
@@ -402,10 +401,6 @@ def noise_ratio(
     With the returned number of mini-batches, noise equals signal (noise scale, arXiv 1812.06162).
     """
     task = prepared.task
-    shards = prepare.SPLIT.build(
-        config.split, labels=task.labels, workers=config.workers, seed=config.seed
-    )
-    sampler = sampling.Sampler(shards, config.batch_size, config.seed)
     params, losses = task.init(jax.random.key(config.seed)), tasks.first_draw(task)
     if parameters is not None:
         params = jax.tree.map(jnp.asarray, initial.read(f"{parameters}", prepared.shapes))
@@ -423,7 +418,7 @@ def noise_ratio(
     while signal * number < variance and number < MOST_MINI_BATCHES:
         for drawn in range(number, until):
             counter, worker = divmod(drawn, config.workers)
-            indices = np.asarray(sampler.indices(np.int32(worker), counter))
+            indices = np.asarray(prepared.sampler.indices(np.int32(worker), counter))
             examples = jax.tree.map(jnp.asarray, tasks.take(task.train, indices))
             total, squares = added(total, squares, examples)
         number, until = until, 2 * until

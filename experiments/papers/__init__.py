@@ -6,21 +6,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 PAPERS = (
-    "nonblocking",
-    "matcha",
-    "uneven_data",
-    "slow_and_stale",
-    "adasync",
-    "asynchronous",
-    "swarm",
-    "mg_wfbp",
-    "s2_reducer",
-    "local_steps",
-    "failures",
-    "sample_costs",
-    "slow_links",
-    "frontier",
-)
+    "nonblocking", "matcha", "uneven_data", "slow_and_stale", "adasync", "asynchronous", "swarm",
+    "mg_wfbp", "s2_reducer", "local_steps", "failures", "sample_costs", "slow_links", "frontier",
+)  # fmt: skip
 
 
 class Judged(NamedTuple):

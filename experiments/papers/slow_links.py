@@ -27,16 +27,11 @@ CLAIMS = (
           "both/k_async", "both/diloco", tuned=True),
 )  # fmt: skip
 METHODS = {
-    "all_reduce": "all-reduce",
-    RING: "D-PSGD, ring",
-    CUBE: "D-PSGD, hypercube",
-    "dpsgd/complete": "D-PSGD, complete",
-    MATCHA: "MATCHA, half, hypercube",
-    SWARM: "Swarm, non-blocking",
-    BLOCKING: "Swarm, blocking",
-    "diloco": "DiLoCo, 8 local steps",
+    "all_reduce": "all-reduce", RING: "D-PSGD, ring", CUBE: "D-PSGD, hypercube",
+    "dpsgd/complete": "D-PSGD, complete", MATCHA: "MATCHA, half, hypercube",
+    SWARM: "Swarm, non-blocking", BLOCKING: "Swarm, blocking", "diloco": "DiLoCo, 8 local steps",
     "k_async": "K-async, 2 of 8",
-}
+}  # fmt: skip
 figure = drawn(*(
     Panel(title, NAME, {f"{condition}/{key}": label for key, label in METHODS.items()}, log=True)
     for condition, title in (("usual", "no straggler"), ("link", "one slow link"),

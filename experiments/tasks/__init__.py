@@ -30,7 +30,6 @@ class Task(NamedTuple):
     labels: one per training sample, for splits that go by label.
     losses: (params, examples) -> float32 [b], the loss of every example, l2 term included.
     correct: (params, examples) -> float32 [b], 1 for a right prediction; None: no predictions.
-    optimum: the lowest mean training loss, if it is known.
     shared_draw: `losses` draws at random by a third argument, uint32 []: the number of samples that
         all workers had seen before the update, plus the local steps since. With an argument
         `worker`, int32 [], the draws of workers can differ.
@@ -53,7 +52,6 @@ class Task(NamedTuple):
     init: Callable[[jax.Array], Any]  # key -> params
     losses: Callable[..., jax.Array]
     correct: Callable[[Any, Any], jax.Array] | None = None
-    optimum: float | None = None
     shared_draw: bool = False
     eval_losses: Callable[[Any, Any], jax.Array] | None = None
     metrics: Callable[[Any, dict[str, float | None]], dict[str, float]] | None = None
@@ -308,8 +306,7 @@ def in_pieces(task: Task, examples: Any, batch: int = 2048) -> Iterator[tuple[An
         samples = task.evaluated
     for start in range(0, samples, batch):
         piece = slice(start, min(start + batch, samples))
-        chosen = piece if spread is None else spread[piece]
-        yield take(examples, chosen), piece.stop - start
+        yield take(examples, piece if spread is None else spread[piece]), piece.stop - start
 
 
 def evaluate(task: Task, params, batch: int = 2048) -> dict[str, float | None]:

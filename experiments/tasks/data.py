@@ -97,10 +97,9 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
     square is cut out of the middle; None: images as they are, but 256 for ImageNet.
     """
     decode = functools.partial(decoded, size=size or _OWN_SIZE.get(name))
-    splits = "train", _OWN_TEST.get(name, "test")
     train, test = (
         sources.Records(f"{name}/{split}", sources.tfds_source(name, split, data_dir), decode)
-        for split in splits
+        for split in ("train", _OWN_TEST.get(name, "test"))
     )
     return Dataset(train, test, classes=IMAGE_CLASSES[name])
 
@@ -251,90 +250,9 @@ def _check_images(where: str, image: np.ndarray) -> None:
         )
 
 
-# --- synthetic data with a known optimum ---
-
-
-class Quadratic(NamedTuple):
-    dataset: Dataset  # train, test: centres a_i [N, d] float32
-    curvature: np.ndarray  # [d] float32, the diagonal of H
-    optimum: float
-
-
-def quadratic(samples: int, dimension: int, condition: float, noise: float, seed: int) -> Quadratic:
-    """Draw centres a_i of f(w) = mean_i 0.5 (w - a_i)' H (w - a_i); return also H and min f.
-
-    H is diagonal, its entries in geometric progression from 1 down to 1/condition. The a_i are
-    noise * N(0, I). Training a_i are shifted so that their mean, the minimiser, is 0.
-    """
-    at_least(
-        "synthetic_quadratic", samples=(samples, 1), dimension=(dimension, 1),
-        condition=(condition, 1), noise=(noise, 0),
-    )  # fmt: skip
-    rng = np.random.default_rng(seed)
-    centres = noise * rng.standard_normal((samples, dimension))
-    train = (centres - centres.mean(0)).astype(np.float32)
-    test = (noise * rng.standard_normal((_held_out(samples), dimension))).astype(np.float32)
-    curvature = np.geomspace(1, 1 / condition, dimension)
-    # Of the float32 samples: at their mean, f is half the curvature-weighted variance.
-    optimum = 0.5 * float(curvature @ train.astype(np.float64).var(0))
-    return Quadratic(Dataset(train, test), curvature.astype(np.float32), optimum)
-
-
-class Logistic(NamedTuple):
-    dataset: Dataset  # train, test: Points
-    optimum: float
-
-
-def logistic(samples: int, dimension: int, seed: int, l2: float) -> Logistic:
-    """Draw points of a logistic model; return also min_w f(w), at most 1e-10 too high.
-
-    f(w) = mean_i log(1 + exp(-s_i x_i'w)) + l2/2 |w|^2, with x_i ~ N(0, I), labels from the model
-    with w ~ N(0, I), and s_i = 2 y_i - 1. Newton's method in float64 finds the minimum.
-    """
-    # Below this l2, float64 cannot tell a gradient that certifies the optimum from rounding.
-    at_least("synthetic_logistic", samples=(samples, 1), dimension=(dimension, 1), l2=(l2, 1e-8))
-    rng = np.random.default_rng(seed)
-    truth = rng.standard_normal(dimension)
-
-    def draw(count):
-        x = rng.standard_normal((count, dimension)).astype(np.float32)
-        y = rng.random(count) < 1 / (1 + np.exp(-x @ truth))
-        return Points(x, y.astype(np.float32))
-
-    dataset = Dataset(draw(samples), draw(_held_out(samples)), classes=2)
-    return Logistic(dataset, _logistic_optimum(dataset.train, l2))
-
-
-def _logistic_optimum(points: Points, l2: float) -> float:
-    signed = points.x.astype(np.float64) * (2 * points.y.astype(np.float64) - 1)[:, None]
-
-    def loss(w):
-        return np.logaddexp(0, -signed @ w).mean() + 0.5 * l2 * w @ w
-
-    w = np.zeros(signed.shape[1])
-    while True:
-        wrong = np.exp(-np.logaddexp(0, signed @ w))  # probability of the label not drawn
-        gradient = l2 * w - signed.T @ wrong / len(signed)
-        # Strong convexity: f(w) - f* <= |gradient|^2 / (2 l2).
-        if gradient @ gradient <= 2e-10 * l2:
-            return float(loss(w))
-        hessian = (signed.T * (wrong * (1 - wrong))) @ signed / len(signed) + l2 * np.eye(len(w))
-        step = np.linalg.solve(hessian, gradient)
-        while loss(w - step) > loss(w):  # far from the optimum a full step can overshoot
-            step /= 2
-        w = w - step
-
-
-def _held_out(samples: int) -> int:
-    return max(1, samples // 4)
-
-
-def at_least(what: str, **bounds: tuple[float, float]) -> None:
-    """Raise ValueError for a parameter of `what` that is below its bound, or infinite.
-
-    bounds: (value, bound) by the name of the parameter.
-    """
-    for name, (value, bound) in bounds.items():
+def at_least(what: str, bound: float, **values: float) -> None:
+    """Raise ValueError for a parameter of `what` that is below its bound, or infinite."""
+    for name, value in values.items():
         if not bound <= value < math.inf:
             way = "lower" if value > bound else "raise"
             raise ValueError(

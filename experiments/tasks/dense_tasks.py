@@ -1,4 +1,4 @@
-"""Tasks whose gradients are dense: images, and synthetic problems with a known optimum."""
+"""Tasks whose gradients are dense: images, and synthetic problems."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ def classification(
     is float32. micro_batch: number of images whose activations are in memory at a time; None: all
     images of a mini-batch.
     """
-    data.at_least(name, l2=(l2, 0))
+    data.at_least(name, 0, l2=l2)
     train, test, labels = sources.read(reading, dataset.train, dataset.test)
     changes = None if augment is None else AUGMENT.build(augment)
     plain = None if changes is None else changes.plain
@@ -91,8 +91,7 @@ def noise(
 
     They have the shape of a data set, but a model can only memorise them.
     """
-    data.at_least("noise", samples=(samples, 1), size=(size, 1), classes=(classes, 1))
-    data.at_least("noise", channels=(channels, 1))
+    data.at_least("noise", 1, samples=samples, size=size, classes=classes, channels=channels)
     rng = np.random.default_rng(seed)
 
     def draw() -> data.Images:
@@ -111,21 +110,27 @@ def synthetic_quadratic(
     samples: int = 1024, dimension: int = 32, condition: float = 10.0, noise: float = 1.0,
     seed: int = 0,
 ) -> Task:  # fmt: skip
-    """Minimise mean_i 0.5 (w - a_i)' H (w - a_i) from w = (1, ..., 1); see `data.quadratic`.
+    """Minimise mean_i 0.5 (w - a_i)' H (w - a_i) from w = (1, ..., 1).
 
-    A sample's label is the sign of a_i along the steepest axis, so that a split by label gives
-    workers different optima.
+    H is diagonal, its entries in geometric progression from 1 down to 1/condition. The a_i are
+    noise * N(0, I). Training a_i are shifted so that their mean, the minimiser, is 0. A sample's
+    label is the sign of a_i along the steepest axis, so that a split by label gives workers
+    different optima.
     """
-    dataset, curvature, optimum = data.quadratic(samples, dimension, condition, noise, seed)
+    name = "synthetic_quadratic"
+    data.at_least(name, 1, samples=samples, dimension=dimension, condition=condition)
+    data.at_least(name, 0, noise=noise)
+    rng = np.random.default_rng(seed)
+    centres = noise * rng.standard_normal((samples, dimension))
+    train = np.float32(centres - centres.mean(0))
+    test = np.float32(noise * rng.standard_normal((max(1, samples // 4), dimension)))
+    curvature = np.geomspace(1, 1 / condition, dimension).astype(np.float32)
 
     def losses(w, centres):
         return 0.5 * (w[None] - centres) ** 2 @ curvature
 
-    labels = np.int32(dataset.train[:, 0] > 0)
-    return Task(
-        "synthetic_quadratic", dataset.train, dataset.test, labels,
-        init=lambda key: jnp.ones(dimension), losses=losses, optimum=optimum,
-    )  # fmt: skip
+    labels = np.int32(train[:, 0] > 0)
+    return Task(name, train, test, labels, lambda key: jnp.ones(dimension), losses)
 
 
 def uneven_lengths(
@@ -138,8 +143,9 @@ def uneven_lengths(
     vector u. Its loss is half the squared distance. The optimum is the mean of all points. Training
     that keeps a share p(z) of the points ends E[p z] / E[p] shift u away from the optimum.
     """
-    data.at_least("uneven_lengths", samples=(samples, 10), dimension=(dimension, 1))
-    data.at_least("uneven_lengths", sigma=(sigma, 0), noise=(noise, 0))
+    data.at_least("uneven_lengths", 10, samples=samples)
+    data.at_least("uneven_lengths", 1, dimension=dimension)
+    data.at_least("uneven_lengths", 0, sigma=sigma, noise=noise)
     rng = np.random.default_rng(seed)
     z = rng.standard_normal(samples)
     u = rng.standard_normal(dimension)
@@ -149,18 +155,30 @@ def uneven_lengths(
     def losses(params, examples):
         return 0.5 * ((examples - params[None]) ** 2).sum(1)
 
-    optimum = float(losses(points.mean(0), points).mean())
     return Task(
         "uneven_lengths", points, points[: max(1, samples // 8)], np.zeros(samples, np.int64),
-        lambda key: jnp.full(dimension, 3.0), losses, optimum=optimum, cost=np.exp(sigma * z),
+        lambda key: jnp.full(dimension, 3.0), losses, cost=np.exp(sigma * z),
     )  # fmt: skip
 
 
 def synthetic_logistic(
     samples: int = 1024, dimension: int = 16, seed: int = 0, l2: float = 0.01
 ) -> Task:
-    """Fit strongly convex logistic regression to Gaussian points from w = 0 (`data.logistic`)."""
-    dataset, optimum = data.logistic(samples, dimension, seed, l2)
+    """Fit strongly convex logistic regression to Gaussian points from w = 0.
+
+    Labels are drawn from the model whose weights are drawn from N(0, I).
+    """
+    data.at_least("synthetic_logistic", 1, samples=samples, dimension=dimension)
+    data.at_least("synthetic_logistic", 1e-8, l2=l2)
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal(dimension)
+
+    def draw(count):
+        x = rng.standard_normal((count, dimension)).astype(np.float32)
+        y = rng.random(count) < 1 / (1 + np.exp(-x @ truth))
+        return data.Points(x, y.astype(np.float32))
+
+    train, test = draw(samples), draw(max(1, samples // 4))
 
     def losses(w, points):
         return jax.nn.softplus((1 - 2 * points.y) * (points.x @ w)) + 0.5 * l2 * w @ w
@@ -169,8 +187,8 @@ def synthetic_logistic(
         return jnp.float32((points.x @ w > 0) == (points.y > 0))
 
     return Task(
-        "synthetic_logistic", dataset.train, dataset.test, dataset.train.y.astype(np.int32),
-        init=lambda key: jnp.zeros(dimension), losses=losses, correct=correct, optimum=optimum,
+        "synthetic_logistic", train, test, train.y.astype(np.int32),
+        lambda key: jnp.zeros(dimension), losses, correct,
     )  # fmt: skip
 
 
@@ -232,8 +250,7 @@ def crop_and_flip(padding: int = 4, size: int | None = None, flip: bool = True) 
     def plain(examples):
         height, width = sides(examples.image)
         top, left = (examples.image.shape[1] - height) // 2, (examples.image.shape[2] - width) // 2
-        middle = examples.image[:, top : top + height, left : left + width]
-        return examples._replace(image=middle)
+        return examples._replace(image=examples.image[:, top : top + height, left : left + width])
 
     return Augmentation(train, plain)
 

@@ -87,7 +87,7 @@ def points(
 
 
 def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2: float) -> Task:
-    data.at_least("points", l2=(l2, 0))
+    data.at_least("points", 0, l2=l2)
     module = models.build(MODEL, model, classes=1)
 
     def losses(params, points):

@@ -176,8 +176,7 @@ def permute(index, size, key) -> jax.Array:
     columns = (size + rows - 1) // rows
 
     def step(place):
-        walked = _feistel(place, rows, columns, key)
-        return jnp.where(place < size, place, walked)
+        return jnp.where(place < size, place, _feistel(place, rows, columns, key))
 
     return jax.lax.while_loop(
         lambda place: jnp.any(place >= size), step, _feistel(index, rows, columns, key)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.registry import Kind, Part
+from experiments.registry import Kind, Part, brief
 from runtimes.data_feed import Readers, Streamed
 
 MOST_READERS = 256
@@ -125,7 +125,7 @@ class Records:
         except Exception as error:  # files of others, and libraries that raise many kinds
             raise ValueError(
                 f"{self._name}: records such as number {places[0]} cannot be read or decoded "
-                f"({_brief(error)}); prepare the data again"
+                f"({brief(error) or type(error).__name__}); prepare the data again"
             ) from error
 
 
@@ -183,8 +183,8 @@ def mapped(path: str | os.PathLike, axes: str) -> np.memmap:
         ) from error
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(
-            f"{path} cannot be mapped as an array ({_brief(error)}); it is cut off or damaged, "
-            "so write it again"
+            f"{path} cannot be mapped as an array ({brief(error) or type(error).__name__}); it is "
+            "cut off or damaged, so write it again"
         ) from error
     count = axes.count(",") + 1
     if not isinstance(array, np.memmap) or array.ndim != count or not len(array):
@@ -225,7 +225,3 @@ def _at_random(array: np.memmap) -> np.memmap:
     if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         array.base.madvise(mmap.MADV_RANDOM)
     return array
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

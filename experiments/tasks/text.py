@@ -125,7 +125,7 @@ def files(
     The test part has the last `test_fraction` of each file's characters, from the end of a line on.
     """
     check_fraction("files", test_fraction)
-    at_least("files", most=(1 if most is None else most, 1))
+    at_least("files", 1, most=1 if most is None else most)
     found = glob_module.glob(os.path.expanduser(glob), recursive=True)
     paths = sorted(path for path in found if os.path.isfile(path))[:most]
     if not paths:
@@ -260,7 +260,7 @@ def standard_library(files: int | None = None, test_fraction: float = 0.1) -> Co
     the first `files` of them (None: all) are taken. The result depends on the Python version alone.
     """
     check_fraction("python", test_fraction)
-    at_least("python", files=(1 if files is None else files, 1))
+    at_least("python", 1, files=1 if files is None else files)
     root = Path(sysconfig.get_path("stdlib"))
     paths = {path.relative_to(root).as_posix(): path for path in _sources(root)}
     if not paths:
@@ -423,7 +423,7 @@ def pad(part: Documents, length: int) -> Packed:
 
 def _pieces(part: Documents, length: int) -> list[tuple[int, int, int]]:
     """Return begin, end and document of pieces of up to `length` + 1 words, overlapping by one."""
-    at_least("packing", length=(length, 1))
+    at_least("packing", 1, length=length)
     pieces = [
         (begin, min(begin + length + 1, stop), document)
         for document, (start, stop) in enumerate(itertools.pairwise(part.starts.tolist()))
@@ -446,7 +446,7 @@ def packed(
 
     Raises ValueError for a text without tokens, and if all texts do not fill a sequence.
     """
-    at_least("pack_text", length=(length, 1))
+    at_least("pack_text", 1, length=length)
     held, waiting, sequences = [], 0, 0
 
     def cut():

@@ -136,7 +136,7 @@ def gpt(
         8/3 of `width` (arXiv 2002.05202 Sec. 3), rounded up to a multiple of 32.
     remat: compute a block's activations again in the backward pass instead of keeping them.
     """
-    at_least("gpt", layers=(layers, 1), width=(width, 1), heads=(heads, 1))
+    at_least("gpt", 1, layers=layers, width=width, heads=heads)
     if width % (2 * heads):
         raise ValueError(
             f"gpt: width must be a multiple of twice the heads, as positions turn pairs of a "

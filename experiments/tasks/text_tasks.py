@@ -40,8 +40,8 @@ def language_model(
     candidates: draws of the sampled softmax, shared by all workers of an update, so that the output
         table's gradient is row-sparse, too; 0: train with the full softmax.
     """
-    at_least("language_model", window=(window, 1), candidates=(candidates, 0))
-    at_least("language_model", evaluated=(evaluated, 1))
+    at_least("language_model", 1, window=window, evaluated=evaluated)
+    at_least("language_model", 0, candidates=candidates)
     module = models.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=window)
     words = text.limit(text.CORPUS.build(corpus), vocabulary)
     train, document = text.windows(words.train, window + 1, window)
@@ -64,8 +64,7 @@ def language_model(
         return mean_over_words(params, examples, text_models.full_softmax)
 
     def sampled(params, examples, count):
-        key = text_models.shared_key(seed, count)
-        drawn = text_models.candidates(key, vocabulary, candidates)
+        drawn = text_models.candidates(text_models.shared_key(seed, count), vocabulary, candidates)
         cross_entropy = functools.partial(text_models.sampled_softmax, drawn=drawn)
         return mean_over_words(params, examples, cross_entropy)
 
@@ -100,7 +99,7 @@ def next_token(
     packing: False: every sequence has one document, or a piece of one. A sequence of s times the
         mean number of targets then has the cost (1 - quadratic) s + quadratic s^2.
     """
-    at_least("next tokens", evaluated=(evaluated, 1))
+    at_least("next tokens", 1, evaluated=evaluated)
     if not 0 <= quadratic <= 1:
         raise ValueError(f"next tokens: quadratic is a share, 0 to 1, got {quadratic}; try 0.2")
     module = models.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=length)
@@ -129,7 +128,7 @@ def packed_text(
     are for nanoGPT's `.bin` files, see `text.token_files`. reading: a key of `sources.READINGS`
     and its parameters. All others: see `next_token`.
     """
-    at_least("next tokens", evaluated=(evaluated, 1))
+    at_least("next tokens", 1, evaluated=evaluated)
     packed = text.token_files(folder, length, vocabulary, end)
     window = packed.train.example.tokens.shape[0] - 1
     module = models.build(LANGUAGE_MODEL, model, vocabulary=packed.classes, window=window)
@@ -213,8 +212,8 @@ def skip_gram(
 
     threshold: of the subsampling of frequent words in Sec. 2.3 of the paper.
     """
-    at_least("skip_gram", width=(width, 1), context=(context, 1), negatives=(negatives, 1))
-    at_least("skip_gram", drawn=(drawn, 1), evaluated=(evaluated, 1))
+    at_least("skip_gram", 1, width=width, context=context, negatives=negatives, drawn=drawn)
+    at_least("skip_gram", 1, evaluated=evaluated)
     if not threshold > 0:
         raise ValueError(f"skip_gram: threshold must be positive, got {threshold}; try 1e-4")
     words = text.limit(text.CORPUS.build(corpus), vocabulary)
@@ -278,8 +277,7 @@ def ncf(
 
     interactions: a key of text.INTERACTIONS and its parameters.
     """
-    at_least("ncf", width=(width, 1), hidden=(hidden, 1), negatives=(negatives, 1))
-    at_least("ncf", evaluated=(evaluated, 1))
+    at_least("ncf", 1, width=width, hidden=hidden, negatives=negatives, evaluated=evaluated)
     user, item, group = text.INTERACTION.build(interactions)
     if (np.diff(user, prepend=0) < 0).any() or len(group) != user[-1] + 1:
         raise ValueError(
@@ -322,8 +320,7 @@ def ncf(
 
 def _never_taken(user, item, who, items: int, number: int, rng) -> np.ndarray:
     """Draw items [len(who), number] int32 uniformly, without the pairs in (user, item)."""
-    most = np.bincount(user).max()
-    if most == items:
+    if np.bincount(user).max() == items:
         raise ValueError(
             f"ncf: a user took all {items} items, so there is none to tell them from; "
             "read more interactions"
@@ -353,7 +350,7 @@ def hashed_logistic(
     The features are the hashed words (arXiv 0902.2206). The classes are the `largest` groups by
     number of files, and a last one for all others. Single modules form one group.
     """
-    at_least("hashed_logistic", window=(window, 1), largest=(largest, 1), evaluated=(evaluated, 1))
+    at_least("hashed_logistic", 1, window=window, largest=largest, evaluated=evaluated)
     words = text.CORPUS.build(corpus)
     label, classes = text.groups(words.train.names + words.test.names, largest)
     codes = text.hashes(words.words, buckets)

@@ -31,7 +31,8 @@ def test_a_finished_sweep_becomes_a_record_that_can_be_asked(tmp_path, monkeypat
     code, _, err = call("--config=own.py", "--sweep", "--seeds=2", "--workdir=tiny", *FLAGS)
     assert code == 0, err
     path = publish.take("tiny", tmp_path / "records")
-    found = formats.read(path, formats.PUBLISHED_SWEEP)
+    needed = (*formats.NOTE.needed, "count", "seeds", "arms")
+    found = formats.read(path, formats.PUBLISHED._replace(needed=needed))
     assert found["count"] == 2 and found["seeds"] == 2 and "--workdir=tiny" in found["command"]
     first = publish.arms(found)[1]
     assert first["name"] == "first" and len(first["seconds_to_target_by_seed"]) == 2

@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 import experiments
 import gossax
-from experiments import aggregates, provenance, records
 from experiments import files as disk
+from experiments import provenance, records
 from tests.launcher import ROOT
 
 
@@ -172,8 +172,8 @@ def curve(*points):
     ],
 )
 def test_seconds_to_target(points, seconds):
-    assert aggregates.at_target(curve(*points), 10.0) == pytest.approx(seconds)
-    assert aggregates.at_target(curve(*points), None) is None
+    assert records.at_target(curve(*points), 10.0) == pytest.approx(seconds)
+    assert records.at_target(curve(*points), None) is None
 
 
 def summary(seed, seconds_to_target, accuracy=0.9, loss=0.5):
@@ -183,7 +183,7 @@ def summary(seed, seconds_to_target, accuracy=0.9, loss=0.5):
 
 
 def test_aggregate_averages_what_differs():
-    merged = aggregates.aggregate([summary(0, 1.0), summary(1, 3.0, accuracy=0.8)])
+    merged = records.aggregate([summary(0, 1.0), summary(1, 3.0, accuracy=0.8)])
     assert merged["seconds_to_target"] == 2.0
     assert merged["seconds_to_target_std"] == pytest.approx(math.sqrt(2))
     assert merged["test_accuracy"] == pytest.approx(0.85)
@@ -193,11 +193,11 @@ def test_aggregate_averages_what_differs():
     assert merged["quick"] is True and merged["baseline"] is merged["stopped"] is None
     assert (merged["seed"], merged["seeds"], merged["reached"]) == (0, [0, 1], "2/2")
     diverged = summary(1, None, loss=math.nan) | {"stopped": "at update 3"}
-    merged = aggregates.aggregate([summary(0, 1.0), diverged])
+    merged = records.aggregate([summary(0, 1.0), diverged])
     assert (merged["stopped"], merged["reached"]) == ("at update 3", "1/2")
     for name in ("seconds_to_target", "seconds_to_target_std", "train_loss"):
         assert merged[name] is None
-    alone = aggregates.aggregate([summary(4, 1.0)])
+    alone = records.aggregate([summary(4, 1.0)])
     assert alone["seconds_to_target"] == 1.0 and alone["seconds_to_target_std"] is None
 
 

@@ -83,7 +83,8 @@ def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, tmp_path
 
 def test_wrong_settings_of_slurm_are_refused(monkeypatch):
     """So is a machine without submitit or Slurm."""
-    slurm.check("timeout_min=1,mem_gb=1.5,signal_delay_s=20,partition=gpu", 2, cluster="local")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    slurm.check("timeout_min=1,mem_gb=1.5,signal_delay_s=20,partition=gpu", 2)
     for settings, words in (
         ("partition", "cannot read 'partition' in --slurm; write name=value"),
         ("timeout_min=long", 'Parameter "timeout_min" expected type'),
@@ -93,12 +94,12 @@ def test_wrong_settings_of_slurm_are_refused(monkeypatch):
         ("signal_delay_s=soon", "signal_delay_s has to be whole seconds"),
     ):
         with pytest.raises(ValueError, match=words):
-            slurm.check(settings, cluster="local")
+            slurm.check(settings)
     with pytest.raises(ValueError, match="array_parallelism is --jobs; give one of them"):
-        slurm.check("array_parallelism=3", 2, cluster="local")
+        slurm.check("array_parallelism=3", 2)
     alone = base.arm(runtime="simulate")
     with pytest.raises(ValueError, match="its workers live in one process, and there are 4"):
-        slurm.check("tasks_per_node=4", configs=[alone], cluster="local")
+        slurm.check("tasks_per_node=4", configs=[alone])
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ValueError, match="finds no sbatch; start it where jobs are submitted"):
         slurm.check("")

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from experiments import aggregates
+from experiments import records
 from experiments import tables as table
 
 
@@ -49,9 +49,9 @@ def test_a_row_says_what_the_summary_says_and_speed_up_is_against_its_own_baseli
 
 def test_values_over_seeds_have_a_spread_and_the_table_fits_120_columns():
     seeds = [arm("a/x", 9.0), arm("a/x", 11.0, seed=1, test_accuracy=0.9512)]
-    row = rows([aggregates.aggregate(seeds)])[0]
+    row = rows([records.aggregate(seeds)])[0]
     assert row["to target [s]"] == "10.0 ± 1.4" and row["test acc. [%]"] == "96.1 ± 1.4"
-    partly = aggregates.aggregate([arm("a/x", 9.0), arm("a/x", None, seed=1)])
+    partly = records.aggregate([arm("a/x", 9.0), arm("a/x", None, seed=1)])
     assert rows([partly])[0]["to target [s]"] == "1/2 seeds"
     tested = [arm("a", test_samples=900, test_accuracy=share) for share in (0.97, 0.9, None)]
     assert table.of_arms(tested).caption.endswith(  # sqrt(.9 * .1 / 900) is a hundredth
@@ -59,7 +59,7 @@ def test_values_over_seeds_have_a_spread_and_the_table_fits_120_columns():
     )
     again = {"seed": 1, "train_loss": 0.13, "test_accuracy": 0.9}
     out = io.StringIO()
-    shown = table.of_arms([aggregates.aggregate([a, a | again]) for a in ARMS])
+    shown = table.of_arms([records.aggregate([a, a | again]) for a in ARMS])
     table.print_table(Console(file=out), shown)
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 120 and "…" not in out.getvalue()
