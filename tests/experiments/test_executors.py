@@ -22,7 +22,8 @@ import json, os, pathlib, signal, sys, time
 place, what = pathlib.Path(sys.argv[1]), sys.argv[2]
 place.mkdir(parents=True, exist_ok=True)
 began = time.monotonic()
-(place / "pid").write_text(str(os.getpid()))
+(place / "begun_pid").write_text(str(os.getpid()))
+(place / "begun_pid").rename(place / "pid")  # whole
 (place / "metrics.jsonl").write_text('{"update": 3, "seconds": 1.5, "train_loss": 0.25}\\n')
 if what == "stay":
     time.sleep(60)
