@@ -50,8 +50,7 @@ def largest_frequencies(cut: chunked.Blocks, blocks: bool, of_senders: bool) -> 
         return total.reshape(x.shape), decode(message).reshape(x.shape), state
 
     def payload(leaf, workers, update):
-        weight = 4 if of_senders else 0
-        return Payload(gathered=(chunked.frequency_bytes(flat(leaf.shape), cut) + weight,))
+        return Payload(gathered=(chunked.frequency_bytes(flat(leaf.shape), cut),))
 
     return Reducer(lambda leaf: (), reduce, payload)
 

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import compression, reducers
-from algorithms.base import Algorithm, extended
+from algorithms.base import Algorithm, extended, whole
 from algorithms.compression import Reducer
 from algorithms.mean import compressed
 from comms.collectives import HEADROOM
@@ -80,13 +80,23 @@ def with_estimates(inner: Reducer, eta: float, workers: int) -> Reducer:
     return Reducer(init, reduce, inner.payload, instead=inner.instead, pushed=inner.pushed)
 
 
+def in_float32(
+    mean: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """Return a mean that is not rounded to the type of short parameters, see `add_up`."""
+
+    def update_fn(updates, state, params=None, **extra):
+        return mean.update(optax.tree.cast(updates, jnp.float32), state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(mean.init, update_fn)
+
+
 def add_up() -> optax.GradientTransformation:
     """Turn changes into their running sum, from zero and in float32, as workers compute h_i."""
 
-    def update_fn(updates, state, params=None):
-        del params
-        total = jax.tree.map(lambda known, new: known + new.astype(known.dtype), state, updates)
-        return jax.tree.map(lambda known, new: known.astype(new.dtype), total, updates), total
+    def update_fn(updates, state, params):
+        total = jax.tree.map(jnp.add, state, updates)
+        return jax.tree.map(lambda known, p: known.astype(p.dtype), total, params), total
 
     def init_fn(params):
         return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
@@ -161,6 +171,7 @@ def ef21_sgdm(
 
 
 def _estimated(name, optimizer, workers, eta, exchange, broadcast) -> Algorithm:
+    whole(name, workers=workers)
     inner = reducers.top_k() if exchange is None else exchange
     compression.check_reducer(name, inner)
     if reducers.remembers(inner):
@@ -190,4 +201,5 @@ def _estimated(name, optimizer, workers, eta, exchange, broadcast) -> Algorithm:
         return (first, *others)
 
     needs = method.needs._replace(workers=workers)
-    return method._replace(needs=needs, messages=messages)
+    exchange = in_float32(method.exchange)
+    return method._replace(exchange=exchange, needs=needs, messages=messages)

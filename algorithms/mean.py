@@ -18,6 +18,7 @@ from algorithms.base import (
     choose,
     freeze_when_idle,
     proportional,
+    whole,
 )
 from algorithms.compression import Draw, Reducer, counters, times_fallen
 from comms import collectives, hashing
@@ -196,6 +197,7 @@ def compressed(
     reducers keep values that must be equal on all workers. With a warm-up or with equal memory,
     every update needs all workers.
     """
+    whole(name, warmup_updates=warmup_updates)
     if warmup_updates < 0:
         raise ValueError(f"{name}: needs warmup_updates >= 0, got {warmup_updates}; 0 is none")
     if rest is None:

@@ -12,7 +12,7 @@ short, all workers send everything; the records count such updates as `fallbacks
 import optax
 
 from algorithms import compression
-from algorithms.base import Algorithm
+from algorithms.base import Algorithm, whole
 from algorithms.parallax import through_owners
 from algorithms.row_sparse import with_tables_reduced
 
@@ -35,6 +35,7 @@ def omnireduce(
         number; they size the lists. union_ratio: non-zero blocks expected of all workers together,
         as a share; None: as if no two workers had a block in common.
     """
+    whole("omnireduce", block=block)
     if block < 1:
         raise ValueError(
             f"omnireduce: needs a block of 1 element or more, got {block}; 256 is usual"

@@ -37,7 +37,7 @@ def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | No
 def first_factor(shape: tuple[int, ...], rank: int, key) -> jax.Array:
     """Return a Gaussian Q, float32 [m, r], or [0, 0] for a dense leaf; workers share the key."""
     factors = factor_shape(shape, rank)
-    return jax.random.normal(key, factors[1:] if factors else (0, 0))
+    return jax.random.normal(key, factors[1:] if factors else (0, 0), jnp.float32)
 
 
 def factored_all_reduce(x, q, axis: str = AXIS) -> tuple[jax.Array, jax.Array]:

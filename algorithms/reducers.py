@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from algorithms import compression
-from algorithms.base import AXIS, choose
+from algorithms.base import AXIS, choose, whole
 from algorithms.compression import Encoder, Reducer
 from comms import chunked, sparse
 from comms import quantise as codecs
@@ -82,7 +82,7 @@ def two_phase(codec: Codec) -> Reducer:
         return reduced.total, reduced.sent - rounding, state
 
     def encode(x, key):
-        return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))
+        return jax.tree.map(lambda a: a[0], codec.encode(x.reshape(1, -1), key))
 
     def decode(message, entries):
         return codec.decode(jax.tree.map(lambda a: a[None], message), entries)[0]
@@ -118,6 +118,7 @@ def top_k(ratio: float = 0.01) -> Reducer:
 
 def chunked_top_k(chunk: int = 4096, k: int = 64, bits: int = 2) -> Reducer:
     """Sum the k largest entries of every chunk, in codes of 1 to 8 `bits` (arXiv 2508.15706)."""
+    whole("chunked_top_k", chunk=chunk, k=k, bits=bits)
     if not (1 <= k <= chunk <= 2**16 and 1 <= bits <= 8):
         raise ValueError(
             f"chunked_top_k: needs 1 <= k <= chunk <= 65536 and 1 to 8 bits, got {k}, {chunk} and "
@@ -147,6 +148,7 @@ def random_k(ratio: float = 0.01, unbiased: bool = False, seed: int | None = 0) 
 
 def quantise(bits: int = 4, bucket: int = 512, seed: int | None = 0) -> Reducer:
     """Round by QSGD to 2 to 16 `bits`; `bucket` entries share a norm (arXiv 1610.02132)."""
+    whole("quantise", bits=bits)
     if not 2 <= bits <= 16:
         raise ValueError(f"quantise: needs 2 to 16 bits, got {bits}; sign has 1 bit an entry")
     _check_bucket("quantise", bucket)
@@ -162,6 +164,7 @@ def rounded_to_levels(levels: int, bucket: int) -> Reducer:
     expected squared error / |x|^2 is at most d / (4 s^2) if sqrt(d) <= 2 s, else sqrt(d) / s - 1,
     which equal entries reach. Error feedback needs less than 1 (arXiv 1906.02367, Lemma 1).
     """
+    whole("qsgd", levels=levels)
     codecs.qsgd_bits(levels)  # raises ValueError for levels without a code
     _check_bucket("qsgd", bucket)
     reducer = gathered(
@@ -233,6 +236,7 @@ def int4(bucket: int = 128, seed: int | None = 0) -> Reducer:
 
 
 def _check_bucket(name: str, bucket: int) -> None:
+    whole(name, bucket=bucket)
     if bucket < 1:
         raise ValueError(f"{name}: needs buckets of 1 entry or more, got {bucket}; leave it out")
 

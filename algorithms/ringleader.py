@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs, equal, extended, map_columns
+from algorithms.base import AXIS, Algorithm, Needs, equal, extended, map_columns, whole
 from comms import cost
 from comms.messages import Payload
 
@@ -55,8 +55,8 @@ def gathered() -> optax.GradientTransformationExtraArgs:
     def update_fn(updates, state, params=None, *, batches=1, worker=None, **extra):
         del params, extra
         worker = jax.lax.axis_index(AXIS) if worker is None else worker
-        whole = Pushed(updates, jnp.int32(worker), jnp.int32(batches))
-        return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS), whole), state
+        pushed = Pushed(updates, jnp.int32(worker), jnp.int32(batches))
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS), pushed), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn)
 
@@ -145,6 +145,7 @@ def ringleader(optimizer: optax.GradientTransformation, workers: int) -> Algorit
     Take the waiting rule `k_async(k=1)`. Choose the learning rate as for SGD on all data: the n
     steps of a round have nearly the same direction.
     """
+    whole("ringleader", workers=workers)
     return Algorithm(
         exchange=gathered(),
         server=average_of_averages(optimizer, workers),

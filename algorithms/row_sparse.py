@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from algorithms import compression
-from algorithms.base import AXIS, Algorithm
+from algorithms.base import AXIS, Algorithm, whole
 from algorithms.compression import Reducer
 from algorithms.mean import compressed
 from comms import bitmap, compact, sketch
@@ -38,6 +38,7 @@ def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callabl
             f"{method}: ratio={ratio} and budget={budget} both size it; give one of them"
         )
     if budget is not None:
+        whole(method, budget=budget)
         if budget < 1:
             raise ValueError(f"{method}: needs a budget of 1 row or more, got {budget}; raise it")
         return lambda n: min(budget, n)

@@ -28,7 +28,7 @@ import optax
 
 from algorithms import compression
 from algorithms.all_reduce import all_reduce
-from algorithms.base import Algorithm, choose
+from algorithms.base import Algorithm, choose, whole
 from algorithms.mg_wfbp import mg_wfbp
 from algorithms.row_sparse import (
     NOISE,
@@ -97,6 +97,7 @@ def s2_reducer(
     capacities_of = choose(
         "fallback", {"dense": capacities_dense, "exact": capacities_exact}, fallback
     )
+    whole("s2_reducer", rows=rows)
     if rows < 1:
         raise ValueError(
             f"s2_reducer: needs 1 row of a sketch or more, got {rows}; 1 or 3 are usual"
@@ -106,6 +107,11 @@ def s2_reducer(
         raise ValueError(
             f"s2_reducer: {'the exact variant' if exact else 'peeling'} leaves nothing out; set "
             f"error_feedback or {'exact' if exact else 'peel'} to false"
+        )
+    if exact and (rows, peel, fallback) != (3, True, "exact"):
+        raise ValueError(
+            f"s2_reducer: rows={rows}, peel={peel} and fallback={fallback!r} are of a sketch, but "
+            "the exact variant has none; leave them out, or exact"
         )
     columns_of = _columns_of(budget_of, rows, peel, expected=budget is not None)
     if exact:

@@ -25,7 +25,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle
+from algorithms.base import AXIS, WEIGHTINGS, Algorithm, choose, freeze_when_idle, whole
 from comms import collectives, sketch, sparse
 from comms.messages import Payload
 
@@ -88,6 +88,7 @@ def sketched_sgd(
     k_ratio: share of entries that a step changes.
     momentum: decay of the momentum in sketch space, which replaces the optimizer's momentum.
     """
+    whole("sketched_sgd", rows=rows)
     if not (0 < ratio <= 1 and 0 < k_ratio <= 1 and rows >= 1 and 0 <= momentum < 1):
         raise ValueError(
             "sketched_sgd: needs 0 < ratio, k_ratio <= 1, rows >= 1 and 0 <= momentum < 1, got "

@@ -64,7 +64,7 @@ def pull(tree: Tree, alpha, partners, active=None, axis: str = AXIS) -> Tree:
     Arguments as in `mix_active`; `active` None: all. Where both ends of a link weigh it alike, one
     end gains exactly the loss of the other, however large the values are.
     """
-    moved = jax.tree.map(lambda x: jnp.zeros(x.shape, _accumulator(x)), tree)
+    moved = jax.tree.map(lambda x: jnp.zeros_like(x, _accumulator(x)), tree)
     moved = _pulled(moved, tree, alpha, partners, active, axis)
     return jax.tree.map(lambda m, x: m.astype(x.dtype), moved, tree)
 

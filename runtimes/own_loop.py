@@ -162,9 +162,11 @@ class _Core:
     def init(self, params) -> MethodState:
         method, params = self._method, jax.tree.map(jnp.asarray, params)
         check_floats(params)
+        start = jnp.int32(0), jnp.asarray(hashing.words(0))
+        if not jax.tree.leaves(params):
+            return MethodState(*start, (), (), (), ())
         return MethodState(
-            jnp.int32(0),
-            jnp.asarray(hashing.words(0)),
+            *start,
             method.exchange.init(params),
             () if method.server is None else method.server.init(params),
             () if method.adopt is None else jax.tree.map(jnp.array, params),
@@ -176,6 +178,8 @@ class _Core:
         method = self._method
         _needed(params)
         self._check()
+        if not jax.tree.leaves(params):  # a label of optax.multi_transform that nothing has
+            return contribution, state
         full = "batches" not in extra
         given = self.given(state, extra)
         counted = jnp.asarray(given["batches"], jnp.int32)

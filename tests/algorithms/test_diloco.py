@@ -306,6 +306,8 @@ def test_demo_as_in_the_authors_code():
     rng, n, chunk, k = np.random.default_rng(4), 3, 4, 3
     method = use.demo(optax.sgd(0.1), chunk=chunk, k=k, decay=0.9, blocks=True, mean_of="senders")
     params = {"b": np.zeros(6, np.float32), "w": np.zeros((6, 8), np.float32)}
+    (message,) = method.messages(params, n, Row(0))
+    assert message.size == 2 * k * 5 + 4 * k * 5  # of blocks; the weight is one scalar
     states = jax.tree.map(lambda a: jnp.stack([a] * n), method.exchange.init(params))
     exchange = jax.jit(
         jax.vmap(

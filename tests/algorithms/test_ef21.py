@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from algorithms import ef21, ef21_sgdm
+from algorithms.base import AXIS
 from algorithms.reducers import chain, quantise, random_k, sign, top_k
 from comms import cost
 from comms.messages import Row, push_seconds, sent_bytes
@@ -51,6 +52,21 @@ def test_updates_of_workers_some_of_which_finished_nothing(eta):
         np.testing.assert_array_equal(
             in_step(ef21(optax.sgd(RATE), N, exchange=TOP_1), UPDATES, FINISHED), found
         )
+
+
+def test_the_server_sums_for_short_floats_what_its_workers_sum():
+    """Changes that were rounded to bfloat16 would add up to another mean of the workers' h."""
+    tx = as_optax(ef21(optax.sgd(0.0), N, exchange=top_k(0.25)))
+
+    def of_worker(draws):
+        x = jnp.zeros(64, jnp.bfloat16)
+        step = lambda state, gradient: (tx.update(gradient, state, x)[1], None)  # noqa: E731
+        state = jax.lax.scan(step, tx.init(x), draws)[0]
+        return jax.lax.pmean(state.exchange.reducers[0].known, AXIS), state.optimizer[0]
+
+    draws = jax.random.normal(jax.random.key(0), (N, 50, 64), jnp.bfloat16)
+    known, total = jax.jit(jax.vmap(of_worker, axis_name=AXIS))(draws)
+    np.testing.assert_allclose(total, known, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

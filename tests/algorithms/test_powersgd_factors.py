@@ -22,6 +22,12 @@ def reduce(x, q):
     return np.asarray(total[0]), q[0]
 
 
+def test_factors_of_float64_are_float32():
+    """As their bytes are counted, and as a dense leaf of the warm-up is."""
+    with jax.enable_x64():
+        assert first_factor((30, 20), 2, jax.random.key(1)).dtype == jnp.float32
+
+
 def low_rank(workers, rank):
     rng = np.random.default_rng(0)
     left, right = rng.normal(size=(workers, 30, rank)), rng.normal(size=(1, rank, 20))

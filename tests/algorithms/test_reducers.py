@@ -98,15 +98,15 @@ def test_a_memory_is_of_its_worker_alone_whatever_its_weights_are(inner):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["bf16", "fp16", "int8", "fp8", "mxfp4", "int4", "ring", "memory"])
 def test_a_push_to_a_server_is_one_message_which_is_rounded(name):
-    """However many pushes an update takes: a server sums what it has read."""
+    """However many pushes of a matrix an update takes: a server sums what it has read."""
     of = {"ring": lambda: by.ring(by.int8()), "memory": lambda: by.error_feedback(by.int8())}
     reducer = of.get(name, getattr(by, name, None))()
     coder = {"ring": by.int8(), "memory": by.int8()}.get(name, reducer).encoder
-    method, leaf = all_reduce(optax.sgd(1.0), exchange=reducer), np.zeros(4001, np.float32)
+    method, leaf = all_reduce(optax.sgd(1.0), exchange=reducer), np.zeros((31, 129), np.float32)
     for k in (1, 2, 3, 8):
         (payload,) = method.messages({"w": leaf}, k, Row(0, pushed=True))
-        assert payload.size == coder.payload_bytes(4001)
-    x = np.random.default_rng(5).standard_normal((1, 4001)).astype(np.float32)
+        assert payload.size == coder.payload_bytes(leaf.size)
+    x = np.random.default_rng(5).standard_normal((1, *leaf.shape)).astype(np.float32)
     draw = Draw(KEY, KEY, *map(jnp.float32, (1, 1, 1)), jnp.int32(0))
     body = jax.jit(jax.vmap(lambda x, s: reducer.reduce(x, s, draw), axis_name=AXIS))
     total, part, _ = body(x, jax.vmap(reducer.init)(x))

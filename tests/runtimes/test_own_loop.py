@@ -14,6 +14,7 @@ from algorithms import (
     all_reduce,
     dpsgd,
     easgd,
+    gasloc,
     local_sgd,
     matcha,
     periodic,
@@ -166,6 +167,7 @@ LOCAL = {
     "local_sgd": lambda: local_sgd(optax.sgd(0.1), server=optax.sgd(0.7)),
     "swarm": lambda: swarm(optax.sgd(0.1), topology.complete(N), lockstep=True),
     "easgd": lambda: easgd(optax.sgd(0.1), N),
+    "gasloc": lambda: gasloc(optax.sgd(0.1), topology.hypercube(N), gamma=0.5, pairs=True),
 }
 
 
@@ -313,6 +315,19 @@ def test_a_method_inside_of_a_wrapper_does_the_same():
     by_parameter = optax.multi_transform({"slow": gossip, "unused": mean()}, {"w": "slow"})
     np.testing.assert_allclose(on_devices(by_parameter), on_devices(gossip), rtol=1e-6)
     assert np.isnan(on_devices(by_parameter, bad=1, updates=12)).all()
+
+
+@pytest.mark.parametrize("name", ["ringleader", "choco_sgd", "edit", "loscar_sgd", "mg_wfbp/ring"])
+def test_a_label_that_no_parameter_has_is_no_error(name):
+    """Of `optax.multi_transform`, whose method then gets nothing."""
+    labelled = {"all": mean(), "none": as_optax(METHODS[name]())}
+    tx = optax.multi_transform(labelled, {"w": "all"})
+
+    def step(params):
+        return tx.update(params, tx.init(params), params)[0]
+
+    found = jax.vmap(step, axis_name=AXIS)({"w": jnp.ones(N)})
+    np.testing.assert_allclose(found["w"], -0.1, rtol=1e-6)
 
 
 def test_a_method_alone_says_how_it_becomes_a_transform():
