@@ -82,7 +82,7 @@ def two_phase(codec: Codec) -> Reducer:
         return reduced.total, reduced.sent - rounding, state
 
     def encode(x, key):
-        return jax.tree.map(lambda a: a[0], codec.encode(x[None], key))
+        return jax.tree.map(lambda a: a[0], codec.encode(x.reshape(1, -1), key))
 
     def decode(message, entries):
         return codec.decode(jax.tree.map(lambda a: a[None], message), entries)[0]
