@@ -133,8 +133,10 @@ def _orbax(path: str) -> Arrays:
     logging.set_verbosity(logging.FATAL)  # it tells of every step
     try:
         with ocp.PyTreeCheckpointer() as store:
-            tree = store.metadata(folder).item_metadata.tree
-            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            found = store.metadata(folder).item_metadata
+            if found is None:
+                raise ValueError("orbax has left nothing there; a run leaves parameters.npz")
+            on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found.tree)
             return dict(named_leaves(store.restore(folder, restore_args=on_host)))
     finally:
         logging.set_verbosity(verbosity)

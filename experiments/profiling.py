@@ -160,8 +160,6 @@ def for_config(config, task: Task, measured: bool = True, kept: Path | None = No
     batch_size = config.batch_size * most_mini_batches(config.mini_batches)  # of one gradient
     if source in (None, "none"):
         return Profile(backward_order(task, batch_size))
-    if not isinstance(source, str):
-        raise ValueError(f"profile: {source!r} is no text; set it to measure, a path or none")
     if not measures(config):
         return load(source)
     if not measured:

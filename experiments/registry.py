@@ -349,8 +349,10 @@ _OPTIONAL: Entries = (
     ("'packed', 'padded' or None", lambda v: v in (None, "packed", "padded"), ("sample_cost",)),
     ("'kept', '' or None", lambda v: v in (None, "", "kept"), ("sample_weight",)),
     ("true or false", lambda v: isinstance(v, bool), ("balance",)),
+    ("'measure', a path, 'none' or None",
+     lambda v: v is None or (isinstance(v, str) and bool(v)), ("profile",)),
 )  # fmt: skip
-OPTIONAL_TEXTS = ("initial", "overlap", "sample_cost", "sample_weight")
+OPTIONAL_TEXTS = ("initial", "overlap", "profile", "sample_cost", "sample_weight")
 OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
 
 

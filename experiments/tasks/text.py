@@ -538,7 +538,8 @@ def token_files(
     """
     place = Path(folder).expanduser()
     flat = [place / f"{split}.bin" for split in ("train", "val")]
-    if all(path.exists() for path in flat):
+    there = [path.exists() for path in flat]
+    if all(there) or (any(there) and not (place / f"{SPLITS[0]}_tokens.npy").exists()):
         if vocabulary is None or length < 1:
             raise ValueError(
                 f"{place}: .bin files do not say how many words there are and how long a sequence "

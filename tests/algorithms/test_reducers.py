@@ -112,6 +112,8 @@ def test_a_push_to_a_server_is_one_message_which_is_rounded(name):
     total, part, _ = body(x, jax.vmap(reducer.init)(x))
     assert (total != x).any() and np.abs(total - x).max() < np.abs(x).max() / 3
     np.testing.assert_array_equal(total, part)
+    column, _, _ = body(x[..., None], jax.vmap(reducer.init)(x[..., None]))  # of any shape
+    np.testing.assert_array_equal(column[..., 0], total)
 
 
 def test_a_memory_refuses_codes_that_may_lose_all():

@@ -110,6 +110,8 @@ def test_unreadable_parameters_are_refused(first, tmp_path):
             (tmp_path / name).write_bytes(b"\x00nothing")
         with pytest.raises(ValueError, match=f"{words}.*; give"):
             prepare.prepare(configured(**DIGITS, initial=str(tmp_path / name)))
+    with pytest.raises(ValueError, match=r"cannot be read \(.* leaves parameters.npz\); give"):
+        prepare.prepare(configured(**DIGITS, initial=str(first)))  # its folder
     path = first / records.PARAMETERS
     with pytest.raises(ValueError, match="--overwrite would remove"):
         train.run(configured(**DIGITS, initial=str(path)), first, overwrite=True)

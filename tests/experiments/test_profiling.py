@@ -9,8 +9,17 @@ import pytest
 from ml_collections import ConfigDict
 
 from algorithms.mg_wfbp import plan_with
-from configs import mg_wfbp
-from experiments import prepare, profiling, records, stopwatch, sweep, tasks, train
+from configs import base, mg_wfbp
+from experiments import (
+    config_files,
+    prepare,
+    profiling,
+    records,
+    stopwatch,
+    sweep,
+    tasks,
+    train,
+)
 from experiments.profiling import Profile
 from runtimes import overlapped
 
@@ -165,8 +174,12 @@ def test_entries_that_cannot_be_used_are_refused(task):
         profiling.for_config(config(profile="measure", workers=99), task)
     with pytest.raises(ValueError, match=r"save into a directory that does not exist; make it"):
         profiling.for_config(config(profile="measure:missing/p.json"), task)
-    with pytest.raises(ValueError, match="profile: 3 is no text; set it to measure"):
-        profiling.for_config(config(profile=3), task)
+    with pytest.raises(ValueError, match=r"config.profile must be 'measure', a path, .*, got 3;"):
+        prepare.prepare(config(profile=3, runtime="mesh"))
+    with pytest.raises(ValueError, match=r"need the times of the backward .*; set profile to"):
+        prepare.prepare(config(profile=None, buckets="optimal"))
+    other = config_files.override(base.arm(), {"profile": "measure"})  # any config has it
+    assert other.profile == "measure"
     with pytest.raises(ValueError, match="'25' is no size of a bucket"):
         prepare.prepare(config(buckets="fixed:25"))
     with pytest.raises(ValueError, match=r"'layers.csv': layers of a CSV file are for configs/mg_"):

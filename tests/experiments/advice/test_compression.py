@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from experiments import codec_times, stopwatch
+from experiments import codec_times, prepare, stopwatch
 from experiments.advice import compression
 from experiments.advice.compression import Line, break_even
+from experiments.config_files import override
 
 DENSE = Line("all_reduce", 8e6, 1e-3, 8e6, 0.0)
 
@@ -67,6 +68,19 @@ def test_an_update_is_as_long_as_its_parts_where_the_network_lets_nothing_overla
     row = compression._row(line, DENSE, 1.0, one_second, overlaps=True)
     assert row["break_even_overlapped"] < row["break_even"]
     assert row["networks"][0]["gain_of_overlapped_update"] == pytest.approx(8.001 / 1.002)
+
+
+def test_a_method_that_cannot_wait_for_a_barrier_is_named_as_not_weighed(config, monkeypatch):
+    """Its config can run, and all others are weighed on its task."""
+    some = {name: prepare.METHOD.factories[name] for name in ("swarm", "top_k", "all_reduce")}
+    monkeypatch.setattr(prepare, "METHOD", prepare.METHOD._replace(factories=some))
+    monkeypatch.setattr(stopwatch, "seconds", lambda programs, turns: dict.fromkeys(programs, 1.0))
+    pairs = override(config, {"algorithm": "swarm", "wait": "random_pairs", "updates": 4})
+    found = compression.explain(pairs)
+    assert [row["method"] for row in found.summary["methods"]] == ["top_k"]
+    assert found.tables[-1] == "not weighed: swarm"
+    with pytest.raises(ValueError, match="swarm cannot wait for barrier"):  # it cannot run either
+        compression.explain(override(pairs, {"wait": "barrier"}))
 
 
 @pytest.mark.slow

@@ -268,6 +268,9 @@ def test_flat_tokens_of_nanogpt_are_mapped_with_their_end_as_ours(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             text.token_files(str(tmp_path), **given)
+    (tmp_path / "val.bin").unlink()
+    with pytest.raises(ValueError, match=r"val.bin.*[Nn]o such file"):
+        text.token_files(str(tmp_path), length=3, vocabulary=8)
 
 
 def test_documents_alone_in_their_sequences():
