@@ -24,7 +24,7 @@ from optax import contrib
 
 from algorithms.base import scale_by_samples
 from experiments import registry
-from experiments.registry import Kind, Part, is_number, is_part, text
+from experiments.registry import Kind, Part, is_number, is_part, meant, text
 from experiments.registry import spec as spec_of
 
 # Parameters of a part about its learning rate.
@@ -227,6 +227,13 @@ class _Described:
             raise ValueError(
                 f"{self.entry}: a chain is made of transforms, and at most of a rate; write it as "
                 "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
+            )
+        known = dict.fromkeys((*RATE, *self.parameters))
+        anything = any(one.kind is one.VAR_KEYWORD for one in self.parameters.values())
+        for name in () if anything else self.own.keys() - {"name", "*", *known}:
+            raise ValueError(
+                f"{self.who}: unknown parameter {name!r}; {meant(name, known)}it takes: "
+                f"{', '.join(known)}"
             )
         for name in SHARES:
             value = self.spec.get(name)

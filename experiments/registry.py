@@ -177,6 +177,8 @@ def _piece(text: str, error: Exception) -> str:
     for key, value in _ASSIGNED.findall(text):
         if _PATH.fullmatch(value):
             return f": a path has quotes inside of the part, {key}={value!r}"
+        if re.search(r":\d", value):  # no factory of a module
+            return f": a text with a colon has quotes inside of the part, {key}={value!r}"
     if _PATH.fullmatch(text):
         return f": a path stands in a parameter, as in name(path={text!r})"
     if not isinstance(error, SyntaxError) or not error.text or _COLON in error.text:

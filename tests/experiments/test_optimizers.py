@@ -137,6 +137,7 @@ MISFITS = [
     ("noisy_sgd(learning_rate=1)", "keeps a key of JAX, which no file holds"),
     ("lbfgs(learning_rate=1)", "cannot follow gradients alone (TypeError: "),
     ("schedule_free_sgd(learning_rate=1)", "is evaluated at other parameters than it trains"),
+    ("adam(lr=1)", "unknown parameter 'lr'; it takes: learning_rate, schedule, warmup_samples, ba"),
     ("[sgd(learning_rate=1), adam(learning_rate=1)]", "has one learning_rate, and this"),
     ("chain(sgd, decay=1, learning_rate=1)", "a chain is made of transforms, and at most of a"),
     ("[clip(max_delta=1.0, schedule=constant), sgd(learning_rate=1)]", "'clip': schedule needs"),

@@ -59,6 +59,7 @@ SHOWN = {
     "f(folder=/data/x, a=1)": "folder='/data/x'",
     "f(path=runs/*.csv)": "path='runs/*.csv'",
     "data/x.csv": "as in name(path='data/x.csv')",
+    "f(a=fixed:1MB)": "a text with a colon has quotes inside of the part, a='fixed:1MB'",
     "f(a=1))": ", at )",
 }
 
