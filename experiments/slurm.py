@@ -275,7 +275,9 @@ def _result(path: Path) -> int:
 # --- a launch ---
 
 
-def check(settings: str, at_once: int = 1, configs: Iterable[ConfigDict] = ()) -> None:
+def check(
+    settings: str, at_once: int = 1, configs: Iterable[ConfigDict] = (), cluster: str = "slurm"
+) -> None:
     """Raise ValueError if submitit or Slurm is missing, or a setting is unknown or does not fit.
 
     Settings become lines of a shell script, and therefore must not have control characters.
@@ -289,19 +291,19 @@ def check(settings: str, at_once: int = 1, configs: Iterable[ConfigDict] = ()) -
             "executor 'slurm' needs a package that is not installed; run pip install submitit, "
             "or give the lines of --print_commands to your scheduler"
         )
-    if shutil.which("sbatch") is None:
+    if cluster == "slurm" and shutil.which("sbatch") is None:
         raise ValueError(
             "executor 'slurm' finds no sbatch; start it where jobs are submitted, or use --jobs"
         )
     with tempfile.TemporaryDirectory() as folder:  # submitit makes its folder at once
-        _executor(folder, settings, at_once)
+        _executor(folder, settings, at_once, cluster)
     given = _read(settings)
     for config in configs:
         tasks = given.get("nodes", 1) * given.get("tasks_per_node", 1)
         runtime_builders.check_processes(config, tasks)
 
 
-def _executor(folder: str | Path, settings: str, at_once: int) -> tuple[Any, float]:
+def _executor(folder: str | Path, settings: str, at_once: int, cluster: str) -> tuple[Any, float]:
     """Return submitit's executor, and the grace [s] of a `Command` before its time is over.
 
     settings: "name=value,name=value", with submitit's names; ValueError if one does not fit.
@@ -322,7 +324,7 @@ def _executor(folder: str | Path, settings: str, at_once: int) -> tuple[Any, flo
         raise ValueError(f"--slurm={settings}: array_parallelism is --jobs; give one of them")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs then need no path to it
     # A run that resumes may run out of time any number of times.
-    made = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=10_000)
+    made = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=10_000)
     try:
         made.update_parameters(name="gossax", **given)
         return made, warning * 2 / 3
@@ -399,12 +401,14 @@ def run(
     command: Callable[[Sequence[Arm]], list[str]],
     settings: str = "",
     at_once: int = 1,
+    cluster: str = "slurm",
 ) -> dict[str, str]:
     """Run groups as one array of jobs, and follow their records through the shared file system.
 
     If Slurm still has an arm's job from an earlier launch, the job is only followed.
     settings: submitit's, such as "partition=gpu,timeout_min=60". at_once: the most jobs that run at
-    the same time; 1: submitit's own limit. Raises ValueError if Slurm does not accept the jobs.
+    the same time; 1: submitit's own limit. cluster: "local" runs processes without Slurm. Raises
+    ValueError if Slurm does not accept the jobs. Returns the failures by paths of arms.
     """
     left = unfinished(groups, root, shown)
     if not left:
@@ -419,7 +423,7 @@ def run(
     followed = [[arm] for group in left for arm in group if arm.path in alive]
     new = [rest for group in left if (rest := [arm for arm in group if arm.path not in alive])]
     if new:
-        executor, grace = _executor(folder, settings, at_once)
+        executor, grace = _executor(folder, settings, at_once, cluster)
         try:
             with executor.batch():
                 made = [executor.submit(Command(command(group), grace)) for group in new]
@@ -434,6 +438,11 @@ def run(
     files.make(folder)
     files.write(folder / JOBS, json.dumps({"jobs": known}, indent=1))
     seen = Queue(known).seen
+    if cluster != "slurm":  # a job is then a process
+        by_id = {job.job_id: job for job in jobs.values()}
+
+        def seen(name: str) -> Seen | None:
+            return Seen("FAILED") if by_id[name].done() else None
 
     def start(group: Sequence[Arm]) -> _Job:
         return _Job(jobs[group[0].path], seen)

@@ -150,6 +150,13 @@ def importable(module, *arguments):
         return
     text = pathlib.Path(found.origin).read_text()
     known = re.findall(r'(?:DEFINE_\w+|add_argument)\(\s*"(?:--)?(\w+)"', text)
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    known += [
+        flag.arg
+        for call in calls
+        if getattr(call.func, "attr", None) == "options"  # of `benchmarks.harness`
+        for flag in call.keywords
+    ]
     given = [word[2:].partition("=")[0] for word in arguments if word.startswith("--")]
     assert '__name__ == "__main__"' in text and set(given) <= set(known), (module, arguments)
 
