@@ -3,6 +3,7 @@
 import importlib.util
 import pickle
 import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,6 +229,18 @@ def test_a_corpus_that_is_none_is_one_sentence(tmp_path, monkeypatch, corpus, wo
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 30)
     with pytest.raises(ValueError, match=words):
         pack_text.pack("packed", corpus, 8)
+
+
+def test_a_packing_that_fails_leaves_the_older_one(tmp_path, monkeypatch):
+    """A test part of fewer tokens than a sequence is found when the training part is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "play.txt").write_text(LINES)
+    (tmp_path / "line.txt").write_text("one long line " * 99)
+    pack_text.pack("packed", "play.txt", 8)
+    before = {path.name: path.read_bytes() for path in Path("packed").iterdir()}
+    with pytest.raises(ValueError, match="all of the test part has 0 tokens"):
+        pack_text.pack("packed", "line.txt", 8)
+    assert {path.name: path.read_bytes() for path in Path("packed").iterdir()} == before
 
 
 def test_token_files_of_others_are_one_sentence(tmp_path):
