@@ -31,6 +31,7 @@ import ml_collections
 import numpy as np
 
 from experiments import checkpoints, distributed, files, formats, initial, registry
+from stragglers.schedule import Schedule, load
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
@@ -390,6 +391,13 @@ def read_summary(
     """Return the summary of a finished run, sweep or analysis, or None if there is no summary."""
     path = Path(workdir) / SUMMARY
     return formats.read(path, form) if path.exists() else None
+
+
+def read_schedule(path: str | os.PathLike) -> Schedule:
+    """Return the schedule in a file; ValueError if it is unreadable or fails its run's digest."""
+    with formats.reading(path, formats.LINE):
+        formats.check_digest(path)
+    return load(path)
 
 
 def read_error(workdir: str | os.PathLike) -> str:

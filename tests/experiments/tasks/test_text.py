@@ -255,6 +255,7 @@ def test_token_files_of_others_are_one_sentence(tmp_path):
         ({"train": (3, 1), "test": (2, 1)}, "have 1 tokens to train on and 1 to test on"),
         ({"test": (2, 4)}, "have 5 tokens to train on and 4 to test on, where one number from 2"),
         ({"words": '{"words": 5}'}, "cannot be read as a vocabulary .its words are no list"),
+        ({"words": "[" * 200_000}, "cannot be read as a vocabulary .maximum recursion depth"),
         ({"words": '{"words": ["a"]}'}, "tokens from 1 to 1 for the 1 words"),
     ):
         write(**given)
