@@ -291,7 +291,8 @@ def test_a_schedule_of_another_run_is_refused(tmp_path):
     records.seal(tmp_path / "a", (tmp_path / "a" / records.SUMMARY).read_text())
     report.write(tmp_path)
     schedule_of("k_async").save(place)
-    for read in (report.write, lambda _: durations.read(f"{place}", ConfigDict({"workers": P}), ())):
+    config = ConfigDict({"workers": P})
+    for read in (report.write, lambda _: durations.read(f"{place}", config, ())):
         with pytest.raises(ValueError, match=r"schedule.npz cannot be read .its SHA-256 is not in"):
             read(tmp_path)
 
