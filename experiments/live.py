@@ -95,7 +95,7 @@ def page(root: Path, version: int, looks: dict[tuple, figures.Look]) -> tuple[st
         begun = records.read_metrics(place) if (place / records.METRICS).exists() else []
         metrics = [line for line in begun if formats.fits(line, formats.WHOLE_LINE)]
         if metrics:
-            name = records.read_config(place / records.CONFIG).name
+            name = records.read_config(place / records.CONFIG).get("name", one.place)
             name = f"{name}, {one.place}" if name in taken else name
             taken.add(name)
             lines.append((name, [metrics]))

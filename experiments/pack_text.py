@@ -8,6 +8,7 @@ that a data set may be larger than the memory; --tokeniser="words(vocabulary=327
 training part twice.
 """
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -28,19 +29,21 @@ def pack(
 ) -> dict[str, int]:
     """Write the token files of a corpus; returns how many sequences each part has.
 
-    Each file appears whole or not at all. Raises ValueError for a corpus that cannot be read, and
-    `files.NotWritten`.
+    An error leaves an older packing as it was. Raises ValueError for a corpus that cannot be read,
+    and `files.NotWritten`.
     """
     texts = functools.partial(text.documents, corpus, most=most, data_dir=data_dir)
     built = text.TOKENISER.build(tokeniser, texts=texts("train"))
     files.make(folder)
-    counts = {}
-    for split in text.SPLITS:
-        sequences = text.packed(texts(split), built, length, split)
-        with files.replacing(Path(folder) / f"{split}_tokens.npy") as file:
+    counts, place = {}, Path(folder)
+    with contextlib.ExitStack() as opened:
+        for split in text.SPLITS:
+            sequences = text.packed(texts(split), built, length, split)
+            file = opened.enter_context(files.replacing(place / f"{split}_tokens.npy"))
             counts[split] = text.write(file, sequences, len(built.words))
+        files.remove(place / text.WORDS)  # of older tokens, which are replaced next
     content = json.dumps({"tokeniser": tokeniser, "corpus": corpus, "words": list(built.words)})
-    files.write(Path(folder) / text.WORDS, content)
+    files.write(place / text.WORDS, content)
     return counts
 
 

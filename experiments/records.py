@@ -15,6 +15,7 @@ directory is recognised by report.json, the note of its launch, or by the config
 """
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import json
@@ -30,6 +31,7 @@ import ml_collections
 import numpy as np
 
 from experiments import checkpoints, distributed, files, formats, initial, registry
+from stragglers.schedule import Schedule, load
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 SCHEDULE = "schedule.npz"
@@ -225,27 +227,43 @@ def _described(config: ml_collections.ConfigDict) -> dict:
         initial.check(path)
         brought[INITIAL] = initial.digest(path)
     if found := sorted(_files_of(config)):
-        brought[DATA] = {name: _digest(Path(name).expanduser()) for name in found}
+        brought[DATA] = {name: _digest(name) for name in found}
     return config.to_dict() | brought
 
 
 def _files_of(config: ml_collections.ConfigDict) -> set[str]:
-    """Return the existing files and `folder`s that the parts of a config name."""
-    return {
-        text for key, text in registry.texts(config)
-        if (key != "name" and os.path.isfile(os.path.expanduser(text)))
-        or (key == "folder" and os.path.isdir(os.path.expanduser(text)))
-    }  # fmt: skip
+    """Return the existing files, `folder`s and patterns of files that the parts of a config name.
+
+    A `path` that is a folder, as of a trace, stands for the files in it, and not for those below.
+    """
+    found = set()
+    for key, text in registry.texts(config):
+        place = os.path.expanduser(text)
+        is_folder = os.path.isdir(place)
+        if (key != "name" and os.path.isfile(place)) or (key == "folder" and is_folder):
+            found.add(text)
+        elif key == "path" and (is_folder or glob.has_magic(text)):
+            pattern = os.path.join(glob.escape(text), "*") if is_folder else text
+            found |= {pattern} if _matching(pattern) else set()
+    return found
 
 
-def _digest(path: Path) -> str:
-    """Return the SHA-256 of a file; for a folder, of the names, sizes and ends of its files."""
+def _matching(pattern: str) -> list[Path]:
+    """Return the files of a pattern, or of a folder with all below it, in order."""
+    place = Path(pattern).expanduser()
+    paths = place.rglob("*") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
+    return sorted(one for one in paths if one.is_file())
+
+
+def _digest(name: str) -> str:
+    """Return the SHA-256 of a file; of several, that of their names, sizes and ends."""
+    path = Path(name).expanduser()
     if path.is_file():
         return initial.digest(str(path))
     found = hashlib.sha256()
-    for file in sorted(one for one in path.rglob("*") if one.is_file()):
+    for file in _matching(name):
         size = file.stat().st_size
-        found.update(f"{file.relative_to(path).as_posix()} {size}\n".encode())
+        found.update(f"{os.path.relpath(file, path)} {size}\n".encode())
         with file.open("rb") as content:
             found.update(content.read(ENDS))
             content.seek(max(0, size - ENDS))
@@ -373,6 +391,13 @@ def read_summary(
     """Return the summary of a finished run, sweep or analysis, or None if there is no summary."""
     path = Path(workdir) / SUMMARY
     return formats.read(path, form) if path.exists() else None
+
+
+def read_schedule(path: str | os.PathLike) -> Schedule:
+    """Return the schedule in a file; ValueError if it is unreadable or fails its run's digest."""
+    with formats.reading(path, formats.LINE):
+        formats.check_digest(path)
+    return load(path)
 
 
 def read_error(workdir: str | os.PathLike) -> str:

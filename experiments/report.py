@@ -36,7 +36,7 @@ from experiments import (
     tables,
     timeline,
 )
-from stragglers import schedule, slow_worker
+from stragglers import slow_worker
 from stragglers.slow_worker import SLOW
 
 REPORT, STRIP, FIGURE = "report.html", "strip.png", "figure.png"
@@ -96,15 +96,19 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
         members[name], shorter = _longest(runs)
         for place, _, _ in shorter:
             unfinished.append(Unfinished(str(place.relative_to(root)), "as long as before"))
-    for name in [name for name in members if _mixed(members[name])]:
+    mixed = [name for name in members if _mixed(members[name])]
+    for name in mixed:
         for place, config, summary in members.pop(name):
             folder = place.parent if place.name.startswith("seed_") else place
             own = str(folder.relative_to(root))
-            members.setdefault(own, []).append((place, config, summary | {"name": own}))
+            names = {"name": own}
+            if summary["baseline"] in mixed and own.endswith(f"/{name}"):
+                names["baseline"] = own.removesuffix(name) + summary["baseline"]
+            members.setdefault(own, []).append((place, config, summary | names))
     arms = []
     for name, runs in members.items():
-        if mixed := _mixed(runs):
-            raise ValueError(f"report: {mixed}; give the --workdir of a single sweep")
+        if fault := _mixed(runs):
+            raise ValueError(f"report: {fault}; give the --workdir of a single sweep")
         seeds = sorted(runs, key=lambda member: member[2]["seed"])
         found, configs, summaries = map(list, zip(*seeds, strict=True))
         config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
@@ -323,7 +327,7 @@ def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look
             path, workers = place / records.SCHEDULE, summary["workers"]
             if not path.exists() or (arm.name in looks and not writes):
                 continue
-            done = schedule.load(path)
+            done = records.read_schedule(path)
             if done.all_workers > workers + 1:  # the number `workers` stands for nobody
                 raise ValueError(
                     f"report: {path} has {done.all_workers} workers, its summary {workers}; remove "

@@ -20,7 +20,7 @@ from experiments.config_files import override
 from stragglers.delays import Law
 from stragglers.processes import Process, as_process, replayed
 from stragglers.rule import Trigger
-from stragglers.schedule import Schedule, load
+from stragglers.schedule import Schedule
 
 LEAST = 50  # durations of all workers together
 MOST_GAPS = 0.05  # share of a worker's time without rows in an asynchronous schedule
@@ -94,7 +94,7 @@ def read(
     path = Path(text)
     if is_there(text) and path.is_dir() and (holds_run(path) or not any(path.iterdir())):
         own = _recorded(path, trusted)
-        schedule = load(path / records.SCHEDULE)
+        schedule = records.read_schedule(path / records.SCHEDULE)
         simulated = as_simulated(own)
         trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
         measured = of_schedule(schedule, f"{path}", trigger)
@@ -112,7 +112,7 @@ def read(
             "and number of workers the advice is for"
         )
     if made is None:
-        measured, delay = of_schedule(load(path), text), None
+        measured, delay = of_schedule(records.read_schedule(path), text), None
     else:
         measured = of_delay(made, config.workers, config.seed, text)
         delay = registry.text(as_part(text))

@@ -40,6 +40,10 @@ def points(
     """
     if test is None:
         data.check_fraction("points", test_fraction)
+    if regression and classes is not None:
+        raise ValueError(
+            f"points: regression predicts numbers, which have no classes={classes}; leave one out"
+        )
     files = [path] if test is None else [path, test]
     kind = np.float64 if standardise else np.float32  # float32 has few digits beside a large mean
     found = zip(files, _read(files, target, kind), strict=True)
@@ -162,6 +166,9 @@ def _text(path: Path, target: str) -> Named:
         if all(map(_is_finite, columns)):
             raise _NoTarget(f"has numbers in its first line ({registry.listed(columns)}) and no "
                             "names; put a line of names above")  # fmt: skip
+        if len(columns) < 2:
+            raise _NoTarget(f"has {registry.brief(header)!r} as its first line; put the names of "
+                            "the target and of features there, with commas between")  # fmt: skip
         which = _column(columns, target)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a table without rows, which is refused
@@ -214,6 +221,8 @@ def _svmlight(paths: list[Path], kind: type) -> list[Read]:
     found = datasets.load_svmlight_files([str(path) for path in paths], dtype=kind)
     pairs = list(zip(found[::2], found[1::2], strict=True))
     for x, _ in pairs:
+        if not x.nnz:
+            raise ValueError("no point of it has a feature other than 0")
         if x.shape[0] * x.shape[1] * 4 > MOST_BYTES:
             raise ValueError(f"{x.shape[0]} points of {x.shape[1]} features fill the memory")
     return [(x.toarray(), y) for x, y in pairs]

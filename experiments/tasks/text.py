@@ -555,7 +555,7 @@ def token_files(
         words = json.loads((place / WORDS).read_text(encoding="utf-8"))["words"]
         if not isinstance(words, list):
             raise ValueError("its words are no list")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{place / WORDS} cannot be read as a vocabulary ({error}); run python -m "
             "experiments.pack_text again"

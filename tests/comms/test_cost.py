@@ -261,6 +261,7 @@ def test_a_network_of_what_iperf3_prints(tmp_path):
         (json.dumps({"end": {}, "error": "unable to connect"}), "says: unable to connect"),
         (json.dumps({"end": {}}), "no sum of the received"),
         ("[1]", "JSON of something else"),
+        ("[" * 200_000, "maximum recursion depth"),
         ("[ ID] Interval", "Expecting value"),
     ):
         with pytest.raises(ValueError, match=words):

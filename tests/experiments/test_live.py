@@ -125,6 +125,11 @@ def test_records_are_shown_as_they_arrive_and_the_end_too(root, monkeypatch, cap
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was written
 
 
+def test_a_run_without_a_name_is_called_as_its_folder(root):
+    records.write_json(root / "b" / records.CONFIG, {})
+    assert data_of(live.page(root, 1, {})[0])["names"] == ["a", "b"]
+
+
 def test_a_launch_that_was_killed_is_named_and_one_that_is_done_has_its_report(
     root, monkeypatch, call
 ):

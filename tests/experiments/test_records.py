@@ -245,6 +245,16 @@ def test_a_run_knows_the_files_that_its_parts_name(tmp_path, monkeypatch):
         records.check(tmp_path / "other", config)
     with pytest.raises(ValueError, match="lies in tokens, a folder of data that has to stay"):
         records.check("tokens/runs/a", config)
+    for path, name in (("ranks", r"ranks/\*"), ("ranks/*.csv", r"ranks/\*\.csv")):
+        (tmp_path / "ranks").mkdir(exist_ok=True)
+        (tmp_path / "ranks" / "0.csv").write_text("1")
+        config.delay = {"name": "trace", "path": path}
+        with records.start(tmp_path / "ranks" / "run", config, overwrite=True):
+            pass
+        records.check(tmp_path / "ranks" / "run", config)
+        (tmp_path / "ranks" / "0.csv").write_text("2")
+        with pytest.raises(ValueError, match=rf"differs in files_sha256\.{name} "):
+            records.check(tmp_path / "ranks" / "run", config)
 
 
 # --- locks ---

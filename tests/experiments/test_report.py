@@ -11,9 +11,11 @@ from dataclasses import replace
 import networkx as nx
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
 from experiments import figures, provenance, records, report
+from experiments.advice import durations
 from experiments.timeline import TIMELINE
 from stragglers import delays, processes
 from stragglers.schedule import Event, load
@@ -268,6 +270,31 @@ def test_damaged_records_and_runs_that_are_no_seeds_of_one_arm_are_named(tmp_pat
         with pytest.raises(ValueError, match=words):
             report.write(root)
         assert not (root / "report.html").exists()
+
+
+def test_arms_of_two_launches_have_the_baselines_of_their_launch(tmp_path):
+    for wait in ("barrier", "k_async"):
+        leave(tmp_path / wait / "a", "a", wait)
+        leave(tmp_path / wait / "b/c", "b/c", wait, baseline="a")
+    leave(tmp_path / "barrier/only", "only")
+    for wait in ("barrier", "k_async"):
+        leave(tmp_path / wait / "d", "d", wait, baseline="only")
+    found = {arm.name: arm.summary["baseline"] for arm in report.gather(tmp_path)[0]}
+    assert found.pop("only") is found.pop("barrier/a") is found.pop("k_async/a") is None
+    assert found == {"barrier/b/c": "barrier/a", "k_async/b/c": "k_async/a",
+                     "barrier/d": "only", "k_async/d": "only"}  # fmt: skip
+
+
+def test_a_schedule_of_another_run_is_refused(tmp_path):
+    leave(tmp_path / "a", "a")
+    place = tmp_path / "a" / records.SCHEDULE
+    records.seal(tmp_path / "a", (tmp_path / "a" / records.SUMMARY).read_text())
+    report.write(tmp_path)
+    schedule_of("k_async").save(place)
+    config = ConfigDict({"workers": P})
+    for read in (report.write, lambda _: durations.read(f"{place}", config, ())):
+        with pytest.raises(ValueError, match=r"schedule.npz cannot be read .its SHA-256 is not in"):
+            read(tmp_path)
 
 
 def test_seeds_that_are_trained_longer_already_stand_for_their_arm(tmp_path):

@@ -89,6 +89,8 @@ def test_features_have_mean_0_and_variance_1_over_the_training_points(tmp_path):
         ("npz", X[:1], Y[:1], {}, "0 points of 3 features are left to train and 1"),
         ("csv", X, Y, {"target": "z"}, "csv has 0 columns 'z', .* give target=.* of a, b, y, c"),
         ("npz", X, Y, {"target": "z"}, "npz has no array 'z'; give target='...' of "),
+        ("npz", X, Y, {"regression": True, "classes": 2}, "no classes=2; leave one out"),
+        ("svm", 0 * X, Y, {}, "cannot be read .no point of it has a feature other than 0"),
         ("npz", X, Y, {"test": "none.npz"}, "none.npz cannot be read .No such file"),
     ],
 )
@@ -130,6 +132,13 @@ def test_points_without_names_are_one_sentence(tmp_path):
     (tmp_path / "a.csv").write_text("0.5,-2e3,1\n0.25,3,0\n")
     with pytest.raises(ValueError, match=r"its first line \(0.5, -2e3, 1\) and no names; put a"):
         task(tmp_path / "a.csv", target="1")
+
+
+@pytest.mark.parametrize("first", ["", "a b y", "# made on Monday"])
+def test_a_first_line_without_columns_is_shown(tmp_path, first):
+    (tmp_path / "a.csv").write_text(f"{first}\n0.5,-2e3,1\n")
+    with pytest.raises(ValueError, match=f"a.csv has '{first}' as its first line; put the names"):
+        task(tmp_path / "a.csv")
 
 
 def test_times_of_a_parquet_file_are_no_features(tmp_path):

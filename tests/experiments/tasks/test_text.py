@@ -3,6 +3,7 @@
 import importlib.util
 import pickle
 import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,6 +231,18 @@ def test_a_corpus_that_is_none_is_one_sentence(tmp_path, monkeypatch, corpus, wo
         pack_text.pack("packed", corpus, 8)
 
 
+def test_a_packing_that_fails_leaves_the_older_one(tmp_path, monkeypatch):
+    """A test part of fewer tokens than a sequence is found when the training part is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "play.txt").write_text(LINES)
+    (tmp_path / "line.txt").write_text("one long line " * 99)
+    pack_text.pack("packed", "play.txt", 8)
+    before = {path.name: path.read_bytes() for path in Path("packed").iterdir()}
+    with pytest.raises(ValueError, match="all of the test part has 0 tokens"):
+        pack_text.pack("packed", "line.txt", 8)
+    assert {path.name: path.read_bytes() for path in Path("packed").iterdir()} == before
+
+
 def test_token_files_of_others_are_one_sentence(tmp_path):
     def write(train=(3, 5), test=(2, 5), words='{"words": ["a", "b"]}'):
         for split, shape in (("train", train), ("test", test)):
@@ -242,6 +255,7 @@ def test_token_files_of_others_are_one_sentence(tmp_path):
         ({"train": (3, 1), "test": (2, 1)}, "have 1 tokens to train on and 1 to test on"),
         ({"test": (2, 4)}, "have 5 tokens to train on and 4 to test on, where one number from 2"),
         ({"words": '{"words": 5}'}, "cannot be read as a vocabulary .its words are no list"),
+        ({"words": "[" * 200_000}, "cannot be read as a vocabulary .maximum recursion depth"),
         ({"words": '{"words": ["a"]}'}, "tokens from 1 to 1 for the 1 words"),
     ):
         write(**given)
