@@ -176,7 +176,7 @@ class Coordinator(pool.Supervisor):
         with self.changed:
             for item in report.items:
                 if isinstance(item, Meeting):
-                    self._died[who] = 0
+                    self._died |= {end.worker: 0 for end in item.ends}
                     self._durations.append(item.ends[0].busy)
                     self.log.add(item)
                 elif who in self._alive:  # else the worker restarts

@@ -392,8 +392,8 @@ class GossipWorker(Computing):
 
     def absent(self, other: int) -> list[Meeting]:
         """Forget a worker that has gone; return the stored meetings that it asked for."""
+        self._handler.expect(other, NEVER)  # first, as a meeting with a worker gone is over
         self._peers.pop(other, None)
-        self._handler.expect(other, NEVER)
         return [met for met in self._asked_by_others.copy() if met.ends[0].worker == other]
 
     def present(self, other: int, peer: Any) -> None:
