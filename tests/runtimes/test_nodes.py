@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from algorithms.swarm import SwarmState
+from runtimes.asynchronous import pool
 from runtimes.asynchronous.pool import Options
 from runtimes.gossip import worker as gossip_worker
 from runtimes.gossip.runtime import Coordinator, shared_state
@@ -246,6 +247,36 @@ def test_local_steps_of_a_process_that_has_gone_wait_for_nobody():
     assert coordinator.spares({2}) and not coordinator.spares({0, 2})
     free = Coordinator(meeters.parts("float32"), PairLog(N), Options(), Calls())
     assert free.spares({0, 2})
+
+
+def test_meetings_of_both_sides_are_in_a_report_also_of_a_process_that_is_ended():
+    """A passive worker never asks; its deaths are in a row only without a meeting between them."""
+
+    class Calls:
+        killed = ()
+
+        def call(self, *arguments, **options):
+            pass
+
+        def kill(self, who):
+            self.killed = (*self.killed, who)
+
+    coordinator = Coordinator(meeters.parts("ad_psgd"), PairLog(N), Options(), Calls())
+    coordinator._alive = set(range(N))
+    coordinator._died |= {0: 2, 1: 4, 2: 4}
+    ends = tuple(Entry(who, 0, H, 0, 0, 0.0, 0.1) for who in (0, 1))
+    report = Report([Meeting(ends, 0.1, 0.2), Arrival(0, 0.3)], 2 * pool.STARTING)
+    coordinator._reported(0, report)
+    assert coordinator._pool.killed == (0,) and coordinator.log.updates == 1
+    assert coordinator._died == {0: 0, 1: 0, 2: 4, 3: 0}
+
+
+def test_a_worker_that_has_gone_may_still_end_a_meeting_before_it_counts_as_gone():
+    """Else its partner would look for another one, with local steps that the meeting has taken."""
+    node, there = GossipWorker(lambda: meeters.parts("blocking", None), 0), []
+    node._peers = {1: None}
+    node._handler = SimpleNamespace(expect=lambda *_: there.append(1 in node._peers))
+    assert node.absent(1) == [] and there == [True] and not node._peers
 
 
 def test_the_way_to_a_model_of_halves_is_measured_in_full():
