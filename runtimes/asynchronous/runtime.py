@@ -254,7 +254,7 @@ class Serving(pool.Supervisor):
     ):
         super().__init__(server.workers, options, actors)
         self.limit = 0.0
-        self.sent = 0  # bytes of all deliveries
+        self.sent = 0  # bytes of all deliveries, also of contributions that are not used
         self._server = server
         self._published: dict[int, Any] = {}  # version -> reference to its parameters
         self._sender = concurrent.futures.ThreadPoolExecutor(1)
@@ -323,6 +323,8 @@ class Serving(pool.Supervisor):
             self._listen(who)
             return self._server.returned(who, now)
         elif isinstance(news.tag, Order):
+            if news.kind == "answer":
+                self.sent += sum(a.nbytes for a in jax.tree.leaves(news.value.contribution))
             # A dead process has taken along the state that the next orders would need.
             if who not in self._alive or self._server.waits_for(who) != news.tag:
                 return []
@@ -344,7 +346,6 @@ class Serving(pool.Supervisor):
             return self._bad(who, "has other shapes than it should", now)
         self._died[who] = 0
         self._durations.append(now - self._server.waits_for(who).seconds)
-        self.sent += sum(leaf.nbytes for leaf in jax.tree.leaves(delivery.contribution))
         return self._server.arrived(who, delivery, now)
 
     def _bad(self, who: int, what: str, now: float) -> list[Command]:

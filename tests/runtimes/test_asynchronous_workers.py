@@ -243,6 +243,18 @@ def test_what_waits_for_an_update_is_made_anew_by_a_run_that_resumes(wait):
     used_once(concatenate([rows, again.run(20)]), 2)
 
 
+def test_a_contribution_that_waits_is_made_anew_though_a_later_one_was_left_out():
+    """Its samples were skipped, and the bad ones came again."""
+    world = World("all_reduce", "k_batch_sync", 2, **RULES["k_batch_sync"])
+    rows = world.run(6)
+    while not world.server._held:
+        world.step()
+    (held,) = world.server._held
+    world.carry_out(world.server.drop(held.worker, world.seconds))
+    assert world.server.consumed[held.worker] == held.order.first + 4
+    used_once(concatenate([rows, resumed(world, "all_reduce", "k_batch_sync").run(20)]), 2)
+
+
 @pytest.mark.parametrize("method", ["top_k", slow("easgd")])
 def test_lost_processes_lose_their_state_and_no_sample(method):
     world, rng = World(method, "k_async", 2, k=2), np.random.default_rng(0)
@@ -528,6 +540,10 @@ def test_a_contribution_that_cannot_be_used_ends_the_run_or_is_left_out(says, by
     schedule = loop.run()
     assert loop._server.dropped > 1 and 1 not in schedule.workers
     assert loop._server.consumed[1] >= loop._server.dropped
+    pushes = schedule.batches.sum() + len(loop._server._held)
+    left_out = loop._server.dropped * (says == "is not finite") + loop._server.log.ignored
+    if "shapes" not in says:  # all that has come was sent
+        assert loop.sent == X0.nbytes * (pushes + left_out)
 
 
 class Calls:

@@ -1,5 +1,6 @@
 """Gossip workers as threads of one process: nobody waits for ever, replay is exact."""
 
+import contextlib
 import functools
 import random
 import threading
@@ -269,6 +270,22 @@ def test_meetings_of_both_sides_are_in_a_report_also_of_a_process_that_is_ended(
     coordinator._reported(0, report)
     assert coordinator._pool.killed == (0,) and coordinator.log.updates == 1
     assert coordinator._died == {0: 0, 1: 0, 2: 4, 3: 0}
+
+
+def test_local_steps_that_fail_are_left_out_and_counted_where_they_may_be():
+    """As a worker's contribution is under a server."""
+
+    def fails(*_):
+        raise MemoryError("no room for a gradient")
+
+    parts = meeters.parts("blocking", None)
+    for drops in (False, True):
+        node = GossipWorker(lambda drops=drops: parts._replace(drops=drops), 0)
+        node._state, node._batches = first_state(parts, 0, X0), H
+        node._programs = SimpleNamespace(contribute=fails)
+        with contextlib.nullcontext() if drops else pytest.raises(MemoryError):
+            assert node._local_steps() is None
+        assert (node._counted.dropped, node._state.counter) == (drops, H * drops)
 
 
 def test_a_worker_that_has_gone_may_still_end_a_meeting_before_it_counts_as_gone():
