@@ -584,7 +584,7 @@ def test_a_delivery_that_is_heard_after_its_process_was_lost_is_computed_again(b
 
 
 def test_an_order_never_reaches_a_later_process_of_its_worker(by_value):
-    """Which has no state to go on from, and was lost before the order left."""
+    """The later one has no state to go on from; the order was still to be sent."""
     loop, sent = Loop("k_async", 40), []
     loop._pool = calls = Calls()
     calls.handle = lambda member: len(calls.started)
