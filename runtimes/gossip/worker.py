@@ -392,7 +392,7 @@ class GossipWorker(Computing):
 
     def absent(self, other: int) -> list[Meeting]:
         """Forget a worker that has gone; return the stored meetings that it asked for."""
-        self._handler.expect(other, NEVER)  # first, as a meeting with a worker gone is over
+        self._handler.expect(other, NEVER)  # first, so that none ends later
         self._peers.pop(other, None)
         return [met for met in self._asked_by_others.copy() if met.ends[0].worker == other]
 
