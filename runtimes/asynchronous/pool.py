@@ -469,14 +469,20 @@ class ActorPool:
         return begun
 
     def call(
-        self, member: int, method: str, *arguments: Any, tag: Any = None, aside: bool | str = False
+        self,
+        member: int,
+        method: str,
+        *arguments: Any,
+        tag: Any = None,
+        aside: bool | str = False,
+        process: Any = None,
     ) -> Any:
         """Call a method of a member; the answer comes as news, and by the returned reference.
 
-        tag: of the news. aside: the group of the call; True: `ASIDE`.
+        tag: of the news. aside: the group of the call; True: `ASIDE`. process: an earlier `handle`,
+        of which no news follows once the member has another process; None: the present one.
         """
-        with self._lock:
-            actor = self._actors[member]
+        actor = self.handle(member) if process is None else process
         bound = getattr(actor, method)
         if aside:
             bound = bound.options(concurrency_group=ASIDE if aside is True else aside)

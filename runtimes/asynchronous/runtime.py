@@ -25,6 +25,7 @@ from runtimes.asynchronous.server import Begin, Command, ParameterServer, State
 from runtimes.asynchronous.worker import (
     AsynchronousWorker,
     Delivery,
+    Order,
     WorkerParts,
     alone,
     first_state,
@@ -33,7 +34,7 @@ from stragglers.rule import Rule
 from stragglers.schedule import Schedule
 
 LOOKED_AT = 64  # planned updates whose sizes are compiled before a run
-ORDER, MEMORY = "order", "memory"  # tags of calls for contributions and for workers' states
+MEMORY = "memory"  # tag of calls for workers' states; calls for contributions have their `Order`
 
 
 class AsynchronousRun(NamedTuple):
@@ -253,7 +254,7 @@ class Serving(pool.Supervisor):
     ):
         super().__init__(server.workers, options, actors)
         self.limit = 0.0
-        self.sent = 0  # bytes of all deliveries
+        self.sent = 0  # bytes of all deliveries, also of contributions that are not used
         self._server = server
         self._published: dict[int, Any] = {}  # version -> reference to its parameters
         self._sender = concurrent.futures.ThreadPoolExecutor(1)
@@ -321,11 +322,14 @@ class Serving(pool.Supervisor):
             self._alive.add(who)
             self._listen(who)
             return self._server.returned(who, now)
-        elif news.tag == ORDER and who not in self._alive:
-            return []  # of a dead process, whose state the next orders would need
-        elif news.tag == ORDER and news.kind == "failed":
-            return self._bad(who, f"fails with {pool.reason(news.value)}", now)
-        elif news.tag == ORDER:
+        elif isinstance(news.tag, Order):
+            if news.kind == "answer":
+                self.sent += sum(a.nbytes for a in jax.tree.leaves(news.value.contribution))
+            # A dead process has taken along the state that the next orders would need.
+            if who not in self._alive or self._server.waits_for(who) != news.tag:
+                return []
+            if news.kind == "failed":
+                return self._bad(who, f"fails with {pool.reason(news.value)}", now)
             return self._delivered(who, news.value, now)
         elif news.tag == pool.NEWS and news.kind == "answer":
             self._lives(who, news.value)
@@ -334,23 +338,18 @@ class Serving(pool.Supervisor):
         return []
 
     def _delivered(self, who: int, delivery: Delivery, now: float) -> list[Command]:
-        order = self._server.waits_for(who)
-        stopped = delivery.contribution is None
-        if stopped or order is None or order.number != delivery.number:
+        if delivery.contribution is None:  # stopped
             return []
         if not delivery.finite:
             return self._bad(who, "is not finite", now)
         if _shapes(delivery.contribution) != _shapes(self._server.expected):
             return self._bad(who, "has other shapes than it should", now)
         self._died[who] = 0
-        self._durations.append(now - order.seconds)
-        self.sent += sum(leaf.nbytes for leaf in jax.tree.leaves(delivery.contribution))
+        self._durations.append(now - self._server.waits_for(who).seconds)
         return self._server.arrived(who, delivery, now)
 
     def _bad(self, who: int, what: str, now: float) -> list[Command]:
         """Leave out a contribution that cannot be used, or raise RuntimeError for it."""
-        if self._server.waits_for(who) is None:
-            return []
         if self._options.drops:
             return self._server.drop(who, now)
         raise RuntimeError(
@@ -369,13 +368,14 @@ class Serving(pool.Supervisor):
         if isinstance(command, Begin):
             # `params` holds the parameters until their publication; the server may forget them.
             params = self._server.point(command.worker, command.order)
-            self._sender.submit(self._try, self._begin, command, params)
+            process = self._pool.handle(command.worker)  # a later one lacks the order's state
+            self._sender.submit(self._try, self._begin, command, params, process)
         else:
             stop = (command.worker, "interrupt", command.number)
             self._sender.submit(self._pool.call, *stop, aside=True)
 
-    def _begin(self, command: Begin, params: Any) -> None:
-        """Publish the parameters of a version once for all workers, and call the worker.
+    def _begin(self, command: Begin, params: Any, process: Any) -> None:
+        """Publish the parameters of a version once for all workers, and call the worker's process.
 
         If workers have models of their own, the parameters of every order are published.
         """
@@ -384,7 +384,8 @@ class Serving(pool.Supervisor):
             self._published[version] = _put(params)
         reference = self._published[version]
         with contextlib.suppress(Exception):  # of a lost process, about which news follows
-            self._pool.call(command.worker, "step", command.order, reference, tag=ORDER)
+            order, worker = command.order, command.worker
+            self._pool.call(worker, "step", order, reference, tag=order, process=process)
         used = {version, *self._server.points}
         for old in self._published.keys() - used:
             del self._published[old]

@@ -499,8 +499,9 @@ class ParameterServer:
     def counters(self) -> dict[str, np.ndarray]:
         """Return all counters; `consumed`, `counted` exclude contributions held or under way."""
         consumed = self.consumed.copy()
-        for held in self._held:
-            consumed[held.worker] -= held.order.batches
+        for held in reversed(self._held):
+            who, order = held.worker, held.order  # whose later orders may have been dropped
+            consumed[who] = min(consumed[who] - order.batches, order.first)
         return {
             "consumed": consumed,
             "attempts": self.attempts.copy(),

@@ -171,15 +171,14 @@ class Coordinator(pool.Supervisor):
             self._reported(who, news.value)
 
     def _reported(self, who: int, report: Report) -> None:
-        if not self._lives(who, report.computing):
-            return
+        lives = self._lives(who, report.computing)
         with self.changed:
             for item in report.items:
                 if isinstance(item, Meeting):
-                    self._died[who] = 0
+                    self._died |= {end.worker: 0 for end in item.ends}
                     self._durations.append(item.ends[0].busy)
                     self.log.add(item)
-                elif who in self._alive:  # else the worker restarts
+                elif lives and who in self._alive:  # else the worker restarts
                     arrivals = self._parts.rule.arrivals
                     self._rule, steps = arrived(arrivals, self._rule, *item)
                     for one, step in steps.items():

@@ -46,7 +46,7 @@ class GossipParts(NamedTuple):
 
     worker: WorkerParts
     rule: Rule
-    drops: bool  # leave out mini-batches whose contribution is not finite; False: fail
+    drops: bool  # leave out local steps that fail or are not finite; False: fail
 
 
 class GossipState(NamedTuple):
@@ -66,7 +66,7 @@ class Counted(NamedTuple):
     asked: int = 0  # meetings that the worker asked for
     refused: int = 0  # attempts that a partner refused
     sent_bytes: int = 0
-    dropped: int = 0  # local steps whose contribution was not finite
+    dropped: int = 0  # local steps that failed, or whose contribution was not finite
     deaths: int = 0  # of processes, as the launcher counts them
     moved: float = 0.0  # distance by which restarts moved the sum of the models, over its norm
 
@@ -392,8 +392,8 @@ class GossipWorker(Computing):
 
     def absent(self, other: int) -> list[Meeting]:
         """Forget a worker that has gone; return the stored meetings that it asked for."""
+        self._handler.expect(other, NEVER)  # first, so that none ends later
         self._peers.pop(other, None)
-        self._handler.expect(other, NEVER)
         return [met for met in self._asked_by_others.copy() if met.ends[0].worker == other]
 
     def present(self, other: int, peer: Any) -> None:
@@ -447,16 +447,21 @@ class GossipWorker(Computing):
                 self._happened.notify()
 
     def _local_steps(self) -> Progress | None:
-        """Make the local steps, with their delays; return None if the steps are not finite."""
+        """Make the local steps, with their delays; return None if they fail or are not finite."""
         state, start, parts = self._state, self.now(), self.parts.worker
         counter, batches = int(state.counter), self._batches
         samples = self.parts.rule.workers * counter * parts.sampler.batch_size
         indices = parts.sampler.indices(np.int64(self._me), counter + np.arange(parts.mini_batches))
-        with self._computing():
-            own = np.int32(batches), hashing.words(samples), np.int32(self._me)
-            contribution, work = jax.block_until_ready(
-                self._programs.contribute(state.params, state.work, indices, *own)
-            )
+        own = np.int32(batches), hashing.words(samples), np.int32(self._me)
+        try:
+            with self._computing():
+                contribution, work = jax.block_until_ready(
+                    self._programs.contribute(state.params, state.work, indices, *own)
+                )
+        except Exception:
+            if not self.parts.drops:
+                raise
+            contribution = np.nan  # it is left out, too
         if parts.delay is not None:
             ends = start
             for count in range(counter, counter + batches):

@@ -243,6 +243,18 @@ def test_what_waits_for_an_update_is_made_anew_by_a_run_that_resumes(wait):
     used_once(concatenate([rows, again.run(20)]), 2)
 
 
+def test_a_contribution_that_waits_is_made_anew_though_a_later_one_was_left_out():
+    """Its samples were skipped, and the bad ones came again."""
+    world = World("all_reduce", "k_batch_sync", 2, **RULES["k_batch_sync"])
+    rows = world.run(6)
+    while not world.server._held:
+        world.step()
+    (held,) = world.server._held
+    world.carry_out(world.server.drop(held.worker, world.seconds))
+    assert world.server.consumed[held.worker] == held.order.first + 4
+    used_once(concatenate([rows, resumed(world, "all_reduce", "k_batch_sync").run(20)]), 2)
+
+
 @pytest.mark.parametrize("method", ["top_k", slow("easgd")])
 def test_lost_processes_lose_their_state_and_no_sample(method):
     world, rng = World(method, "k_async", 2, k=2), np.random.default_rng(0)
@@ -437,8 +449,11 @@ class Script:
         for worker in self._workers:
             worker.ready(X0)
 
-    def call(self, member, method, order, params, tag):
-        assert (method, tag) == ("step", "order")
+    def handle(self, member):
+        return self._workers[member]
+
+    def call(self, member, method, order, params, tag, process):
+        assert (method, tag, process) == ("step", order, self._workers[member])
         lasts = float(self._delay.duration(member, self.now, order.attempt))
         delivery = self._workers[member].step(order, params)
         news = News(member, "answer", delivery, tag)
@@ -525,21 +540,28 @@ def test_a_contribution_that_cannot_be_used_ends_the_run_or_is_left_out(says, by
     schedule = loop.run()
     assert loop._server.dropped > 1 and 1 not in schedule.workers
     assert loop._server.consumed[1] >= loop._server.dropped
+    pushes = schedule.batches.sum() + len(loop._server._held)
+    left_out = loop._server.dropped * (says == "is not finite") + loop._server.log.ignored
+    if "shapes" not in says:  # all that has come was sent
+        assert loop.sent == X0.nbytes * (pushes + left_out)
 
 
 class Calls:
     """A pool that notes what it is asked for."""
 
     def __init__(self):
-        self.now, self.killed, self.tags = 0.0, [], []
+        self.now, self.started, self.killed, self.tags = 0.0, [], [], []
 
     def start(self, member, *ready):
+        self.started.append(member)
+
+    def handle(self, member):
         pass
 
     def kill(self, member):
         self.killed.append(member)
 
-    def call(self, member, method, *arguments, tag=None, aside=False):
+    def call(self, member, method, *arguments, tag=None, aside=False, process=None):
         self.tags.append(tag)
 
 
@@ -549,14 +571,30 @@ def test_a_delivery_that_is_heard_after_its_process_was_lost_is_computed_again(b
     worker, loop._pool = loop._pool._workers[1], Calls()
     loop._alive.update(range(N))
     begun = {command.worker: command.order for command in loop._server.begin(0.0)}
-    late = News(1, "answer", worker.step(begun[1], X0), asynchronous_runtime.ORDER)
+    late = News(1, "answer", worker.step(begun[1], X0), begun[1])
     loop._heed(News(1, "lost"))
     assert loop._heed(late) == [] and loop._server.counted[1] == 0
     stop, again = loop._heed(News(1, "ready"))
     assert stop == Stop(1, begun[1].number)
     assert (again.order.first, again.order.number) == (begun[1].first, begun[1].number + 1)
-    loop._heed(News(1, "answer", worker.step(again.order, X0), asynchronous_runtime.ORDER))
+    stale = News(1, "failed", KeyError(17), begun[1])
+    assert loop._heed(stale) == [] and loop._server.waits_for(1) == again.order
+    loop._heed(News(1, "answer", worker.step(again.order, X0), again.order))
     assert loop._server.counted[1] == again.order.number
+
+
+def test_an_order_never_reaches_a_later_process_of_its_worker(by_value):
+    """The later one has no state to go on from; the order was still to be sent."""
+    loop, sent = Loop("k_async", 40), []
+    loop._pool = calls = Calls()
+    calls.handle = lambda member: len(calls.started)
+    calls.call = lambda *arguments, tag, process, **_: sent.append((tag.number, process))
+    waiting = loop._sender = MagicMock()
+    loop._send(next(iter(loop._server.begin(0.0))))
+    loop._heed(News(0, "lost"))
+    (call, *arguments), _ = waiting.submit.call_args
+    call(*arguments)
+    assert calls.started == [0] and sent == [(1, 0)] and loop.error is None
 
 
 def test_a_new_process_lives_though_it_has_no_memory_of_the_last_evaluation():

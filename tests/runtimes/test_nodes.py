@@ -1,5 +1,6 @@
 """Gossip workers as threads of one process: nobody waits for ever, replay is exact."""
 
+import contextlib
 import functools
 import random
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from algorithms.swarm import SwarmState
+from runtimes.asynchronous import pool
 from runtimes.asynchronous.pool import Options
 from runtimes.gossip import worker as gossip_worker
 from runtimes.gossip.runtime import Coordinator, shared_state
@@ -246,6 +248,52 @@ def test_local_steps_of_a_process_that_has_gone_wait_for_nobody():
     assert coordinator.spares({2}) and not coordinator.spares({0, 2})
     free = Coordinator(meeters.parts("float32"), PairLog(N), Options(), Calls())
     assert free.spares({0, 2})
+
+
+def test_meetings_of_both_sides_are_in_a_report_also_of_a_process_that_is_ended():
+    """A passive worker never asks; its deaths are in a row only without a meeting between them."""
+
+    class Calls:
+        killed = ()
+
+        def call(self, *arguments, **options):
+            pass
+
+        def kill(self, who):
+            self.killed = (*self.killed, who)
+
+    coordinator = Coordinator(meeters.parts("ad_psgd"), PairLog(N), Options(), Calls())
+    coordinator._alive = set(range(N))
+    coordinator._died |= {0: 2, 1: 4, 2: 4}
+    ends = tuple(Entry(who, 0, H, 0, 0, 0.0, 0.1) for who in (0, 1))
+    report = Report([Meeting(ends, 0.1, 0.2), Arrival(0, 0.3)], 2 * pool.STARTING)
+    coordinator._reported(0, report)
+    assert coordinator._pool.killed == (0,) and coordinator.log.updates == 1
+    assert coordinator._died == {0: 0, 1: 0, 2: 4, 3: 0}
+
+
+def test_local_steps_that_fail_are_left_out_and_counted_where_they_may_be():
+    """As a worker's contribution is under a server."""
+
+    def fails(*_):
+        raise MemoryError("no room for a gradient")
+
+    parts = meeters.parts("blocking", None)
+    for drops in (False, True):
+        node = GossipWorker(lambda drops=drops: parts._replace(drops=drops), 0)
+        node._state, node._batches = first_state(parts, 0, X0), H
+        node._programs = SimpleNamespace(contribute=fails)
+        with contextlib.nullcontext() if drops else pytest.raises(MemoryError):
+            assert node._local_steps() is None
+        assert (node._counted.dropped, node._state.counter) == (drops, H * drops)
+
+
+def test_a_worker_that_has_gone_may_still_end_a_meeting_before_it_counts_as_gone():
+    """Else its partner would look for another one, with local steps that the meeting has taken."""
+    node, there = GossipWorker(lambda: meeters.parts("blocking", None), 0), []
+    node._peers = {1: None}
+    node._handler = SimpleNamespace(expect=lambda *_: there.append(1 in node._peers))
+    assert node.absent(1) == [] and there == [True] and not node._peers
 
 
 def test_the_way_to_a_model_of_halves_is_measured_in_full():
