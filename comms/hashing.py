@@ -16,7 +16,7 @@ import numpy as np
 
 def mix(index, seed) -> jax.Array:
     """Return a pseudo-random uint32 of every index, of the shape of `index` and `seed`."""
-    index, seed = jnp.asarray(index).astype(jnp.uint32), jnp.uint32(seed)
+    index, seed = jnp.uint32(index), jnp.uint32(seed)
     return _finalise(_finalise(index + jnp.uint32(0x9E3779B9)) ^ _finalise(seed))
 
 

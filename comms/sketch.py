@@ -146,7 +146,7 @@ def resolving_seed(words, rows: int, columns: int, size: int, seed) -> tuple[jax
     entries that are left, int32): if no seed resolves all, the last seed and its number, or `seed`
     itself if there are more entries than buckets.
     """
-    entries, seed = bitmap.count(words), jnp.asarray(seed).astype(jnp.uint32)
+    entries, seed = bitmap.count(words), jnp.uint32(seed)
     trials = jnp.where(entries > rows * columns, 1, SEEDS)
 
     def one_more(carry):

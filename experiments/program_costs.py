@@ -8,10 +8,10 @@ program:
     moved    every buffer is written once and read by everything that uses it
     memory   the largest sum of buffers that are alive at one time, beside the arguments
 
-A scan counts as often as it runs, a loop of unknown length once. XLA's own `cost_analysis` counts
-every body once, and its `memory_analysis` wants a compilation. A roofline is the time in which a
-device can at best compute and move what a step does (S. Williams et al., *Roofline: an insightful
-visual performance model*, CACM 2009).
+A scan counts as often as it runs, a loop of unknown length once. Of branches each cost is that of
+the most expensive one. XLA's own `cost_analysis` counts every body once, and its `memory_analysis`
+wants a compilation. A roofline is the time in which a device can at best compute and move what a
+step does (S. Williams et al., *Roofline: an insightful visual performance model*, CACM 2009).
 """
 
 import math
@@ -252,7 +252,8 @@ def _inside(op: _Op) -> Costs:
         return of_jaxpr(params["body_jaxpr"].jaxpr)  # results are copied to the next turn's place
     if op.name == "cond":
         branches = [of_jaxpr(branch.jaxpr) for branch in params["branches"]]
-        return max(branches, key=lambda branch: branch.memory)
+        flops, moved, memory = zip(*branches, strict=True)
+        return Costs(max(flops, key=Counter.total), max(moved), max(memory))
     flops = Counter()
     if op.name in FLOPS_PER_ELEMENT:
         result = op.eqn.outvars[0].aval.size

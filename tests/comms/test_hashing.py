@@ -22,6 +22,11 @@ def test_the_finaliser_is_that_of_murmur3():
     np.testing.assert_array_equal(found, np.array([0, 0x514E28B7, 0x81F16F39], np.uint32))
 
 
+def test_the_largest_index_and_seed_may_be_whole_numbers_of_python():
+    last = np.uint32(2**32 - 1)
+    assert hashing.mix(2**32 - 1, 2**32 - 1) == hashing.mix(last, last)
+
+
 def test_lowbias32_is_that_of_its_author():
     """Beside whole numbers of any length, and undone: its steps in reverse (same source)."""
     x = np.array([0, 1, 2, 0x9E3779B9, 0xFFFFFFFF], np.uint32)

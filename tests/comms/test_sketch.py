@@ -128,6 +128,12 @@ def test_a_seed_that_resolves_is_found_where_the_first_does_not():
     assert moved
 
 
+def test_the_largest_seed_may_be_a_whole_number_of_python():
+    words = jnp.array([1], jnp.uint32)
+    seed, left = sketch.resolving_seed(words, 1, 2, 1, 2**32 - 1)
+    assert (int(seed), int(left)) == (2**32 - 1, 0)
+
+
 # --- the error of estimates ---
 
 

@@ -59,6 +59,16 @@ def test_a_loop_counts_as_often_as_it_is_known_to_run():
     assert costs(unknown, X, jnp.int32(3)).flops["float32"] == 2 * 16**3
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_of_branches_each_cost_is_the_largest(first):
+    """The branch with the most products may need less memory than another one, or as much."""
+    product, other = (lambda x: x @ x), (lambda x: jnp.cumsum(jnp.sin(jnp.cumsum(x, 0)), 0))
+    branches = (product, other) if first else (other, product)
+    found = costs(lambda x, chosen: jax.lax.cond(chosen, *branches, x), X, True)
+    assert found.flops == {"float32": 2 * 16**3}
+    assert (found.moved, found.memory) == pytest.approx((6 * KB, 3 * KB), rel=0.01)
+
+
 def test_a_loop_holds_a_slice_and_writes_its_carry_in_place():
     """Beside its results, a carry and seven rows, one row that is read and one that is made."""
     rows = jax.ShapeDtypeStruct((7, *X.shape), X.dtype)
