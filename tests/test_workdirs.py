@@ -178,7 +178,7 @@ def test_damaged_files_of_a_finished_run_are_named(call, here):
         (out / name).write_bytes(before)
     before = (out / "schedule.npz").read_bytes()
     (out / "schedule.npz").write_bytes(before[:300] + b"x" + before[301:])
-    launcher.refused(call("--report=out"), "schedule.npz holds no schedule")
+    launcher.refused(call("--report=out"), "schedule.npz cannot be read (its SHA-256 is not")
     (out / "schedule.npz").write_bytes(before)
     note = out / "report.json"
     for text in ("", '{"command": 1}'):
