@@ -233,8 +233,11 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def executor(arms) -> Callable:
-    """Return the executor that the flags name; ValueError if it cannot run the arms."""
+def executor(arms, shared=None) -> Callable:
+    """Return the executor that the flags name; ValueError if it cannot run the arms.
+
+    shared: the `prepare.LastTask` of the check, for arms in this process.
+    """
     from experiments import executors, restarts
 
     # Commands of single arms only resume runs: this process removes the runs to overwrite before.
@@ -253,7 +256,10 @@ def executor(arms) -> Callable:
     if FLAGS.jobs > 1:
         return functools.partial(executors.local, jobs=FLAGS.jobs, **many)
     return functools.partial(
-        executors.here, log_to=FLAGS.loggers, checkpoint_seconds=FLAGS.checkpoint_seconds
+        executors.here,
+        log_to=FLAGS.loggers,
+        checkpoint_seconds=FLAGS.checkpoint_seconds,
+        shared=shared,
     )
 
 
@@ -343,7 +349,8 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
         sweep.check_workdir(place)
     loggers.check(FLAGS.loggers)
     sweep.provide_cpu_devices(arms)
-    arms = sweep.to_the_end(arms)
+    shared = prepare.LastTask()
+    arms = sweep.to_the_end(arms, shared)
     if FLAGS.dry_run:
         return dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
     if FLAGS.cluster:
@@ -354,7 +361,8 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
                 "it out"
             )
         pool.SESSION.join(FLAGS.cluster)
-    sweep.check(arms, place, FLAGS.overwrite, here=not FLAGS.jobset, part=bool(FLAGS.arm))
+    part = bool(FLAGS.arm)
+    sweep.check(arms, place, FLAGS.overwrite, not FLAGS.jobset, part, shared)
     if FLAGS.print_commands or FLAGS.jobset:
         grouped = sweep.groups(arms, FLAGS.together)
         command = functools.partial(executors.command, sys.argv)
@@ -366,7 +374,7 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
             )
         print("\n".join(shlex.join(command(group)) for group in grouped))
         return None
-    how = {"together": FLAGS.together, "execute": executor(arms)}
+    how = {"together": FLAGS.together, "execute": executor(arms, shared)}
     if FLAGS.arm:
         return lambda: 1 if sweep.run(arms, place, FLAGS.overwrite, **how) else 0
     if FLAGS.sweep and not grids:  # these functions know the arms of sweep() alone
@@ -395,7 +403,7 @@ def run_arms(arms, about: str | None, how: dict) -> int:
 
     If no arms are left to run, the note of the launch that ran them stays.
     """
-    from experiments import distributed, files, provenance, report, sweep
+    from experiments import distributed, files, provenance, sweep
 
     place, overwrite = FLAGS.workdir, FLAGS.overwrite
     left = sweep.unfinished(arms, place, overwrite)
@@ -404,6 +412,9 @@ def run_arms(arms, about: str | None, how: dict) -> int:
         if left or not provenance.known(place):
             provenance.begin(place, shlex.join(["python", *sys.argv]), about)
     outcome = sweep.launch(arms, place, overwrite, **how)
+    # Late: drawing takes half a second to load, and arms can start before.
+    from experiments import report
+
     if distributed.is_writer():
         try:
             provenance.claim(place, outcome.claims, outcome.numbers)

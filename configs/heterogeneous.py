@@ -85,7 +85,7 @@ TEXT_RATES = {
     "gradient_tracking/ring": _LOW,
     "gradient_tracking/base_2": (0.025, 0.05, 0.1, 0.2),
     "exact_diffusion/ring": _LOW,
-    "dpsgd_momentum/ring": (0.04, 0.08, 0.16, 0.32),
+    "dpsgd_momentum/ring": (0.04, 0.08, 0.16, 0.32, 0.64),
     "qg_dsgdm/ring": (0.08, 0.16, 0.32, 0.64, 1.28),
     "decentlam/ring": (0.04, 0.08, 0.16, 0.32, 0.64),
 }

@@ -28,6 +28,7 @@ from experiments import (
     endings,
     files,
     loggers,
+    prepare,
     records,
     registry,
     restarts,
@@ -117,13 +118,14 @@ def here(
     *,
     log_to: Sequence[str] = (),
     checkpoint_seconds: float = 30.0,
+    shared: prepare.LastTask | None = None,
 ) -> dict[str, str]:
     """Run one group after the other, in this process.
 
-    log_to: names of `loggers.LOGGERS`. checkpoint_seconds: see `train.run`.
+    log_to: names of `loggers.LOGGERS`. checkpoint_seconds, shared: see `train.run`.
     """
     failures: dict[str, str] = {}
-    how = {"checkpoint_seconds": checkpoint_seconds}
+    how = {"checkpoint_seconds": checkpoint_seconds, "shared": shared or prepare.LastTask()}
     waiting = list(groups)
     while waiting:
         group = waiting.pop(0)

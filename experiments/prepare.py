@@ -91,6 +91,23 @@ class Prepared(NamedTuple):
     profile: Any = None  # the profile that was measured for the method
 
 
+class LastTask:
+    """The task of the last arm, for arms with the same `config.task` after it."""
+
+    def __init__(self):
+        self._spec, self._task = None, None
+
+    def of(self, config: ConfigDict) -> Task | None:
+        """Return the task that is kept; None, with nothing kept, if the config has another one."""
+        if config.get("task") != self._spec:
+            self._spec, self._task = None, None
+        return self._task
+
+    def keep(self, config: ConfigDict, task: Task) -> None:
+        """Keep the task, which was built for the config."""
+        self._spec, self._task = config.task, task
+
+
 def prepare(
     config: ConfigDict, task: Task | None = None, *, settled: bool = False, kept: Path | None = None
 ) -> Prepared:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from experiments import formats, records, registry
 from experiments.stats import Numbers
-from gossax import __version__
 
 NOTE = "report.json"
 ROOT = Path(__file__).parents[1]
@@ -27,10 +26,16 @@ def begin(root: str | os.PathLike, command: str, about: str | None = None) -> No
         "about": about or "",
         "claims": [],
         "command": command,
-        "versions": versions | {"gossax": commit() or __version__},
+        "versions": versions | {"gossax": commit() or _release()},
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     records.write_json(Path(root) / NOTE, note)
+
+
+def _release() -> str:
+    from gossax import __version__  # late: it loads the whole library
+
+    return __version__
 
 
 def claim(

@@ -237,14 +237,14 @@ def provide_cpu_devices(arms: list[Arm]) -> None:
     distributed.connect()
 
 
-def to_the_end(arms: list[Arm]) -> list[Arm]:
+def to_the_end(arms: list[Arm], shared: prepare.LastTask | None = None) -> list[Arm]:
     """Return the arms with a length in samples for learning-rate schedules that end with the run.
 
     All seeds of an arm have the same schedule, which is planned with the first seed. The devices
-    have to exist before, see `provide_cpu_devices`.
+    have to exist before, see `provide_cpu_devices`. shared: holder of the task for what comes next.
     """
     planned: dict[str, ConfigDict] = {}
-    task, described, found = None, None, []
+    shared, found = shared or prepare.LastTask(), []
     with patience() as said:
         for arm in arms:
             said.doing = f"planning {arm.path or arm.config.name}"
@@ -252,25 +252,30 @@ def to_the_end(arms: list[Arm]) -> list[Arm]:
             if not prepare.is_open(config):
                 found.append(arm)
                 continue
-            if config.task != described:
-                task, described = None, config.task
             first = override(config, {"seed": seed if arm.first is None else arm.first})
             key = first.to_json_best_effort(sort_keys=True)
             with _named(arm):
                 if key not in planned:
-                    task = task or prepare.build_task(config)
+                    task = shared.of(config) or prepare.build_task(config)
+                    shared.keep(config, task)
                     planned[key] = prepare.to_the_end(first, task)
             found.append(arm._replace(config=override(planned[key], {"seed": seed})))
     return found
 
 
 def check(
-    arms: list[Arm], workdir: str, overwrite: bool, here: bool = True, part: bool = False
+    arms: list[Arm],
+    workdir: str,
+    overwrite: bool,
+    here: bool = True,
+    part: bool = False,
+    shared: prepare.LastTask | None = None,
 ) -> None:
     """Raise ValueError, with nothing written, if any of the arms cannot run in the workdir.
 
     here: whether arms run on this host, so that the workdir has to be writable.
     part: whether these arms are a part of a sweep, whose other arms may be in the workdir.
+    shared: holder of the task for what comes next.
     """
     records.check_path(workdir, "workdir")
     root = pathlib.Path(workdir)
@@ -294,12 +299,10 @@ def check(
     ours = ours or any(records.is_ours(root / arm.path, arm.config) is None for arm in arms)
     records.refuse(root, present, ours)
     asked = {root / arm.path for arm in arms}
-    task, described = None, None
+    shared = shared or prepare.LastTask()
     with patience() as said:
         for number, arm in enumerate(arms, 1):
             said.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
-            if arm.config.task != described:
-                task, described = None, arm.config.task
             place = root / arm.path  # with another number of seeds, arms lie above or below it
             is_seed = place.name.startswith("seed_")
             for other in [place.parent] if is_seed else sorted(place.glob("seed_*")):
@@ -319,10 +322,10 @@ def check(
             for other in arms if overwrite and arm.config.get("initial") else ():
                 records.check_initial(root / other.path, arm.config)
             with _named(arm):
-                prepared = prepare.prepare(arm.config, task)
+                prepared = prepare.prepare(arm.config, shared.of(arm.config))
                 if runtime_builders.RUNTIMES[arm.config.runtime].cluster:
                     prepared.runtime.check_room(prepared.shapes)
-                task = prepared.task
+                shared.keep(arm.config, prepared.task)
 
 
 # --- the agreement of several processes on one run ---
@@ -528,7 +531,7 @@ def keep_programs() -> None:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", os.path.join(home, "gossax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 

@@ -53,17 +53,19 @@ def run(
     on_record: Callable[[dict], None] = lambda record: None,
     on_note: Callable[[str], None] = lambda text: None,
     checkpoint_seconds: float = 30.0,
+    shared: prepare.LastTask | None = None,
 ) -> dict:
     """Train one arm, write the files of `records` to `workdir`, and return the summary.
 
     on_record: called with every metrics record when it is written. on_note: called with a sentence
     on the checkpoint of a resumed run. checkpoint_seconds: the least wall time between checkpoints,
     which are made at evaluations; infinite: none is made, and the run cannot be trained longer.
+    shared: holder of the task of the arm before, which this run uses if it has the same one.
     Raises ValueError, before anything is compiled or written, for a config that cannot run or a
     workdir of another config. A finished arm is not run again, but trained longer if `seconds` or
     `updates` are larger than before.
     """
-    prepared = _prepared(config, workdir, overwrite)
+    prepared = _prepared(config, workdir, overwrite, shared or prepare.LastTask())
     config = prepared.config
     with (
         records.start(workdir, config, overwrite, writes=distributed.is_writer()) as recorder,
@@ -94,14 +96,17 @@ def run_together(
     on_record: Sequence[Callable[[dict], None]] | None = None,
     on_note: Sequence[Callable[[str], None]] | None = None,
     checkpoint_seconds: float = 30.0,
+    shared: prepare.LastTask | None = None,
 ) -> list[dict]:
     """Train arms that differ only in data as one compiled program; see `run` for the arguments.
 
     `prepare.alike` decides which arms can do so. Wall times count all arms together.
     """
-    made: list[Prepared] = []
-    for config, workdir in zip(configs, workdirs, strict=True):  # all have the same task
-        made.append(_prepared(config, workdir, overwrite, made[0].task if made else None))
+    shared = shared or prepare.LastTask()
+    made = [
+        _prepared(config, workdir, overwrite, shared)
+        for config, workdir in zip(configs, workdirs, strict=True)
+    ]
     configs = [prepared.config for prepared in made]
     hooks = on_record or [lambda record: None] * len(configs)
     notes = on_note or [lambda text: None] * len(configs)
@@ -135,11 +140,13 @@ def run_together(
 
 
 def _prepared(
-    config: ConfigDict, workdir: str | os.PathLike, overwrite: bool, task: tasks.Task | None = None
+    config: ConfigDict, workdir: str | os.PathLike, overwrite: bool, shared: prepare.LastTask
 ) -> Prepared:
     """Return the parts of a run, with the profile that was measured when the run began."""
     kept = None if overwrite else Path(workdir) / records.PROFILE
-    return prepare.prepare(config, task, settled=True, kept=kept)
+    prepared = prepare.prepare(config, shared.of(config), settled=True, kept=kept)
+    shared.keep(config, prepared.task)
+    return prepared
 
 
 def _keep_profile(prepared: Prepared, recorder: records.Recorder) -> None:

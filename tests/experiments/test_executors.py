@@ -172,7 +172,8 @@ def trained(monkeypatch):
     """Return the names of the arms that are trained; that of an arm says what becomes of it."""
     names = []
 
-    def run(config, place, *, on_record, on_note, checkpoint_seconds):
+    def run(config, place, *, on_record, on_note, checkpoint_seconds, shared):
+        assert shared is not None
         names.append(config.name)
         if config.name == "bad":
             raise RuntimeError("out of memory\n  in many lines")

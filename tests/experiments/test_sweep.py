@@ -1,9 +1,11 @@
 """Arms of a sweep: which there are, what is refused, and what a launch of them says."""
 
+import functools
+
 import numpy as np
 import pytest
 
-from experiments import executors, prepare, records, registry, restarts, stats, sweep, tasks
+from experiments import executors, prepare, records, registry, restarts, stats, sweep, tasks, train
 from tests.refusals import sentence
 
 # --- overrides ---
@@ -113,18 +115,32 @@ def test_a_sweep_that_makes_no_sense_is_refused(config, sweep_file):
 # --- checks before the first arm ---
 
 
-def test_arms_of_one_task_build_its_model_once(config, sweep_file, tmp_path, monkeypatch):
-    task, inits = tasks.TASK.build(config.task), []
+def test_a_launch_builds_the_task_of_its_arms_once(config, sweep_file, tmp_path, monkeypatch):
+    config = sweep.override(config, {"updates": 2})
+    task, builds, inits = tasks.TASK.build(config.task), [], []
 
     def init(key):
         inits.append(key)
         return task.init(key)
 
-    name = registry.spec(config.task)["name"]
-    monkeypatch.setitem(tasks.TASKS, name, lambda **_: task._replace(init=init))
+    def build(**given):
+        builds.append(given)
+        return task._replace(init=init)
+
+    monkeypatch.setitem(tasks.TASKS, registry.spec(config.task)["name"], build)
     path = sweep_file("yield 'a', {}; yield 'b', {'optimizer.learning_rate': 0.01}")
-    sweep.check(sweep.expand(config, path, {}, seeds=2), str(tmp_path / "out"), overwrite=False)
+    arms, shared = sweep.expand(config, path, {}, seeds=2), prepare.LastTask()
+    sweep.check(arms, str(tmp_path / "out"), overwrite=False, shared=shared)
     assert len(inits) == 1
+    here = functools.partial(executors.here, shared=shared)
+    assert not sweep.run(arms, str(tmp_path / "out"), overwrite=False, execute=here)
+    assert len(builds) == 1
+    for arm in arms:
+        alone = train.run(arm.config, tmp_path / "alone" / arm.path)
+        shown = records.read_summary(tmp_path / "out" / arm.path)
+        assert alone["train_loss"] == shown["train_loss"]
+    other = sweep.override(config, {"task": "digits(model=softmax, seed=3)"})
+    assert shared.of(other) is None and shared.of(config) is None
 
 
 def test_directories_of_other_runs_are_refused(config, sweep_file, tmp_path):
