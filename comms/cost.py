@@ -146,31 +146,21 @@ def fit(sizes, seconds) -> tuple[AlphaBeta, float]:
     """Fit alpha and beta by the least squares of relative errors; return them and R^2.
 
     The input is measured seconds [n] of payloads [n] in bytes. Usually each size is twice the one
-    before. Absolute errors, and with them R^2, are then dominated by the largest sizes: see
-    `largest_error`. A negative alpha is set to 0 and beta fitted again, and vice versa. R^2 is at
-    most 1, and below 0 where the mean would fit better. Raises ValueError for fewer than two sizes.
-    Shi, Chu, Li, "MG-WFBP", arXiv 1811.11141.
+    before. Absolute errors, and with them R^2, are then dominated by the largest sizes. A negative
+    alpha is set to 0 and beta fitted again, and vice versa. R^2 is at most 1, and below 0 where the
+    mean would fit better. Raises ValueError for fewer than two sizes. Shi, Chu, Li, "MG-WFBP",
+    arXiv 1811.11141.
     """
     sizes, seconds = _measured("fit", sizes, seconds)
     unit = sizes.max()  # columns get one magnitude
     columns = np.stack([np.ones_like(sizes), sizes / unit], axis=1)
-    weights = 1 / _above_zero(seconds)
+    # A time of 0 weighs as the shortest positive one.
+    weights = 1 / np.maximum(seconds, np.min(seconds[seconds > 0], initial=np.inf))
     (alpha, beta), _ = scipy.optimize.nnls(columns * weights[:, None], seconds * weights)
     error = np.sum((columns @ [alpha, beta] - seconds) ** 2)
     spread = np.sum((seconds - seconds.mean()) ** 2)
     r_squared = 1 - error / spread if spread > 0 else 1.0  # equal times are fitted exactly
     return AlphaBeta(float(alpha), float(beta / unit)), float(r_squared)
-
-
-def largest_error(model: AlphaBeta | Table, sizes, seconds) -> float:
-    """Return the largest error of a cost against measured seconds [n], relative to these."""
-    sizes, seconds = _measured("largest_error", sizes, seconds)
-    return float(np.max(np.abs(model.seconds(sizes) - seconds) / _above_zero(seconds)))
-
-
-def _above_zero(seconds: np.ndarray) -> np.ndarray:
-    """Return seconds to divide by: a time of 0 is replaced by the shortest positive one."""
-    return np.maximum(seconds, np.min(seconds[seconds > 0], initial=np.inf))
 
 
 def _measured(what: str, sizes, seconds) -> tuple[np.ndarray, np.ndarray]:

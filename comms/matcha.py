@@ -7,11 +7,9 @@ diagonal of W^(k) may be negative.
 
 from collections.abc import Callable, Sequence
 
-import networkx as nx
 import numpy as np
 import scipy
 
-from comms import mixing
 from comms.edge_colouring import Edge
 
 Edges = Sequence[Edge]
@@ -175,20 +173,6 @@ def activations(p: np.ndarray, updates: int, seed: int | Sequence[int]) -> np.nd
     shorter one.
     """
     return np.random.default_rng(seed).random((updates, len(p))) < np.asarray(p)
-
-
-def vanilla(graph: nx.Graph) -> tuple[float, float]:
-    """Return (alpha, rho) of D-PSGD with all links in every round and the best equal weight."""
-    return mixing.best_step(graph), mixing.rho(mixing.best_constant(graph))
-
-
-def periodic_rho(budget: float, rho_vanilla: float) -> float:
-    """Return rho if all links are active at once with probability `budget`, else none.
-
-    It is 1 - budget (1 - rho_vanilla).
-    """
-    check_budget("periodic_rho", budget)
-    return 1 - budget * (1 - rho_vanilla)
 
 
 def check_budget(name: str, budget: float) -> None:

@@ -62,9 +62,17 @@ class Payload(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Transfer under way in a round, as `stragglers.rule.Transfer` describes it."""
+    """Part of a round's exchange; the parts of a round travel one after the other.
 
-    seconds: float
+    seconds: duration, scalar or [P]; or, if links are slow at times, a function of the start [s],
+        scalar or [P].
+    leaves: share of the last mini-batch after which the transfer can leave. 0: as the round begins,
+        beside all mini-batches; 1: once the worker is ready.
+    late: number of rounds that end before workers wait for the transfer.
+    others: True if all workers but worker P - 1 take part, and do not wait for that worker.
+    """
+
+    seconds: float | np.ndarray | Callable[[float | np.ndarray], float | np.ndarray]
     leaves: float = 1.0
     late: int = 0
     others: bool = False

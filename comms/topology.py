@@ -211,7 +211,7 @@ def _read_edges(path: Path) -> nx.Graph:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:  # a .npy file
-        return _read_matrix(path)
+        return nx.from_numpy_array(mixing.read_matrix("from_file", path) != 0)
     lines = [line.partition("#")[0].rstrip(" \t,;") for line in text.splitlines()]
     lines = [line for line in lines if line]
     mark = next((m for m in ",;\t" if all(m in line.partition("{")[0] for line in lines)), None)
@@ -250,10 +250,6 @@ def _read_edges(path: Path) -> nx.Graph:
     return graph
 
 
-def _read_matrix(path: Path) -> nx.Graph:
-    return nx.from_numpy_array(mixing.read_matrix("from_file", path) != 0)
-
-
 _READERS: dict[str, Callable[[Path], nx.Graph]] = {
     ".graphml": nx.read_graphml,
     ".gml": functools.partial(nx.read_gml, label="id"),
@@ -263,9 +259,14 @@ _READERS: dict[str, Callable[[Path], nx.Graph]] = {
 def matcha_graph(k: int) -> nx.Graph:
     """Return base graph `k` in 0..5 of MATCHA's public code (arXiv 1905.09435); 8 or 16 workers.
 
-    Its attribute `graph["matchings"]` holds that code's own matchings.
+    Its attribute `graph["matchings"]` holds that code's own matchings, edges as (low, high).
     """
-    matchings = matcha_matchings(k)
+    if k not in range(len(_MATCHINGS)):
+        raise ValueError(f"matcha_graph: has base graphs 0 to 5, got k={k}; choose one of these")
+    matchings = [
+        [(int(i, 16), int(j, 16)) for i, j in matching.split()]
+        for matching in _MATCHINGS[k].split("|")
+    ]
     edges = [edge for matching in matchings for edge in matching]
     graph = _connected("matcha_graph", 1 + max(map(max, edges)), edges)
     graph.graph["matchings"] = matchings
@@ -384,16 +385,3 @@ _MATCHINGS = (
     # graph 5: 8 workers, 8 edges
     "01 23 45 67|07 12 34 56",
 )
-
-
-def matcha_matchings(k: int) -> list[list[tuple[int, int]]]:
-    """Return the matchings of base graph `k` in the order of MATCHA's code, edges as (low, high).
-
-    Raises ValueError unless k is one of 0..5.
-    """
-    if k not in range(len(_MATCHINGS)):
-        raise ValueError(f"matcha_graph: has base graphs 0 to 5, got k={k}; choose one of these")
-    return [
-        [(int(i, 16), int(j, 16)) for i, j in matching.split()]
-        for matching in _MATCHINGS[k].split("|")
-    ]

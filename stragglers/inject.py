@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from comms.messages import Transfer
 from stragglers.processes import as_process
 from stragglers.round_clock import seconds_each
 from stragglers.rule import (
     Calibration,
     Cost,
     RoundView,
-    Transfer,
     Trigger,
     hides,
     lasting,

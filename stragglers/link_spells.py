@@ -22,7 +22,6 @@ import numpy as np
 from comms import messages
 from comms.cost import Network
 from stragglers.processes import check_sojourns
-from stragglers.rule import Transfer
 from stragglers.speed_paths import SPEED, SWITCH, Path, Paths, speeds
 from stragglers.streams import addressed
 from stragglers.traces import files
@@ -53,7 +52,7 @@ class Spells:
 
     def timed(
         self, method: Any, params: Any, network: Network
-    ) -> Callable[[int], tuple[Transfer, ...]]:
+    ) -> Callable[[int], tuple[messages.Transfer, ...]]:
         """Return a function: round -> its transfers, whose seconds are functions of their start."""
 
         def took(payload: messages.Payload) -> _Lasting:

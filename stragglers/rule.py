@@ -17,28 +17,12 @@ from typing import Any, NamedTuple, Protocol
 import networkx as nx
 import numpy as np
 
+from comms.messages import Transfer
 from stragglers.delays import Law
 from stragglers.processes import Process
 from stragglers.schedule import Schedule
 
 IN_FLIGHT = {"cut": True, "finish": False}  # True if a mini-batch in flight at the signal is lost
-
-
-class Transfer(NamedTuple):
-    """Part of a round's exchange; the parts of a round travel one after the other.
-
-    seconds: duration, scalar or [P]; or, if links are slow at times, a function of the start [s],
-        scalar or [P].
-    leaves: share of the last mini-batch after which the transfer can leave. 0: as the round begins,
-        beside all mini-batches; 1: once the worker is ready.
-    late: number of rounds that end before workers wait for the transfer.
-    others: True if all workers but worker P - 1 take part, and do not wait for that worker.
-    """
-
-    seconds: float | np.ndarray | Callable[[float | np.ndarray], float | np.ndarray]
-    leaves: float = 1.0
-    late: int = 0
-    others: bool = False
 
 
 # Seconds of an exchange that leaves once a worker is ready, scalar or [P]; or a round's transfers.
