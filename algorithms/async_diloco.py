@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm, check_momentum, map_columns, whole
+from algorithms.base import Algorithm, check_shares, map_columns, whole
 from algorithms.local_sgd import local_sgd
 
 
@@ -75,10 +75,8 @@ def async_diloco(
     period: N, updates of the server per update of its momentum; None: the number of workers, which
     suits rules that update at every push.
     """
-    check_momentum("async_diloco", server_momentum)
+    check_shares("async_diloco", server_momentum=server_momentum)
     period = workers if period is None else period
-    whole("async_diloco", workers=workers, period=period)
-    if period < 1:
-        raise ValueError(f"async_diloco: needs period >= 1, got {period}; 1 is Nesterov momentum")
+    whole("async_diloco", 1, workers=workers, period=period)
     server = delayed_nesterov(server_learning_rate, server_momentum, period)
     return local_sgd(optimizer, server=server, weighting=weighting)

@@ -32,6 +32,7 @@ A worker that no other worker waits for does not know `samples`, `count`, `stale
 the other workers of its update: its random draws follow from the other arguments.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
@@ -69,11 +70,25 @@ def choose(what: str, options: Mapping[str, Choice], name: str) -> Choice:
     return options[name]
 
 
-def whole(name: str, **parameters: Any) -> None:
-    """Raise ValueError unless parameters are whole numbers; name: the method, for the error."""
+def whole(name: str, least: float = -math.inf, **parameters: Any) -> None:
+    """Raise ValueError unless parameters are whole numbers of at least `least`; name: for errors.
+
+        >>> whole("krum", 1, keep=0)
+        Traceback (most recent call last):
+        ValueError: krum: needs keep >= 1, got 0; set 1 or more
+    """
     for key, value in parameters.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"{name}: {key} must be a whole number, got {value}; round it")
+        if value < least:
+            raise ValueError(f"{name}: needs {key} >= {least}, got {value}; set {least} or more")
+
+
+def check_shares(name: str, **parameters: float) -> None:
+    """Raise ValueError for a parameter, such as a momentum, outside of [0, 1)."""
+    for key, value in parameters.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name}: needs 0 <= {key} < 1, got {value}; set it in this range")
 
 
 class Parted(NamedTuple):
@@ -242,12 +257,6 @@ def servers_own(name: str, *values) -> None:
             f"{name}: its exchange needs `current`, the server's parameters, and `version`, its "
             "updates; give both, or use as_optax(method), which keeps them"
         )
-
-
-def check_momentum(name: str, momentum: float) -> None:
-    """Raise ValueError for a momentum outside of [0, 1)."""
-    if not 0 <= momentum < 1:
-        raise ValueError(f"{name}: needs 0 <= momentum < 1, got {momentum}; 0.9 is usual")
 
 
 class RateState(NamedTuple):

@@ -35,7 +35,7 @@ import optax
 from algorithms import compression, reducers
 from algorithms.base import AXIS, Algorithm, Needs, freeze_when_idle, map_columns
 from algorithms.compression import Reducer
-from algorithms.gossip import graph_matchings, matrix_of
+from algorithms.gossip import check_growth, graph_matchings, matrix_of
 from comms import gossip, stability
 from comms.messages import over_links
 
@@ -86,20 +86,6 @@ def growth(chosen: Reducer, W: np.ndarray, size: int) -> Callable[[float], float
     return _GROWTH.setdefault(key, functools.cache(factor))
 
 
-def check_stable(chosen: Reducer, W: np.ndarray, gamma: float, size: int) -> None:
-    """Raise ValueError if workers without gradients diverge from each other, see `growth`."""
-    factor = growth(chosen, W, size)
-    if factor(gamma) <= 1:
-        return
-    most = stability.largest(lambda value: factor(value) <= 1, 1, gamma)
-    lower = "" if most is None else f"set gamma to {most:g} or less, or "
-    raise ValueError(
-        f"choco_sgd: with gamma={gamma:g} and {chosen.name} models go apart on this graph, as an "
-        f"update without gradients multiplies their differences by {factor(gamma):.4g}; {lower}"
-        "take a finer exchange"
-    )
-
-
 def compressed_gossip(
     optimizer: optax.GradientTransformation,
     chosen: Reducer,
@@ -117,7 +103,9 @@ def compressed_gossip(
     weights = np.where(partners == everyone, 0, W[everyone, partners])  # [M, n]
 
     def init_fn(params):
-        check_stable(chosen, W, gamma, max(np.size(x) for x in jax.tree.leaves(params)))
+        factor = growth(chosen, W, max(np.size(x) for x in jax.tree.leaves(params)))
+        finer = f"a finer exchange than {chosen.name}"
+        check_growth("choco_sgd", factor, {"gamma": gamma}, finer)
         known = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
         heard = jax.tree.map(lambda y: jnp.broadcast_to(y, (len(partners), *y.shape)).copy(), known)
         return Choco(known, heard, optimizer.init(params), jnp.int32(0))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import compression, reducers
-from algorithms.base import Algorithm, check_momentum
+from algorithms.base import Algorithm, check_shares
 from algorithms.compression import Reducer
 from algorithms.mean import compressed
 
@@ -41,7 +41,7 @@ def top_k(
     momentum: decay of DGC's momentum, which then replaces the optimizer's.
     warmup_updates: number of updates over which the share falls to `ratio`.
     """
-    check_momentum("top_k", momentum)
+    check_shares("top_k", momentum=momentum)
     reducer = with_ratio_warmup(ratio, warmup_updates)
     if momentum:
         reducer = compression.with_momentum_correction(reducer, momentum)

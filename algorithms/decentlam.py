@@ -28,7 +28,7 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, check_momentum, freeze_when_idle
+from algorithms.base import Algorithm, check_shares, freeze_when_idle
 from algorithms.gossip import check_stable, mixing_over
 from algorithms.links import Links
 
@@ -85,7 +85,7 @@ def decentlam(
     `algorithms.dpsgd`. Every update needs all workers: take a waiting rule in rounds. Raises
     ValueError if models diverge.
     """
-    check_momentum("decentlam", momentum)
+    check_shares("decentlam", momentum=momentum)
     over = mixing_over(graph, mixing_matrix, links)
     check_stable("decentlam", over, without_gradients, momentum=momentum)
     exchange = accelerated_mixing(optimizer, over.mix, momentum)

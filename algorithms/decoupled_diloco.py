@@ -32,7 +32,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import Algorithm, Parted, choose, equal, servers_own, whole
+from algorithms.base import (
+    Algorithm,
+    Parted,
+    check_shares,
+    choose,
+    equal,
+    servers_own,
+    whole,
+)
 from algorithms.compression import Reducer
 from algorithms.streaming_diloco import fragment_of, fragment_size, mean_by, step_by_fragment
 from comms.lattice import ravel_floats
@@ -154,13 +162,8 @@ def decoupled_diloco(
     entries, see `algorithms.reducers`; None: plain means. server: outer optimizer; None: Nesterov
     momentum .9 at rate .7. The server's model is evaluated.
     """
-    whole("decoupled_diloco", fragments=fragments)
-    if fragments < 1:
-        raise ValueError(f"decoupled_diloco: needs fragments >= 1, got {fragments}; 1 is the model")
-    if not 0 <= alpha < 1:
-        raise ValueError(
-            f"decoupled_diloco: needs 0 <= alpha < 1, got {alpha}; 0 takes the server's entries"
-        )
+    whole("decoupled_diloco", 1, fragments=fragments)
+    check_shares("decoupled_diloco", alpha=alpha)
     merge = choose("average", AVERAGES, average)
     if server is None:
         server = optax.sgd(0.7, 0.9, nesterov=True)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.base import AXIS, Algorithm, choose, whole
+from algorithms.base import AXIS, Algorithm, check_shares, choose, whole
 from algorithms.compression import Reducer, with_error_feedback
 from algorithms.mean import compressed
 from comms import chunked, quantise
@@ -76,8 +76,7 @@ def demo(
     if not 1 <= k <= most or not chunk <= 256:
         bounds = "k <= chunk^2 and chunk <= 256" if blocks else "k <= chunk <= 256"
         raise ValueError(f"demo: needs 1 <= {bounds}, got {k} and {chunk}; take k=8 and chunk=64")
-    if not 0 <= decay < 1:
-        raise ValueError(f"demo: needs 0 <= decay < 1, got {decay}; 0.999 is usual")
+    check_shares("demo", decay=decay)
     of_senders = choose("mean_of", MEANS, mean_of)
     frequencies = largest_frequencies(chunked.Blocks(chunk, k), blocks, of_senders)
     reducer = with_error_feedback(frequencies, decay)

@@ -36,7 +36,7 @@ from algorithms.base import (
     Algorithm,
     Needs,
     Parted,
-    check_momentum,
+    check_shares,
     equal,
     freeze_when_idle,
     servers_own,
@@ -110,7 +110,7 @@ def easgd(
     whole("easgd", workers=workers)
     if not 0 < beta <= 1:
         raise ValueError(f"easgd: needs 0 < beta <= 1, got {beta}; the paper takes 0.9")
-    check_momentum("easgd", momentum)
+    check_shares("easgd", momentum=momentum)
     alpha = beta / workers
     behind = pull_behind_look_ahead(optimizer, alpha, momentum)
 

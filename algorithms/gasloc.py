@@ -33,9 +33,8 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, check_momentum
-from algorithms.gossip import check_growth, check_stable, graph_matchings, mixing_over
-from algorithms.links import Links, one_at_a_time
+from algorithms.base import Algorithm, check_shares
+from algorithms.gossip import check_growth, check_stable, mixing_over, random_pairs
 from comms import stability
 
 
@@ -94,7 +93,7 @@ def gasloc(
     Every update needs all workers: take a waiting rule in rounds. Raises ValueError for a choice
     under which models diverge.
     """
-    check_momentum("gasloc", gamma)
+    check_shares("gasloc", gamma=gamma)
     if not (eta > 0 and alpha > 0):
         raise ValueError(
             f"gasloc: needs eta > 0 and alpha > 0, got {eta} and {alpha}; 0.7 is DiLoCo's eta, and "
@@ -102,11 +101,8 @@ def gasloc(
         )
     links, chosen = None, {"alpha": alpha, "gamma": gamma}
     if pairs:
-        _, partners = graph_matchings(graph)
-        if not len(partners):
-            raise ValueError("gasloc: a single worker has nobody to meet; leave pairs out")
-        active = one_at_a_time(len(partners), seed)
-        links = Links(partners, active, weights=np.full(partners.shape, 0.5))
+        links = random_pairs("gasloc", graph, seed)
+        links = links._replace(weights=np.full(links.partners.shape, 0.5))
     over = mixing_over(graph, mixing_matrix, links)
     if links is None:
         check_stable("gasloc", over, without_progress, **chosen)

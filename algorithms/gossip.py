@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from algorithms.base import AXIS, Algorithm, Needs, choose
-from algorithms.links import Links, given, of_rounds
+from algorithms.links import Links, given, of_rounds, one_at_a_time
 from comms import cost, edge_colouring, gossip, mixing, stability, topology
 from comms.messages import Messages, over_links
 
@@ -119,6 +119,14 @@ def graph_matchings(graph: nx.Graph) -> tuple[list, np.ndarray]:
     edge_colouring.validate(graph, matchings)
     partners = np.array([edge_colouring.partners(edges, workers) for edges in matchings], np.int32)
     return matchings, partners.reshape(-1, workers)
+
+
+def random_pairs(name: str, graph: nx.Graph, seed: int) -> Links:
+    """Return links of one matching at a time, drawn from an edge colouring; name: for errors."""
+    _, partners = graph_matchings(graph)
+    if not len(partners):
+        raise ValueError(f"{name}: a single worker has nobody to meet; set workers to 2 or more")
+    return Links(partners, one_at_a_time(len(partners), seed))
 
 
 def gossip_messages(partners: np.ndarray, beside_gradient: bool, arrays: int = 1) -> Messages:
@@ -261,8 +269,7 @@ def check_growth(
         lower += "" if most is None else f"set {key} to {most:g} or less, or "
     raise ValueError(
         f"{name}: on this graph{at} models do not come together, as an update without gradients "
-        f"multiplies their differences by {radius(**chosen):.4g} (spectral radius); {lower}use "
-        f"{another}"
+        f"multiplies their differences by {radius(**chosen):.4g}; {lower}use {another}"
     )
 
 

@@ -197,9 +197,7 @@ def compressed(
     reducers keep values that must be equal on all workers. With a warm-up or with equal memory,
     every update needs all workers.
     """
-    whole(name, warmup_updates=warmup_updates)
-    if warmup_updates < 0:
-        raise ValueError(f"{name}: needs warmup_updates >= 0, got {warmup_updates}; 0 is none")
+    whole(name, 0, warmup_updates=warmup_updates)
     if rest is None:
         rest = Algorithm(exchange=mean_over_workers(), messages=mean_messages)
 

@@ -29,9 +29,9 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Needs, check_momentum
-from algorithms.gossip import gossip_messages, graph_matchings
-from algorithms.links import Links, given, one_at_a_time
+from algorithms.base import AXIS, Algorithm, Needs, check_shares
+from algorithms.gossip import check_growth, gossip_messages, random_pairs
+from algorithms.links import given
 from comms import gossip, stability
 
 
@@ -87,29 +87,20 @@ def noloco(
     are drawn from an edge colouring of `graph`. Every update needs all workers: take a waiting rule
     in rounds.
     """
-    check_momentum("noloco", alpha)
+    check_shares("noloco", alpha=alpha)
     if not gamma > 0:
         raise ValueError(f"noloco: needs gamma > 0, got {gamma}; 0.7 is the paper's code's")
-    _, partners = graph_matchings(graph)
-    if not len(partners):
-        raise ValueError("noloco: a single worker has nobody to meet; set workers to 2 or more")
+    links = random_pairs("noloco", graph, seed)
 
-    def growth(gamma: float) -> float:
-        return stability.radius_of_pairs(graph, partners, alpha, gamma)
+    def growth(alpha: float, gamma: float) -> float:
+        return stability.radius_of_pairs(graph, links.partners, alpha, gamma) ** 0.5
 
-    if not growth(gamma) < 1:
-        most = stability.largest(lambda value: growth(value) < 1, 1, gamma)
-        lower = "" if most is None else f"gamma to {most:g} or less, or "
-        raise ValueError(
-            f"noloco: with alpha={alpha:g} and gamma={gamma:g} models go apart on this graph of "
-            f"{len(graph)} workers, as an update without progress multiplies their mean square "
-            f"difference by {growth(gamma):.4g} (spectral radius); set {lower}alpha lower"
-        )
+    check_growth("noloco", growth, {"alpha": alpha, "gamma": gamma}, "another graph")
     return Algorithm(
         work=optimizer,
-        exchange=meet_with_momentum(partners, alpha, beta, gamma),
-        messages=gossip_messages(partners, beside_gradient=False, arrays=2),
+        exchange=meet_with_momentum(links.partners, alpha, beta, gamma),
+        messages=gossip_messages(links.partners, beside_gradient=False, arrays=2),
         graph=graph,
-        links=Links(partners, one_at_a_time(len(partners), seed)),
+        links=links,
         needs=Needs("all workers meet in pairs"),
     )

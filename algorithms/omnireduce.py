@@ -35,11 +35,7 @@ def omnireduce(
         number; they size the lists. union_ratio: non-zero blocks expected of all workers together,
         as a share; None: as if no two workers had a block in common.
     """
-    whole("omnireduce", block=block)
-    if block < 1:
-        raise ValueError(
-            f"omnireduce: needs a block of 1 element or more, got {block}; 256 is usual"
-        )
+    whole("omnireduce", 1, block=block)
     by_owners = through_owners("omnireduce", ratio, budget, union_ratio)
     reducer = compression.reshaped(by_owners, lambda entries: (-(-entries // block), block))
     return with_tables_reduced("omnireduce", optimizer, reducer, sparse, weighting)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import compression
-from algorithms.base import AXIS, Algorithm, whole
+from algorithms.base import AXIS, Algorithm, check_shares, whole
 from algorithms.compression import Reducer
 from algorithms.mean import CompressionState, compressed
 from comms import quantise
@@ -129,15 +129,9 @@ def one_bit_adam(
     b1, b2, eps: of Adam. A parameter whose signs would save no bytes is all-reduced dense.
     Every update needs all workers: take a waiting rule in rounds.
     """
-    whole("one_bit_adam", workers=workers, warmup_updates=warmup_updates)
-    if warmup_updates < 1:
-        raise ValueError(
-            f"one_bit_adam: needs warmup_updates >= 1, got {warmup_updates}; without Adam's "
-            "first updates there is no variance, and the paper takes 15 % of all"
-        )
-    for name, value in (("b1", b1), ("b2", b2)):
-        if not 0 <= value < 1:
-            raise ValueError(f"one_bit_adam: needs 0 <= {name} < 1, got {value}; 0.9 is usual")
+    whole("one_bit_adam", workers=workers)
+    whole("one_bit_adam", 1, warmup_updates=warmup_updates)  # which find the variance
+    check_shares("one_bit_adam", b1=b1, b2=b2)
     reducer = compression.with_dense_warmup(signs_both_ways(workers), warmup_updates)
     reducer = compression.with_error_feedback(reducer)
 

@@ -24,9 +24,7 @@ def factor_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | No
 
     Raises ValueError for a rank below 1.
     """
-    whole("powersgd", rank=rank)
-    if rank < 1:
-        raise ValueError(f"powersgd: rank {rank} leaves nothing of a matrix; set rank >= 1")
+    whole("powersgd", 1, rank=rank)
     if len(shape) < 2 or 0 in shape:
         return None
     n, m = math.prod(shape[:-1]), shape[-1]

@@ -75,9 +75,7 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
     waits. Waiting rules in rounds wait accordingly; on a mesh no part of the exchange is hidden.
     Every update needs all workers: take a waiting rule in rounds.
     """
-    whole("sgp", workers=workers, overlap=overlap)
-    if overlap < 0:
-        raise ValueError(f"sgp: needs overlap >= 0 updates, got {overlap}; 0 waits for messages")
+    whole("sgp", 0, workers=workers, overlap=overlap)
     hops = 2 ** np.arange(max(1, (workers - 1).bit_length()))
     sources = (np.arange(workers) - hops[:, None]) % workers
 

@@ -27,7 +27,7 @@ import networkx as nx
 import numpy as np
 import optax
 
-from algorithms.base import Algorithm, check_momentum, freeze_when_idle
+from algorithms.base import Algorithm, check_shares, freeze_when_idle
 from algorithms.gossip import check_stable, mixing_over
 from algorithms.links import Links
 
@@ -87,7 +87,7 @@ def qg_dsgdm(
     momentum: the paper's beta and mu, in [0, 1). mixing_matrix, links: as in `algorithms.dpsgd`.
     Every update needs all workers: take a waiting rule in rounds.
     """
-    check_momentum("qg_dsgdm", momentum)
+    check_shares("qg_dsgdm", momentum=momentum)
     over = mixing_over(graph, mixing_matrix, links)
     check_stable("qg_dsgdm", over, without_gradients, momentum=momentum)
     exchange = quasi_global(optimizer, over.mix, momentum)

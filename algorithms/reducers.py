@@ -151,7 +151,7 @@ def quantise(bits: int = 4, bucket: int = 512, seed: int | None = 0) -> Reducer:
     whole("quantise", bits=bits)
     if not 2 <= bits <= 16:
         raise ValueError(f"quantise: needs 2 to 16 bits, got {bits}; sign has 1 bit an entry")
-    _check_bucket("quantise", bucket)
+    whole("quantise", 1, bucket=bucket)
     reducer = rounded_to_levels(2 ** (bits - 1) - 1, bucket)
     return compression.with_seed(reducer, seed)._replace(name="quantise")
 
@@ -166,7 +166,7 @@ def rounded_to_levels(levels: int, bucket: int) -> Reducer:
     """
     whole("qsgd", levels=levels)
     codecs.qsgd_bits(levels)  # raises ValueError for levels without a code
-    _check_bucket("qsgd", bucket)
+    whole("qsgd", 1, bucket=bucket)
     reducer = gathered(
         lambda x, key: codecs.qsgd(x, levels, key, bucket),
         lambda message, size: codecs.qsgd_decode(message, size, levels, bucket),
@@ -210,7 +210,7 @@ def fp16() -> Reducer:
 
 def int8(bucket: int = 1024, seed: int | None = 0) -> Reducer:
     """All-reduce in int8, rounded at random without bias; `bucket` entries share a scale."""
-    _check_bucket("int8", bucket)
+    whole("int8", 1, bucket=bucket)
     return compression.with_seed(two_phase(codecs.int8_codec(bucket)), seed)._replace(name="int8")
 
 
@@ -219,7 +219,7 @@ def fp8(format: str = "e4m3", bucket: int = 1024, seed: int | None = 0) -> Reduc
 
     `bucket` entries share a scale; a bucket as long as the array gives the array one scale.
     """
-    _check_bucket("fp8", bucket)
+    whole("fp8", 1, bucket=bucket)
     codec = codecs.fp8_codec(choose("fp8: format", codecs.FP8, format), bucket)
     return compression.with_seed(two_phase(codec), seed)._replace(name="fp8")
 
@@ -231,14 +231,8 @@ def mxfp4(seed: int | None = 0) -> Reducer:
 
 def int4(bucket: int = 128, seed: int | None = 0) -> Reducer:
     """All-reduce in 4 bits, rounded at random without bias; `bucket` entries share a scale."""
-    _check_bucket("int4", bucket)
+    whole("int4", 1, bucket=bucket)
     return compression.with_seed(two_phase(codecs.int4_codec(bucket)), seed)._replace(name="int4")
-
-
-def _check_bucket(name: str, bucket: int) -> None:
-    whole(name, bucket=bucket)
-    if bucket < 1:
-        raise ValueError(f"{name}: needs buckets of 1 entry or more, got {bucket}; leave it out")
 
 
 def error_feedback(*reducers: Reducer) -> Reducer:

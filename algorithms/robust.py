@@ -10,6 +10,7 @@ worker that finished nothing is not counted. On uneven data honest contributions
 all these methods converge to a point beside the optimum of the mean.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +38,7 @@ def trimmed_mean(optimizer: optax.GradientTransformation, *, trim: int = 1) -> A
     trim: number of largest values, and of smallest values, that are left out; fewer if otherwise no
     value would be left.
     """
-    whole("trimmed_mean", trim=trim)
-    if trim < 0:
-        raise ValueError(f"trimmed_mean: needs trim >= 0 workers, got {trim}; 0 is the mean")
+    whole("trimmed_mean", 0, trim=trim)
     return _robust(optimizer, _between(lambda count: jnp.minimum(trim, (count - 1) // 2)))
 
 
@@ -49,12 +48,8 @@ def krum(optimizer: optax.GradientTransformation, *, faulty: int = 1, keep: int 
     faulty: workers that may send anything; the proof needs 2 faulty + 2 < n. keep: number of such
     contributions that are averaged; more than one is Multi-Krum.
     """
-    whole("krum", faulty=faulty, keep=keep)
-    if faulty < 0 or keep < 1:
-        raise ValueError(
-            f"krum: needs faulty >= 0 and keep >= 1 workers, got {faulty} and {keep}; Krum itself "
-            "keeps 1"
-        )
+    whole("krum", 0, faulty=faulty)
+    whole("krum", 1, keep=keep)
     return _robust(optimizer, _nearest(faulty, keep))
 
 
@@ -66,13 +61,14 @@ def centred_clipping(
     A step v <- v + mean_i (g_i - v) min(1, radius / |g_i - v|) begins at the last update's v, so
     that every update needs all workers. iterations: number of these steps in an update.
     """
-    whole("centred_clipping", iterations=iterations)
-    if not radius > 0 or iterations < 1:
+    whole("centred_clipping", 1, iterations=iterations)
+    if not radius > 0:
         raise ValueError(
-            f"centred_clipping: needs radius > 0 and iterations >= 1, got {radius} and "
-            f"{iterations}; a radius of the usual distance of honest gradients leaves them whole"
+            f"centred_clipping: needs radius > 0, got {radius}; the usual distance of honest "
+            "gradients leaves them whole"
         )
-    method = _robust(optimizer, _clipped(radius, iterations), init=_zeros)
+    zeros = functools.partial(optax.tree.zeros_like, dtype=jnp.float32)
+    method = _robust(optimizer, _clipped(radius, iterations), init=zeros)
     return method._replace(needs=Needs("all workers keep the same centre"))
 
 
@@ -124,7 +120,11 @@ def _nearest(faulty: int, keep: int) -> Aggregate:
     def aggregate(everybodys, counts, centre):
         count, workers = counts.sum(), len(counts)
         rank = jnp.arange(workers)
-        apart = jax.lax.map(lambda i: _squared(_differences(everybodys, i)), rank)  # [k, k]
+
+        def distances(i):
+            return _squared(jax.tree.map(lambda x: x - x[i][None], everybodys))
+
+        apart = jax.lax.map(distances, rank)  # [k, k]
         others = counts[:, None] & counts[None] & (rank[:, None] != rank[None])
         apart = jnp.sort(jnp.where(others & ~jnp.isnan(apart), apart, jnp.inf), axis=1)
         neighbours = jnp.maximum(count - faulty - 2, 1)
@@ -156,15 +156,6 @@ def _clipped(radius: float, iterations: int) -> Aggregate:
         return centre, centre
 
     return aggregate
-
-
-def _zeros(params):
-    return jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), params)
-
-
-def _differences(everybodys, index):
-    """Return the differences [k, ...] of all contributions from one of them."""
-    return jax.tree.map(lambda x: x - x[index][None], everybodys)
 
 
 def _squared(tree) -> jax.Array:

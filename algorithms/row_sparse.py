@@ -1,5 +1,6 @@
 """Shared parts of methods for row-sparse parameters: their choice, budgets of rows, reducers."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from algorithms import compression
 from algorithms.base import AXIS, Algorithm, whole
 from algorithms.compression import Reducer
 from algorithms.mean import compressed
+from algorithms.reducers import check_ratio
 from comms import bitmap, compact, sketch
 from comms.messages import Payload
 from comms.trees import named_leaves
@@ -38,13 +40,10 @@ def budget_rows(method: str, ratio: float | None, budget: int | None) -> Callabl
             f"{method}: ratio={ratio} and budget={budget} both size it; give one of them"
         )
     if budget is not None:
-        whole(method, budget=budget)
-        if budget < 1:
-            raise ValueError(f"{method}: needs a budget of 1 row or more, got {budget}; raise it")
+        whole(method, 1, budget=budget)
         return lambda n: min(budget, n)
     ratio = DEFAULT_RATIO if ratio is None else ratio
-    if not 0 < ratio <= 1:
-        raise ValueError(f"{method}: needs 0 < ratio <= 1, got {ratio}; {DEFAULT_RATIO} is usual")
+    check_ratio(method, ratio)
     return lambda n: min(n, max(1, round(ratio * n)))
 
 
@@ -210,7 +209,10 @@ def sketched(
         chosen = jnp.where(unresolved > 0, chosen, 0)
         branches = [
             estimated,
-            *(_rows_sent(words, capacity) for capacity in capacities(len(x))),
+            *(
+                functools.partial(compact.sum_of_rows, words=words, budget=capacity, axis=AXIS)
+                for capacity in capacities(len(x))
+            ),
             lambda x: compact.dense_sum(x, chosen > 0, AXIS),
         ]
         total = _first_that_fits(branches, chosen, x)
@@ -230,10 +232,6 @@ def sketched(
         return compression.no_fallbacks(1 + len(capacities(leaf.shape[0])))
 
     return Reducer(init, reduce, payload, instead=instead)
-
-
-def _rows_sent(words, capacity: int) -> Callable:
-    return lambda x: compact.sum_of_rows(x, words, capacity, AXIS)
 
 
 def _first_that_fits(branches, chosen, x):

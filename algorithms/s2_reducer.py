@@ -97,11 +97,7 @@ def s2_reducer(
     capacities_of = choose(
         "fallback", {"dense": capacities_dense, "exact": capacities_exact}, fallback
     )
-    whole("s2_reducer", rows=rows)
-    if rows < 1:
-        raise ValueError(
-            f"s2_reducer: needs 1 row of a sketch or more, got {rows}; 1 or 3 are usual"
-        )
+    whole("s2_reducer", 1, rows=rows)
     peel = peel and rows > 1
     if error_feedback and (exact or peel):
         raise ValueError(

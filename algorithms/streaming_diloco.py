@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import base, compression, reducers
-from algorithms.base import Algorithm, Needs, Parted, extended, servers_own
+from algorithms.base import Algorithm, Needs, Parted, check_shares, extended, servers_own
 from algorithms.compression import Reducer
 from algorithms.mean import compressed, mean_messages, mean_over_workers
 from comms.lattice import ravel_floats
@@ -160,15 +160,13 @@ def streaming_diloco(
     plain mean. server: None: Nesterov momentum .9 at rate .7. The server's model is evaluated.
     Every update needs all workers: take a waiting rule in rounds, or k_sync with K = P.
     """
-    base.whole("streaming_diloco", fragments=fragments, overlap=overlap)
-    if fragments < 1 or not 0 <= overlap < fragments:
+    base.whole("streaming_diloco", 1, fragments=fragments)
+    base.whole("streaming_diloco", 0, overlap=overlap)
+    check_shares("streaming_diloco", alpha=alpha)
+    if overlap >= fragments:
         raise ValueError(
-            f"streaming_diloco: needs fragments >= 1 and 0 <= overlap < fragments, got {fragments} "
-            f"and {overlap}; a fragment comes back before it is sent again"
-        )
-    if not 0 <= alpha < 1:
-        raise ValueError(
-            f"streaming_diloco: needs 0 <= alpha < 1, got {alpha}; 0 takes the server's entries"
+            f"streaming_diloco: needs overlap < fragments={fragments}, got {overlap}; a fragment "
+            "comes back before it is sent again"
         )
     if server is None:
         server = optax.sgd(0.7, 0.9, nesterov=True)

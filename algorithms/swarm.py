@@ -30,8 +30,8 @@ import numpy as np
 import optax
 
 from algorithms.base import AXIS, Algorithm, Details, Needs, choose
-from algorithms.gossip import graph_matchings
-from algorithms.links import Links, given, one_at_a_time
+from algorithms.gossip import random_pairs
+from algorithms.links import given
 from comms import cost, gossip, lattice, topology
 from comms.messages import Payload, over_links
 
@@ -58,7 +58,7 @@ class Quantised(NamedTuple):
 
 
 class Codec(NamedTuple):
-    """Bounds and counters of a worker's messages."""
+    """Bounds and counters of a worker's messages; sums of `lattice.Report`, in its order."""
 
     bound: jax.Array  # [buckets] float32, expected distance of the next partner
     meetings: jax.Array  # [] int32
@@ -123,15 +123,8 @@ def _average(mine, codec, wire: lattice.Wire, quantised: Quantised | None, worke
     difference, report = lattice.converse(
         lattice.in_buckets(vector), codec.bound, wire, quantised.bits, key
     )
-    learnt = Codec(
-        report.bound,
-        codec.meetings + 1,
-        codec.failed + report.failed,
-        codec.full_precision + report.full_precision,
-        codec.skipped + report.skipped,
-        codec.extra_messages + report.extra_messages,
-        codec.extra_bytes + report.extra_bytes,
-    )
+    counted = (before + now for before, now in zip(codec[2:], report[1:], strict=True))
+    learnt = Codec(report.bound, codec.meetings + 1, *counted)
     # A worker without a partner has sent nothing.
     codec = jax.tree.map(lambda new, old: jnp.where(wire.met, new, old), learnt, codec)
     return restore(vector + lattice.flat(difference, vector.size) / 2), codec
@@ -214,10 +207,8 @@ def swarm(
     topology.check(graph)
     partners = links = None
     if lockstep:
-        _, partners = graph_matchings(graph)
-        if not len(partners):
-            raise ValueError("swarm: a single worker has nobody to meet; set workers to 2 or more")
-        links = Links(partners, one_at_a_time(len(partners), seed))
+        links = random_pairs("swarm", graph, seed)
+        partners = links.partners
     transform = (meet_stopped if blocking else meet)(quantised, partners)
     return Algorithm(
         work=optimizer,

@@ -56,7 +56,7 @@ def test_workers_without_gradients_find_their_exact_mean(exchange, gamma):
 def test_messages_too_coarse_for_gamma_are_refused_when_the_parameters_are_known():
     """Without gradients differences grow by 4 % an update; one entry of few is not too coarse."""
     method = choco_sgd(optax.sgd(RATE), RING, exchange=top_k(0.05), gamma=1.0)
-    with pytest.raises(ValueError, match=r"gamma=1 and top_k models go apart .* set gamma to 0\."):
+    with pytest.raises(ValueError, match=r"gamma=1 models do .* gamma to 0\..*er .* than top_k"):
         jax.eval_shape(method.exchange.init, jnp.zeros(128))
     jax.eval_shape(method.exchange.init, jnp.zeros(1))
 
