@@ -19,6 +19,7 @@ measures its own seconds; after every dispatch all agree on common seconds, and 
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -49,11 +50,7 @@ class MeshRun(NamedTuple):
     seconds: float  # on the wall clock, without compiling and evaluating
     update: int
     samples: int
-
-    @property
-    def exhausted(self) -> bool:
-        """False, as rounds never end."""
-        return False
+    exhausted = False  # rounds never end
 
 
 class Mesh:
@@ -128,7 +125,7 @@ class Mesh:
         self._program = None  # compiled, from the first dispatch on
         self._gathered = packing.whole(self._current, self._everywhere)
         self._stored = packing.whole(self._once, self._everywhere)
-        self._remembered = packing.whole(_exchange_state, self._everywhere)
+        self._remembered = packing.whole(lambda model: model.worker.exchange, self._everywhere)
 
     def start(self, params) -> MeshRun:
         """Return a run without updates from a copy of `params`; delays and their log start anew."""
@@ -269,7 +266,7 @@ class Mesh:
             schedule = self._injector.schedule(run.update, count, packing.of_all)
             consumed = self._injector.consumed()
         if active is not None:
-            schedule = schedule.using(active[:count])
+            schedule = replace(schedule, matchings=active[:count])
         return (
             MeshRun(
                 model,
@@ -360,10 +357,6 @@ def _dispatch(
         return jax.tree.map(lambda a: a[None], of_worker(model, table, examples))
 
     return dispatch
-
-
-def _exchange_state(model: Model):
-    return model.worker.exchange
 
 
 def _plain_schedule(run: MeshRun, mini_batches, count, seconds, waited) -> Schedule:

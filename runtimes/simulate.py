@@ -38,25 +38,10 @@ class Simulation(NamedTuple):
     model: Model
     plan: Plan
 
-    @property
-    def update(self) -> int:
-        """The number of updates made."""
-        return self.plan.update
-
-    @property
-    def samples(self) -> int:
-        """The number of samples used."""
-        return self.plan.samples
-
-    @property
-    def seconds(self) -> float:
-        """The time on the virtual clock [s]."""
-        return self.plan.seconds
-
-    @property
-    def exhausted(self) -> bool:
-        """True if a recorded schedule has come to its end."""
-        return self.plan.exhausted
+    update = property(lambda self: self.plan.update)
+    samples = property(lambda self: self.plan.samples)
+    seconds = property(lambda self: self.plan.seconds)
+    exhausted = property(lambda self: self.plan.exhausted)
 
 
 class Simulator:

@@ -9,7 +9,7 @@ import enum
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy
@@ -26,7 +26,7 @@ class Residual(enum.Enum):
 
 @dataclass(frozen=True)
 class Law:
-    """Distribution of iid durations in seconds: `factor` times `inverse` of a uniform number.
+    """Distribution of iid durations in seconds: `inverse` of a uniform number.
 
     atoms: pairs (seconds, probability) of a distribution on a few values, the shortest first.
     residual: the remaining time of a mini-batch under way, compared with a new duration, as a
@@ -37,13 +37,12 @@ class Law:
     params: tuple[tuple[str, float], ...]
     base_mean: float = field(repr=False)
     inverse: Callable[[np.ndarray], np.ndarray] = field(repr=False, compare=False)
-    factor: float = 1.0
     atoms: tuple[tuple[float, float], ...] = field(default=(), repr=False, compare=False)
     residual: Residual | None = field(default=None, repr=False, compare=False)
 
     def mean(self) -> float:
         """Return the expected duration in seconds; `inf` if it is infinite or overflows a float."""
-        return self.factor * self.base_mean
+        return self.base_mean
 
     def quantile(self, u: ArrayLike) -> np.ndarray:
         """Return the `u`-quantiles of the durations in seconds, for shares `u` in [0, 1].
@@ -54,20 +53,10 @@ class Law:
         if not ((u >= 0) & (u <= 1)).all():
             raise ValueError(f"{self.name}: quantiles need 0 <= u <= 1, got u={u}; pass a share")
         with np.errstate(divide="ignore", over="ignore"):  # infinity, for an unbounded distribution
-            return self.factor * self.inverse(u)
-
-    def sample(self, rng: np.random.Generator, shape: int | tuple[int, ...] = ()) -> np.ndarray:
-        """Draw durations in seconds, of the given shape, each by inversion of a uniform number."""
-        return self.quantile(rng.random(shape))
-
-    def scaled(self, factor: float) -> "Law":
-        """Return the distribution of `factor` times the duration."""
-        _positive("scaled", factor=factor)
-        return replace(self, factor=self.factor * factor)
+            return self.inverse(u)
 
     def __str__(self) -> str:
-        call = f"{self.name}({', '.join(f'{key}={value:g}' for key, value in self.params)})"
-        return call if self.factor == 1 else f"{self.factor:g} * {call}"
+        return f"{self.name}({', '.join(f'{key}={value:g}' for key, value in self.params)})"
 
 
 def deterministic(value: float) -> Law:

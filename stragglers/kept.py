@@ -263,18 +263,3 @@ def share_by_cost(
         )
     each = kept(sums).mean(axis=0)
     return np.array([part.mean() for part in np.array_split(each, parts)])
-
-
-def bias(shares: ArrayLike, gradients: ArrayLike) -> np.ndarray:
-    """Return the mean over the kept samples minus the mean over all samples offered, [...].
-
-    shares: kept share of each part of the data, for parts of equal size, [parts]. gradients: mean
-    of each part, [parts, ...], of gradients or of anything else that is averaged over samples.
-    """
-    shares, gradients = np.asarray(shares, np.float64), np.asarray(gradients, np.float64)
-    if not (shares >= 0).all() or not shares.sum() > 0 or len(shares) != len(gradients):
-        raise ValueError(
-            f"bias: needs shares >= 0 of {len(gradients)} parts, not all 0, got {shares}; give one "
-            "a part"
-        )
-    return np.average(gradients, axis=0, weights=shares) - gradients.mean(axis=0)

@@ -32,7 +32,7 @@ def order_statistic_mean(law: Law, k: int, workers: int) -> float:
             f"order_statistic_mean: needs 1 <= k <= {workers} workers, got k={k}; choose k in it"
         )
     closed = _CLOSED_FORMS.get(law.name, lambda k, n, **_: None)(k, workers, **dict(law.params))
-    return law.factor * closed if closed is not None else quadrature(law, k, workers)
+    return closed if closed is not None else quadrature(law, k, workers)
 
 
 def quadrature(law: Law, k: int, workers: int) -> float:
@@ -181,7 +181,7 @@ def _lattice(law: Law, mini_batches: int) -> tuple[np.ndarray, float, bool]:
         one = np.zeros(mini_batches * math.ceil(longest / shortest) * parts + 1)
         for value, probability in law.atoms:
             one[round(value / shortest * parts)] += probability
-        return one, law.factor * shortest / parts, True
+        return one, shortest / parts, True
     points = 2**15
     tail = float(law.quantile(1 - 1e-7))
     typical = float(law.quantile(1 - 1 / (4 * mini_batches)))

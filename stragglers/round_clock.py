@@ -11,7 +11,7 @@ and work for X_i seconds, let D be the seconds of the exchange, and j run over i
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -28,7 +28,7 @@ from stragglers.rule import (
     per_round,
     timed_transfers,
 )
-from stragglers.schedule import Schedule
+from stragglers.schedule import Schedule, concatenate
 
 # begin [P], ends [P, M] of the mini-batches, all in seconds -> signal, scalar or [P]
 Signal = Callable[[np.ndarray, np.ndarray], float | np.ndarray]
@@ -41,9 +41,9 @@ def never(begin: np.ndarray, ends: np.ndarray) -> float:
     return np.inf
 
 
-def until_first_finisher() -> Signal:
+def at_first_finisher(begin: np.ndarray, ends: np.ndarray) -> float:
     """Return the signal that stops all when one worker has M mini-batches (2211.00889)."""
-    return lambda begin, ends: ends[:, -1].min()
+    return ends[:, -1].min()
 
 
 def until_deadline(seconds: float) -> Signal:
@@ -162,6 +162,15 @@ class ClockState(NamedTuple):
     under_way: tuple[np.ndarray, ...] = ()  # s, landings for which each next round waits
 
 
+class Learning(NamedTuple):
+    """State of a schedule whose signals depend on earlier rounds."""
+
+    clock: ClockState
+    known: Any  # facts about earlier rounds
+
+    update = property(lambda self: self.clock.update)
+
+
 UNSENT = -np.inf  # s, landing of a transfer that was never sent
 LEFTOVERS = {"carry": True, "drop": False}  # True if unfinished mini-batches go on
 DRAWN_AT_ONCE = 1 << 20  # most durations of one call
@@ -271,6 +280,28 @@ class RoundClock:
             matchings=None if self._links is None else active,
             offset=state.update,
         )
+
+    def learning(
+        self,
+        first: Any,
+        signal_of: Callable[[Learning], Signal | None],
+        learnt: Callable[[Any, Schedule], Any],
+    ) -> tuple[Callable, Callable]:
+        """Return the functions `init` and `extend` of a rule that sees the rounds before.
+
+        first: facts known before the first round; signal_of: state -> signal of the next round;
+        learnt: (facts, row of the next round) -> facts.
+        """
+
+        def extend(state: Learning, updates: int) -> tuple[Learning, Schedule]:
+            rows = []
+            for _ in range(updates):
+                clock, row = self.extend(state.clock, 1, signal=signal_of(state))
+                state = Learning(clock, learnt(state.known, row))
+                rows.append(row)
+            return state, concatenate(rows) if rows else self.extend(state.clock, 0)[1]
+
+        return lambda: Learning(self.init(), first), extend
 
     def _ends(
         self, t: int, begin: np.ndarray, attempts: np.ndarray, consumed: np.ndarray

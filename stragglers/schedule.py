@@ -265,10 +265,6 @@ class Schedule:
         events = tuple(event for event, row in with_row if begin <= row < end)
         return replace(self, **rows, held=held, events=events, offset=self.offset + begin)
 
-    def using(self, matchings: np.ndarray) -> "Schedule":
-        """Return the same rows with the active matchings [T, M] of each update."""
-        return replace(self, matchings=matchings)
-
     def save(self, path: str | Path) -> None:
         """Write all arrays to an `.npz` file, of the newest format."""
         names = [field.name for field in fields(self) if field.name != "events"]

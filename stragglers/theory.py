@@ -26,7 +26,7 @@ from stragglers.order_statistics import (
     order_statistic_mean,
 )
 from stragglers.processes import Process
-from stragglers.round_clock import RoundClock, never, until_first_finisher
+from stragglers.round_clock import RoundClock, at_first_finisher, never
 from stragglers.rule import Cost, Setting
 
 # --- a server that updates on k gradients
@@ -288,7 +288,7 @@ def estimate_gain(
     )
     clocks = (
         RoundClock(setting, never, "neighbours", "carry", "finish"),
-        RoundClock(setting, until_first_finisher(), landing, "carry", in_flight),
+        RoundClock(setting, at_first_finisher, landing, "carry", in_flight),
     )
     blocking, nonblocking = (clock.extend(clock.init(), rounds)[1] for clock in clocks)
     share = nonblocking.batches.sum() / blocking.batches.sum()

@@ -334,11 +334,3 @@ def interactions(schedule: Schedule) -> Meetings:
     row = row[order]
     position = np.stack([asked[order], schedule.partner[row, asked[order]]], axis=1)
     return Meetings(schedule.workers[row[:, None], position], time[order], row, position)
-
-
-def meetings(schedule: Schedule, workers: int) -> np.ndarray:
-    """Return numbers of meetings between workers, [P, P]; diagonal: meetings of a worker alone."""
-    pairs = interactions(schedule).pairs
-    counts = np.zeros((workers, workers), np.int64)
-    np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
-    return counts + counts.T - np.diag(counts.diagonal())

@@ -97,7 +97,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
             serving.limit = run.update + updates
             serving.changed.notify_all()
             serving.wait(seconds, lambda: server.update >= serving.limit)
-            schedule = server.rows()
+            schedule = server.log.take()
             ended = schedule is not None and server.update >= serving.limit
             return self._snapshot(float(schedule.time[-1]) if ended else serving.now()), schedule
 

@@ -260,11 +260,6 @@ class OwnModels:
 
         self._of, self._adopted, self._after = of, adopted, after
 
-    @property
-    def foreseen(self) -> bool:
-        """True if a worker can go on before its update is made."""
-        return self._alone is not None
-
     def point(self, who: int, order: Order) -> Any:
         """Return the parameters at which the worker carries out the order."""
         return self._at[who, order.number]
@@ -293,7 +288,7 @@ class OwnModels:
     def compile(self, state: State, held: Pending) -> None:
         """Run the programs of a worker's step once, to compile them; no state changes."""
         own, memory = self._of(state, held.worker)
-        if self.foreseen:
+        if self._alone is not None:  # a worker can go on before its update is made
             own, memory = self._went_on(state, memory, own, held)
         anew = np.int32(held.order.version), False
         jax.block_until_ready(self._adopted(own, memory, state.params, *anew))
@@ -481,10 +476,6 @@ class ParameterServer:
         before = self._in_flight.get(who)
         stops = [] if before is None else [Stop(who, before.number)]
         return stops + self.again(who, now)
-
-    def rows(self) -> Schedule | None:
-        """Return the rows since the last call; None for no update."""
-        return self.log.take()
 
     def settled(self) -> np.ndarray:
         """Return the last order of each worker before its held contributions, [workers].

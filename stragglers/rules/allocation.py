@@ -19,28 +19,14 @@ task's worker is optimal, as is the authors' recursion.
 
 import heapq
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from stragglers import round_clock
-from stragglers.round_clock import ClockState, RoundClock
+from stragglers.round_clock import Learning, RoundClock, Signal
 from stragglers.rule import Rule, Setting
 from stragglers.rules.rounds import DATA
-from stragglers.schedule import Schedule, concatenate
-
-
-class Learnt(NamedTuple):
-    """State of the rounds, with the total seconds and tasks of each worker."""
-
-    clock: ClockState
-    seconds: np.ndarray  # [P] s of all its tasks so far
-    tasks: np.ndarray  # [P] int64, number of these tasks
-
-    @property
-    def update(self) -> int:
-        """Index of the next row."""
-        return self.clock.update
+from stragglers.schedule import Schedule
 
 
 def scores(seconds: np.ndarray, tasks: np.ndarray, k: int, alpha: float | None) -> np.ndarray:
@@ -89,23 +75,15 @@ def ata(setting: Setting, *, tasks: int, alpha: float | None = None) -> Rule:
     if alpha is not None and not 0 <= alpha < math.inf:
         raise ValueError(f"ata: needs alpha >= 0 in finite seconds, got {alpha}; leave it out")
 
-    def init() -> Learnt:
-        return Learnt(clock.init(), np.zeros(workers), np.zeros(workers, np.int64))
+    def signal_of(state: Learning) -> Signal:
+        seconds, done = state.known  # [P] of all tasks so far, and their numbers
+        share = allocated(scores(seconds, done, state.update, alpha), done, tasks, most)
+        return lambda begin, ends: np.column_stack([begin, ends])[np.arange(workers), share]
 
-    def extend(state: Learnt, updates: int) -> tuple[Learnt, Schedule]:
-        now, seconds, done = state
-        rows = []
-        for _ in range(updates):
-            score = scores(seconds, done, now.update, alpha)
-            share = allocated(score, done, tasks, most)
+    def learnt(known: tuple, row: Schedule) -> tuple[np.ndarray, np.ndarray]:
+        seconds, done = known
+        return seconds + row.busy[0], done + row.batches[0]
 
-            def signal(begin: np.ndarray, ends: np.ndarray, share=share) -> np.ndarray:
-                return np.column_stack([begin, ends])[np.arange(workers), share]
-
-            now, row = clock.extend(now, 1, signal=signal)
-            seconds, done = seconds + row.busy[0], done + row.batches[0]
-            rows.append(row)
-        after = Learnt(now, seconds, done)
-        return after, concatenate(rows) if rows else clock.extend(now, 0)[1]
-
+    nothing = np.zeros(workers), np.zeros(workers, np.int64)
+    init, extend = clock.learning(nothing, signal_of, learnt)
     return Rule(workers, init, extend, data=(*DATA, "tasks", "alpha"))

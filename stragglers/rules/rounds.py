@@ -18,14 +18,13 @@ Each rule takes some of these parameters:
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from stragglers import round_clock
 from stragglers.processes import as_process
-from stragglers.round_clock import ClockState, RoundClock, Signal
+from stragglers.round_clock import ClockState, Learning, RoundClock, Signal
 from stragglers.rule import Calibration, Goal, RoundView, Rule, Setting, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
 
@@ -80,7 +79,7 @@ def first_finisher(
     in_flight: str = "finish",
 ) -> Rule:
     """Let the first worker with M mini-batches stop the others (2211.00889)."""
-    clock = RoundClock(setting, round_clock.until_first_finisher(), landing, leftovers, in_flight)
+    clock = RoundClock(setting, round_clock.at_first_finisher, landing, leftovers, in_flight)
     return _rule(clock, goal=Goal(lambda finished: finished >= clock.mini_batches, 1))
 
 
@@ -169,18 +168,13 @@ def equal_work(setting: Setting, *, cost: float, landing: str = "neighbours") ->
         each = np.ones(at[0].shape) if costs is None else costs(*at)
         return np.minimum(1 + (each.cumsum(axis=1) < cost).sum(axis=1), clock.mini_batches)
 
-    def extend(state: ClockState, updates: int) -> tuple[ClockState, Schedule]:
-        rows = []
-        for _ in range(updates):
-            last = quota(everyone, state.consumed) - 1
-            state, row = clock.extend(
-                state, 1, signal=lambda begin, ends, last=last: ends[everyone, last]
-            )
-            rows.append(row)
-        return state, concatenate(rows) if rows else clock.extend(state, 0)[1]
+    def signal_of(state: Learning) -> Signal:
+        last = quota(everyone, state.clock.consumed) - 1
+        return lambda begin, ends: ends[everyone, last]
 
+    init, extend = clock.learning((), signal_of, lambda known, row: known)
     trigger = _trigger(clock)._replace(quota=quota)
-    return Rule(clock.workers, clock.init, extend, trigger=trigger, data=(*DATA, "cost"))
+    return Rule(clock.workers, init, extend, trigger=trigger, data=(*DATA, "cost"))
 
 
 def drop_compute(
@@ -266,18 +260,6 @@ def drop_compute_threshold(
     return float(taus[np.argmax(rate >= rate.max() * (1 - 1e-9))])
 
 
-class AdaptiveState(NamedTuple):
-    """State of the rounds, and the durations that give the next deadline."""
-
-    clock: ClockState
-    past: np.ndarray  # [n, P] s per mini-batch in the last n rounds, see `seconds_each`
-
-    @property
-    def update(self) -> int:
-        """Index of the next row."""
-        return self.clock.update
-
-
 def round_deadline(past: np.ndarray, c: float, mini_batches: int) -> float:
     """Return a round's deadline in s, M (median + c MAD) of `past` [n, P]; inf if all are nan."""
     seen = past[~np.isnan(past)]
@@ -308,23 +290,18 @@ def adaptive_deadline(
     clock = RoundClock(setting, round_clock.never, landing, leftovers, in_flight)
     whole = clock.mini_batches
 
-    def init() -> AdaptiveState:
-        return AdaptiveState(clock.init(), np.empty((0, clock.workers)))
+    def signal_of(state: Learning) -> Signal | None:
+        seconds = round_deadline(state.known, c, whole)
+        return round_clock.until_deadline(seconds * (1 + 1e-9)) if state.known.size else None
 
-    def extend(state: AdaptiveState, updates: int) -> tuple[AdaptiveState, Schedule]:
-        now, past = state
-        rows = []
-        for _ in range(updates):
-            seconds = round_deadline(past, c, whole)
-            signal = round_clock.until_deadline(seconds * (1 + 1e-9)) if past.size else None
-            now, row = clock.extend(now, 1, signal=signal)
-            rows.append(row)
-            each = round_clock.seconds_each(row.busy, row.batches, whole, clock.cuts)
-            past = np.concatenate([past, each])[-window:]
-        return AdaptiveState(now, past), concatenate(rows) if rows else clock.extend(now, 0)[1]
+    def learnt(past: np.ndarray, row: Schedule) -> np.ndarray:
+        """Return [n, P] s per mini-batch in the last n rounds."""
+        each = round_clock.seconds_each(row.busy, row.batches, whole, clock.cuts)
+        return np.concatenate([past, each])[-window:]
 
     def stop(view: RoundView) -> bool:
         return view.elapsed >= round_deadline(view.past, c, whole)
 
+    init, extend = clock.learning(np.empty((0, clock.workers)), signal_of, learnt)
     trigger = _trigger(clock)._replace(stop=stop, sees_all=True, remembers=window)
     return Rule(clock.workers, init, extend, trigger=trigger, data=(*DATA, "c", "window"))

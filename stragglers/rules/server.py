@@ -185,10 +185,7 @@ class AdaState(NamedTuple):
     next_choice: float  # s, begin of the next choice of k
     first: int  # contributions of the update under way; above k if it held k or more at k's choice
 
-    @property
-    def update(self) -> int:
-        """Index of the next row."""
-        return self.protocol.update
+    update = property(lambda self: self.protocol.update)
 
 
 def exponential_k(workers: int, k: int) -> Callable[[float], float]:

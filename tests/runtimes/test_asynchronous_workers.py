@@ -104,13 +104,13 @@ class World:
     def run(self, updates):
         while self.server.update < updates:
             self.step()
-        return self.server.rows()
+        return self.server.log.take()
 
     def run_into_a_grace(self):
         """Until an update waits on for others, and has more than it needs; the rows until then."""
         while not (self.server.due > self.seconds and len(self.server._held) > 2):
             self.step()
-        return self.server.rows()
+        return self.server.log.take()
 
     def lose(self, who):
         """Let the process of a worker go, and another one come at once."""
@@ -207,7 +207,7 @@ def test_processes_are_lost_and_a_run_resumes_while_an_update_waits_on(wait, met
     world.queue.clear()  # nobody delivers any more
     world.step()
     assert world.seconds == due
-    last = world.server.rows()
+    last = world.server.log.take()
     assert last.updates == 1 and first.worker in last.workers[0][last.batches[0] > 0]
     pieces.append(last)
 
@@ -501,7 +501,7 @@ class Loop(asynchronous_runtime.Serving):
         self._watch()
         if self.error is not None:
             raise self.error
-        return self._server.rows()
+        return self._server.log.take()
 
 
 @pytest.fixture

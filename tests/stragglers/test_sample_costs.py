@@ -44,8 +44,6 @@ def test_two_workers_of_one_mini_batch_by_hand():
     thirds = [1.0, 2.0, 3.0]
     shares = kept.share_by_cost(kept.k_sync(1), thirds, 2, 1, parts=3)
     np.testing.assert_allclose(shares, [5 / 6, 1 / 2, 1 / 6], atol=1e-9)  # ties count for a half
-    gradients = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
-    np.testing.assert_allclose(kept.bias(shares, gradients), [-4 / 9, 0.0], atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -192,5 +190,4 @@ test_costs_that_make_no_sense_are_refused = refused(
     (lambda: kept.share_by_cost(kept.k_sync(1), [], 2, 1), "positive, finite"),
     (lambda: kept.share_by_cost(kept.k_sync(3), [1.0], 2, 1, parts=1), "1 <= k <= 2, got k=3"),
     (lambda: kept.share_by_cost(kept.k_sync(1), [1.0, 2.0], 2, 1), "<= 2 durations, got parts=10"),
-    (lambda: kept.bias([0.0, 0.0], [1.0, 2.0]), "shares >= 0 of 2 parts"),
 )

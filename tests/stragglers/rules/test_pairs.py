@@ -13,7 +13,7 @@ from stragglers import delays
 from stragglers.processes import as_process, markov, persistent
 from stragglers.rule import whole
 from stragglers.schedule import concatenate, load
-from stragglers.wavefront import interactions, meetings
+from stragglers.wavefront import interactions
 from tests import planned
 from tests.refusals import refused
 from tests.stragglers.contract_rows import SHIFTED, assert_equal
@@ -173,7 +173,6 @@ def test_two_nodes_by_hand():
     np.testing.assert_array_equal(schedule.first, [[0, 0], [1, 0], [0, 2], [2, 1]])
     np.testing.assert_array_equal(schedule.partner, [[1, 0]] * 4)
     np.testing.assert_array_equal(schedule.version, np.arange(4)[:, None] * [1, 1])
-    np.testing.assert_array_equal(meetings(schedule, 2), [[0, 4], [4, 0]])
     blocking = planned.random_pairs(
         delay, topology.ring(2), 1, 2, 0, communication=0.5, blocking=True
     )
