@@ -61,9 +61,9 @@ def dense_sum(x, fell_back, axis: str = AXIS) -> jax.Array:
     return jnp.where(fell_back | varies, jax.lax.psum(x, axis), 0)
 
 
-def payload_bytes(shape: tuple[int, ...], dtype, budget: int, fell_back: bool = False) -> int:
-    """Return the bytes of the bitmap and of compacted rows, or of all rows after a fallback."""
-    rows = shape[0] if fell_back else min(budget, shape[0])
+def payload_bytes(shape: tuple[int, ...], dtype, budget: int) -> int:
+    """Return the bytes of the bitmap and of compacted rows."""
+    rows = min(budget, shape[0])
     row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
     return bitmap.payload_bytes(shape[0]) + rows * row_bytes
 

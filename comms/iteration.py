@@ -39,18 +39,17 @@ class LayerTrace(NamedTuple):
         return self.sizes[::-1], np.cumsum(self.backward[::-1])
 
 
-def googlenet(forward_seconds: float | None = None) -> LayerTrace:
+def googlenet() -> LayerTrace:
     """Return GoogLeNet on a K80: 64 layers, 13.4 M parameters, a backward pass of 201.5 ms."""
     path = Path(__file__).parent / "data" / "googlenet_k80.csv"  # the file names its source
-    return read(path, forward_seconds)._replace(name="googlenet")
+    return read(path)._replace(name="googlenet")
 
 
-def read(path: str | os.PathLike, forward_seconds: float | None = None) -> LayerTrace:
+def read(path: str | os.PathLike) -> LayerTrace:
     """Read the layers of a CSV file with the columns `bytes` and `backward_us`, in forward order.
 
-    Lines that begin with # and other columns are ignored. A layer has the same share of
-    `forward_seconds` as of the backward pass; None makes the forward pass half as long as the
-    backward. Raises ValueError for any other file, and for negative numbers.
+    Lines that begin with # and other columns are ignored. A layer's forward pass takes half as long
+    as its backward pass. Raises ValueError for any other file, and for negative numbers.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").splitlines()
@@ -78,11 +77,7 @@ def read(path: str | os.PathLike, forward_seconds: float | None = None) -> Layer
             f"layer trace: {path} needs layers of bytes > 0 and backward_us >= 0, some of them "
             "above 0; correct its lines"
         )
-    if forward_seconds is None:
-        forward_seconds = backward.sum() / 2
-    if forward_seconds < 0:
-        raise ValueError(f"layer trace: forward_seconds = {forward_seconds}; set 0 or more")
-    forward = forward_seconds * backward / backward.sum()
+    forward = backward.sum() / 2 * backward / backward.sum()
     return LayerTrace(Path(path).stem, sizes, forward, backward)
 
 

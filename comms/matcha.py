@@ -14,7 +14,7 @@ from comms.edge_colouring import Edge
 
 Edges = Sequence[Edge]
 
-MOST_CUTS = 300  # rounds; graphs of 8 to 256 workers need fewer than 100 for the default tolerance
+MOST_CUTS = 300  # rounds; graphs of 8 to 256 workers need fewer than 100
 SMALL = 64  # workers up to which dense matrices are quick
 EXACT, CLOSE = 1e-6, 1e-3  # tolerances up to SMALL workers, and beyond
 MOST_MODES = 16  # cuts of a round, beyond SMALL workers
@@ -24,16 +24,15 @@ def activation_probabilities(
     matchings: Sequence[Edges],
     workers: int,
     budget: float,
-    tolerance: float | None = None,
     seconds: Sequence[float] | None = None,
 ) -> np.ndarray:
     """Find probabilities p [M] that maximise lambda_2(sum_j p_j L_j) with sum_j p_j = M * budget.
 
     MATCHA's step 2. `budget` in (0, 1] is the share of the base graph's communication time.
     seconds: times t [M] of the matchings, if they differ; then sum_j p_j t_j = budget * sum_j t_j.
-    lambda_2 of the result is within the share `tolerance` of the optimum, certified by an upper
-    bound; by default EXACT up to SMALL workers, CLOSE beyond. Raises ValueError for a budget out of
-    range and for matchings that do not connect the workers.
+    lambda_2 of the result is within a share of the optimum, certified by an upper bound: EXACT up
+    to SMALL workers, CLOSE beyond. Raises ValueError for a budget out of range and for matchings
+    that do not connect the workers.
 
     Method: lambda_2 is concave and equals the minimum of v' L(p) v over unit vectors v orthogonal
     to 1, so that every such v gives a linear bound on it, a cut. A linear programme over all cuts
@@ -49,9 +48,8 @@ def activation_probabilities(
     if workers == 1:
         return np.zeros(count)
     small = workers <= SMALL
-    form = (_Dense if small else _Sparse)(matchings, workers)
-    if tolerance is None:
-        tolerance = EXACT if small else CLOSE
+    form, tolerance = (_Dense, EXACT) if small else (_Sparse, CLOSE)
+    form = form(matchings, workers)
     price = np.ones(count) if seconds is None else np.asarray(seconds, np.float64)
     if price.shape != (count,) or not ((price > 0) & (price < np.inf)).all():
         raise ValueError(
@@ -93,7 +91,7 @@ def activation_probabilities(
         q = (best + programme.x[:-1]) / 2
     raise RuntimeError(
         f"activation_probabilities: lambda_2 still lies {upper / lower - 1:.1e} below its bound "
-        f"after {MOST_CUTS} rounds of cuts; raise tolerance above that"
+        f"after {MOST_CUTS} rounds of cuts; take another graph or budget"
     )
 
 

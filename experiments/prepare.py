@@ -597,8 +597,8 @@ def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str
         weight = task.train.weight[sampler.on_host(worker[taken], counter[taken])]
         effective = {"effective_share": KEPT["effective_share"](weight)}
     return effective | {
-        "kept_long": found.longest,
-        "kept_short": found.shorter_half,
+        "kept_long": float(found.by_part[-1]),
+        "kept_short": float(found.by_part[: len(found.by_part) // 2].mean()),
         "kept_by_tenth": found.by_part.tolist(),
         "kept_cost": found.mean_cost,
     }

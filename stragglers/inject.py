@@ -323,13 +323,10 @@ class Injector:
             if self.trigger.renews:
                 self._attempts[worker] = self._consumed[worker]
             if self.trigger.remembers and record.landed == len(self._here):
-                self._remember(record)
+                whole = self.trigger.mini_batches
+                each = seconds_each(record.busy, record.finished, whole, self.trigger.cuts)
+                self._past = np.concatenate([self._past, each[None]])[-self.trigger.remembers :]
         return np.float32(0)
-
-    def _remember(self, record: _Round) -> None:
-        whole = self.trigger.mini_batches
-        each = seconds_each(record.busy, record.finished, whole, self.trigger.cuts)
-        self._past = np.concatenate([self._past, each[None]])[-self.trigger.remembers :]
 
     def _left(self, record: _Round, worker: int, transfers: Sequence[Transfer]) -> float:
         """Return the seconds that the worker still has to sleep for the exchange of its round."""

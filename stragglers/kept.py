@@ -40,16 +40,6 @@ class Kept(NamedTuple):
     share: float  # of all samples
     mean_cost: float  # of the kept samples, over the mean cost of all samples offered
 
-    @property
-    def longest(self) -> float:
-        """Kept share of the most expensive part."""
-        return float(self.by_part[-1])
-
-    @property
-    def shorter_half(self) -> float:
-        """Kept share of the cheaper half of the parts."""
-        return float(self.by_part[: len(self.by_part) // 2].mean())
-
 
 def offered(
     schedule: Schedule, lost: int | Sequence[int] = 0

@@ -782,19 +782,18 @@ class ProcessRuntime:
     process: type  # class of the object in each process
     groups: tuple[str, ...] = ()  # groups of its calls, beside the groups of every process
 
-    def __init__(self, workers: int, recipe: Callable[[], Any], options: Options, session: Session):
+    def __init__(self, workers: int, recipe: Callable[[], Any], options: Options):
         """Take the options; the first `advance` starts the processes.
 
         recipe: picklable function that builds the parts of a worker in its process.
         """
-        self._workers, self._recipe = workers, recipe
-        self._options, self._session = options, session
+        self._workers, self._recipe, self._options = workers, recipe, options
         self._running: Supervisor | None = None
         self._params: Any = None  # the parameters at the start of the run
 
     def check_room(self, params: Any) -> None:
         """Raise ValueError if this machine lacks shared memory; params: arrays, or shapes."""
-        self._session.check_room(self._workers, store_bytes(params, self._workers, self.copies))
+        SESSION.check_room(self._workers, store_bytes(params, self._workers, self.copies))
 
     def pids(self) -> dict[int, int]:
         """Return the process ids of the workers that are ready, by worker."""
@@ -811,11 +810,11 @@ class ProcessRuntime:
         if self._running is None:
             workers, resources = self._workers, self._options.resources
             needed = store_bytes(self._params, workers, self.copies)
-            self._session.provide(workers, resources, needed)
+            SESSION.provide(workers, resources, needed)
             pool = ActorPool(
                 self.process, lambda me: (self._recipe, me), workers, resources, self.groups
             )
-            self._session.pools.add(pool)
+            SESSION.pools.add(pool)
             self._running = self._supervisor(pool)
             try:
                 self._open()

@@ -62,10 +62,9 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         recipe: Callable[[], WorkerParts],
         rule: Rule,
         options: pool.Options = pool.DEFAULTS,
-        session: pool.Session = pool.SESSION,
     ):
         """Check the parts; recipe: builds equal parts, see `ProcessRuntime`."""
-        super().__init__(rule.workers, recipe, options, session)
+        super().__init__(rule.workers, recipe, options)
         self.parts, self._rule = parts, rule
         refuse(parts.algorithm, rule)
         _, self._planned = rule.extend(rule.init(), LOOKED_AT)

@@ -340,10 +340,9 @@ class GossipRuntime(pool.ProcessRuntime):
         parts: GossipParts,
         recipe: Callable[[], GossipParts],
         options: pool.Options = pool.DEFAULTS,
-        session: pool.Session = pool.SESSION,
     ):
         """Check the parts; recipe: builds equal parts, see `ProcessRuntime`."""
-        super().__init__(parts.rule.workers, recipe, options, session)
+        super().__init__(parts.rule.workers, recipe, options)
         refuse(parts.worker.algorithm, parts.rule)
         self.parts = parts
 

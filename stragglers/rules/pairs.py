@@ -278,11 +278,6 @@ class PairProtocol:
     def __init__(self, clock: PairClock):
         self._clock = clock
 
-    def face(self) -> AsyncProtocol:
-        """Return the functions of the protocol as the `AsyncProtocol` of a rule."""
-        apart = not self._clock.blocking
-        return AsyncProtocol(self.init, self.on_arrival, self.mini_batches, self.begun, apart=apart)
-
     def init(self) -> MeetingState:
         """Begin the first local steps of all nodes."""
         workers = self._clock.workers
@@ -329,7 +324,10 @@ class PairProtocol:
 
 def _rule(clock: PairClock) -> Rule:
     turnout = Turnout(fewest=1, pairs=True, stopped=clock.blocking)
-    arrivals = PairProtocol(clock).face()
+    by = PairProtocol(clock)
+    arrivals = AsyncProtocol(
+        by.init, by.on_arrival, by.mini_batches, by.begun, apart=not clock.blocking
+    )
     return Rule(clock.workers, clock.init, clock.extend, arrivals=arrivals, turnout=turnout)
 
 
