@@ -64,15 +64,6 @@ def orthonormal(p) -> jax.Array:
     return jnp.where(jnp.isfinite(p).all(), basis, jnp.nan)
 
 
-def factor_bytes(shape: tuple[int, ...], rank: int) -> int:
-    """Return the float32 bytes of both factors, or of the dense leaf: an all-reduce's payload."""
-    factors = factor_shape(shape, rank)
-    if factors is None:
-        return 4 * math.prod(shape)
-    n, m, rank = factors
-    return 4 * (n + m) * rank
-
-
 def low_rank(rank: int, seed: int) -> Reducer:
     """Sum arrays that are larger than their factors, approximately to rank `rank`; state: Q."""
 

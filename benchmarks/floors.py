@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from algorithms import all_reduce, dpsgd
 from algorithms.base import AXIS, scale_by_samples
-from algorithms.powersgd import factor_bytes, factored_all_reduce, first_factor
+from algorithms.powersgd import factored_all_reduce, first_factor, low_rank
+from algorithms.row_sparse import compacted
 from comms import bitmap, compact, lattice, quantise, sketch, sparse, topology
 from experiments import tasks
 from experiments.tasks import data, dense_tasks, sampling
@@ -416,11 +417,11 @@ def codecs(size: int) -> dict[str, tuple[Callable, int]]:
     for name, codec in IN_TWO_PHASES.items():
         sent = 2 * quantise.two_phase_bytes(size // 2, 2, codec)
         add(name + BOTH, sent, _both, both, keys, codec=codec)
-    add("exact union, rows", compact.payload_bytes(rows.shape, rows.dtype, 2 * busy),
+    add("exact union, rows", compacted(lambda n: 2 * busy).payload(rows, 1, 0).size,
         alone(lambda x: compact.all_reduce(x, 2 * busy)[0]), rows)  # fmt: skip
     add("top-k", sparse.payload_bytes(k, dense.dtype),
         lambda x: sparse.decode(sparse.top_k(x, k, ordered=False), size), dense)  # fmt: skip
-    add("random-k", sparse.random_k_payload_bytes(k, dense.dtype),
+    add("random-k", k * dense.itemsize,
         lambda x: sparse.random_k_decode(sparse.random_k(x, k, key), size, key), dense)  # fmt: skip
     add("QSGD, 4 bits", quantise.qsgd_payload_bytes(size, 7),
         lambda x: quantise.qsgd_decode(quantise.qsgd(x, 7, key), size, 7), dense)  # fmt: skip
@@ -432,6 +433,6 @@ def codecs(size: int) -> dict[str, tuple[Callable, int]]:
                                      x.astype(jnp.bfloat16).astype(x.dtype)), dense)  # fmt: skip
     add("lattice, 8 bits", lattice.payload_bytes(size, 8),
         _on_a_lattice, lattice.in_buckets(dense.ravel()), bits=8)  # fmt: skip
-    add("PowerSGD, rank 4", factor_bytes(dense.shape, 4),
+    add("PowerSGD, rank 4", low_rank(4, 0).payload(dense, 1, 0).size,
         alone(factored_all_reduce), dense, first_factor(dense.shape, 4, key))  # fmt: skip
     return found

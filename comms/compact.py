@@ -61,13 +61,6 @@ def dense_sum(x, fell_back, axis: str = AXIS) -> jax.Array:
     return jnp.where(fell_back | varies, jax.lax.psum(x, axis), 0)
 
 
-def payload_bytes(shape: tuple[int, ...], dtype, budget: int) -> int:
-    """Return the bytes of the bitmap and of compacted rows."""
-    rows = min(budget, shape[0])
-    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
-    return bitmap.payload_bytes(shape[0]) + rows * row_bytes
-
-
 # Through owners: row i belongs to worker i mod n. Workers push their non-zero rows to the owners,
 # in lists of a fixed length; these add them up and send all workers the sums, as parameter servers
 # with shards on the workers do, and OmniReduce's aggregators (Fei et al., SIGCOMM 2021).

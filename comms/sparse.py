@@ -173,11 +173,6 @@ def payload_bytes(k: int, dtype) -> int:
     return k * (np.dtype(dtype).itemsize + 4)
 
 
-def random_k_payload_bytes(k: int, dtype) -> int:
-    """Return the bytes of k values without indices, an all-reduce's payload."""
-    return k * np.dtype(dtype).itemsize
-
-
 def _positive(k: int) -> int:
     if k < 1:
         raise ValueError(f"sparse: k = {k} entries send nothing; set k >= 1")

@@ -4,13 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.powersgd import (
-    factor_bytes,
-    factor_shape,
-    factored_all_reduce,
-    first_factor,
-    orthonormal,
-)
+from algorithms.powersgd import factor_shape, factored_all_reduce, first_factor, orthonormal
 
 FIRST = first_factor((30, 20), 2, jax.random.key(1))
 body = jax.jit(jax.vmap(factored_all_reduce, axis_name="workers"))
@@ -51,7 +45,7 @@ def test_warm_start_approaches_the_best_approximation():
     np.testing.assert_allclose(total, best, rtol=1e-2, atol=1e-2)
 
 
-def test_shapes_and_bytes():
+def test_shapes():
     """Of leaves with fewer than two axes, or of factors that would be as large, nothing is cut."""
     for shape, rank, expected in (
         ((30, 20), 2, (30, 20, 2)),
@@ -64,10 +58,8 @@ def test_shapes_and_bytes():
     ):
         assert factor_shape(shape, rank) == expected
         q = jax.eval_shape(functools.partial(first_factor, shape, rank), jax.random.key(0))
-        n, m, r = expected or (0, 0, 0)
+        _, m, r = expected or (0, 0, 0)
         assert q.shape == (m, r)
-        dense = 4 * int(np.prod(shape))
-        assert factor_bytes(shape, rank) == (4 * (n + m) * r if expected else dense)
     for shape in ((7,), (3, 3, 8, 16)):
         x = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
         total, _ = reduce(x, first_factor(shape, 1, jax.random.key(0)))
