@@ -209,12 +209,11 @@ class RoundClock:
     ):
         self.workers = setting.workers
         self.mini_batches = one_number("rounds", setting)
-        self._process = as_process(setting.delay)
         self._signal = signal
         self.cuts = _choose("in_flight", in_flight, IN_FLIGHT)
         self.carries = _choose("leftovers", leftovers, LEFTOVERS)
         self._by_round = per_round("rounds", setting.draw)
-        self._seeded = self._process.seeded(setting.seed)
+        self.seeded = as_process(setting.delay).seeded(setting.seed)
         self._links = setting.links
         near = landing_at_neighbours(setting.graph, setting.links, self.workers)
         self.everywhere = _choose("landing", landing, {"neighbours": False, "all": True})
@@ -308,12 +307,12 @@ class RoundClock:
     ) -> np.ndarray:
         """Return the ends [P, M] s of the mini-batches of round t, begun at `begin` [P] s."""
         worker, steps = np.arange(self.workers), np.arange(self.mini_batches)
-        lasts, plain = self._seeded.duration, self._seeded.cost is None
+        lasts, plain = self.seeded.duration, self.seeded.cost is None
         if self._by_round and plain:
             return begin[:, None] + lasts(worker, begin, t)[:, None] * (steps + 1)
         count = np.full_like(attempts, t) if self._by_round else attempts
         ahead = 0 * steps if self._by_round else steps
-        if not self._seeded.uses_time:
+        if not self.seeded.uses_time:
             counts, counters = count[:, None] + ahead, consumed[:, None] + steps
             each = lasts(worker[:, None], begin[:, None], counts, counters)
             return begin[:, None] + each.cumsum(1)
@@ -331,13 +330,13 @@ class RoundClock:
         own, no duration depends on its start, all sums are finite, and DRAWN_AT_ONCE suffices.
         """
         shape = (updates, self.workers, self.mini_batches)
-        fixed = signal is never and not (self._by_round or self._seeded.uses_time)
+        fixed = signal is never and not (self._by_round or self.seeded.uses_time)
         if not fixed or np.prod(shape) > DRAWN_AT_ONCE:
             return None
         rounds, worker, step = np.ogrid[: shape[0], : shape[1], : shape[2]]
         counts = attempts[:, None] + (rounds * self.mini_batches + step)
         counters = counts + (consumed - attempts)[:, None]
-        lasts = self._seeded.duration(worker, np.zeros((1, 1, 1)), counts, counters)
+        lasts = self.seeded.duration(worker, np.zeros((1, 1, 1)), counts, counters)
         within = lasts.cumsum(axis=2)
         return within if np.isfinite(within[..., -1]).all() else None
 
@@ -367,14 +366,14 @@ class RoundClock:
         return seconds, np.maximum(landed, arrived), tuple(later)
 
     def _check(self, signal: Signal) -> None:
-        quickest = self._process.shortest * np.arange(1, self.mini_batches + 1)
+        quickest = self.seeded.shortest * np.arange(1, self.mini_batches + 1)
         at = np.max(signal(np.zeros(self.workers), np.tile(quickest, (self.workers, 1))))
         if np.isnan(at):
             raise ValueError("rounds: the signal is after nan s; give seconds, or inf for no stop")
-        if self.cuts and at < self._process.shortest:
+        if self.cuts and at < self.seeded.shortest:
             raise ValueError(
                 f"rounds: the signal after {at:g} s cuts every mini-batch, the quickest takes "
-                f"{self._process.shortest:g} s; set a later deadline or in_flight='finish'"
+                f"{self.seeded.shortest:g} s; set a later deadline or in_flight='finish'"
             )
 
 

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stragglers import round_clock
-from stragglers.processes import as_process
 from stragglers.round_clock import ClockState, Learning, RoundClock, Signal
 from stragglers.rule import Calibration, Goal, RoundView, Rule, Setting, Trigger, Unfit
 from stragglers.schedule import Schedule, concatenate
@@ -159,7 +158,7 @@ def equal_work(setting: Setting, *, cost: float, landing: str = "neighbours") ->
     if not 0 < cost < math.inf:
         raise ValueError(f"equal_work: needs a finite cost > 0, got {cost}; 8.0 is 8 mini-batches")
     clock = RoundClock(setting, round_clock.never, landing, "carry", "finish")
-    costs = as_process(setting.delay).seeded(setting.seed).cost
+    costs = clock.seeded.cost
     everyone, steps = np.arange(clock.workers), np.arange(clock.mini_batches)
 
     def quota(workers: np.ndarray, first: np.ndarray) -> np.ndarray:
