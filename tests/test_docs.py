@@ -1,4 +1,4 @@
-"""Every block of the documentation and every cell of the tour runs; quotes and names are real."""
+"""Every block of the documentation and every cell of the tour runs; names are real."""
 
 import ast
 import contextlib
@@ -30,7 +30,6 @@ from tests.algorithms import test_contract as of_methods
 from tests.launcher import ROOT
 from tests.marks import slow_but
 from tests.stragglers import test_contract as of_rules
-from tests.test_architecture import FILES, nodes_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = [page for page in PAGES if page.name != "library.md"]  # run by the installed library
@@ -42,7 +41,6 @@ SPAN = re.compile(r"`([^`\n]+)`")
 TINY = ("--config.task=synthetic_logistic(samples=256, dimension=8)", "--config.updates=2")
 # What the examples add a method or a rule to.
 REGISTRIES = (algorithms.ALGORITHMS, of_methods.METHODS, rules.RULES, of_rules.ROWS)
-MARK = 20  # characters that tell a sentence from others, values aside
 PLAYED = ("barrier", "first_finisher", "k_async")  # of all rules that an advice plays
 # Programs that start ours, here or elsewhere.
 STARTERS = ("srun", "mpirun", "gcloud", "ray")
@@ -221,34 +219,6 @@ def test_the_cluster_of_ray_for_kubernetes_has_the_required_version_a_head_and_w
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
             assert container["image"] == "registry.example/gossax:latest"
-
-
-def literals(quoted):
-    """Yield texts of the program that may be quoted, as patterns with gaps for values."""
-    said = "\n".join(quoted)
-    nodes = (node for path in FILES for node in nodes_of(path))
-    for node in (node for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)):
-        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-        fixed = [getattr(part, "value", None) for part in parts]
-        texts = [p for t in fixed if isinstance(t, str) for p in t.strip("\n").split("{}")]
-        if sum(map(len, texts)) >= MARK and all(text in said for text in texts):
-            yield "".join(
-                re.escape(text.strip("\n")).replace(r"\{\}", ".+?")
-                if isinstance(text, str)
-                else ".*?"
-                for text in fixed
-            )
-
-
-def test_every_quoted_sentence_is_one_of_the_program():
-    text = (ROOT / "docs" / "faq.md").read_text()
-    quoted = [
-        " ".join(line.lstrip("> ") for line in lines.splitlines()).strip("`")
-        for lines in re.findall(r"(?:^> .*\n)+", text, re.MULTILINE)
-    ]
-    known = [re.compile(pattern) for pattern in literals(quoted)]
-    assert len(quoted) > 6
-    assert not [q for q in quoted if not any(pattern.fullmatch(q) for pattern in known)]
 
 
 def test_named_files_pages_and_flags_exist():
