@@ -108,6 +108,10 @@ def test_names_that_pages_and_examples_use_exist():
     names = re.compile(r"\bgossax(?:\.[A-Za-z_]\w+)+")
     used = {name for path in texts for name in names.findall(path.read_text())} - {"gossax.py"}
     assert len(used) > 20 and "gossax.matchings.decompose" in used
+    index = (ROOT / "docs" / "index.md").read_text()
+    rooms = "algorithms|comms|stragglers|runtimes|experiments"
+    used |= set(re.findall(rf"`((?:{rooms})\.[\w.]+)`", index))
+    assert "comms.gossip.mix" in used
     for name in sorted(used):
         pkgutil.resolve_name(name)
 
