@@ -433,16 +433,15 @@ def of_verdicts() -> Iterator[str]:
     found = [judged for paper in papers() for judged in answers(paper)]
     usual, apart = [answer for _, answer, _ in found], [answer for *_, answer in found]
     counts = Counter(answer.verdict for answer in usual)
-    yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])
     tests, limit = [answer.p for answer in usual if answer.p is not None], threshold()
     stand = sum(p <= limit for p in tests)
     few = sum(p < stats.LEVEL for p in tests)
     changed = sum(a.verdict != b.verdict for a, b in zip(usual, apart, strict=True))
-    yield ""
+    verdicts = ", ".join(f'"{verdict}" {counts[verdict]}' for verdict in stats.VERDICTS)
     yield (
-        f"Of {len(tests)} p-values {few} are below {stats.LEVEL:g}, and {stand} stand by the "
+        f"Of {len(usual)} claims the verdicts are {verdicts}. Of {len(tests)} p-values {few} are below {stats.LEVEL:g}, and {stand} stand by the "
         f"procedure of Benjamini and Hochberg. Where each seed is judged at the settings that the "
-        f"other seeds choose, {changed} of {len(usual)} verdicts change."
+        f"other seeds choose, {changed} verdicts change."
     )
 
 
