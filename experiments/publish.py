@@ -439,9 +439,10 @@ def of_verdicts() -> Iterator[str]:
     changed = sum(a.verdict != b.verdict for a, b in zip(usual, apart, strict=True))
     verdicts = ", ".join(f'"{verdict}" {counts[verdict]}' for verdict in stats.VERDICTS)
     yield (
-        f"Of {len(usual)} claims the verdicts are {verdicts}. Of {len(tests)} p-values {few} are below {stats.LEVEL:g}, and {stand} stand by the "
-        f"procedure of Benjamini and Hochberg. Where each seed is judged at the settings that the "
-        f"other seeds choose, {changed} verdicts change."
+        f"Of {len(usual)} claims the verdicts are {verdicts}. Of {len(tests)} p-values {few} are "
+        f"below {stats.LEVEL:g}, and {stand} stand by the procedure of Benjamini and Hochberg. "
+        f"Where each seed is judged at the settings that the other seeds choose, {changed} "
+        f"verdicts change."
     )
 
 
