@@ -411,19 +411,15 @@ def rows(sizes: Sizes, devices: int) -> Iterator[Row]:
 
 
 def table(record: dict) -> str:
-    """Return the lines of a record for a page: row, ours, floor, ratio, goal."""
-    found = ["| row | ours | floor | ratio | goal |", "| --- | --- | --- | --- | --- |"]
+    """Return the lines of a record for a page: row, ratio of times or number with a unit, goal."""
+    found = ["| row | ratio | at most |", "| --- | --- | --- |"]
     for row in record["rows"]:
         for line in row["lines"]:
-            times = [f"{1e3 * value:.4g} ms" for value in line["seconds"].values()][:2]
-            number = f"{line['value']:.3g}"
-            if line["unit"] != "x":
-                times, number = [f"{number} {line['unit']}"], ""
-            ours, floor = [*times, "–", "–"][:2]
-            goal = "–" if line["goal"] is None else f"<= {line['goal']:g}"
-            found.append(f"| {line['name']} | {ours} | {floor} | {number or '–'} | {goal} |")
+            unit = "" if line["unit"] == "x" else f" {line['unit']}"
+            goal = "" if line["goal"] is None else f" {line['goal']:g}"
+            found.append(f"| {line['name']} | {line['value']:.3g}{unit} |{goal} |")
         if row["state"] != harness.RAN:
-            found.append(f"| {row['name']} | – | – | {row['state']} | – |")
+            found.append(f"| {row['name']} | {row['state']} | |")
     return "\n".join(found) + "\n"
 
 

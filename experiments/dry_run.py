@@ -89,13 +89,11 @@ def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
     taken = (*planner.addresses(turn, 1, width).counter.shape, config.batch_size)
     indices, draws = _addressed(made.task, taken)
     rows = _shapes(planner.rows(turn, 1, width, indices, draws))
-    body = bodies.body_of(algorithm, made.runtime.stale)
+    task = made.task
+    after = bodies.rows_of(algorithm, task.losses, task.augment, made.runtime.stale)
 
     def run(model, rows, count, examples):
-        return bodies.run_rows(
-            body, algorithm, made.task.losses, made.task.augment, model, rows, count, examples,
-            turn.known,
-        )  # fmt: skip
+        return after(model, rows, count, examples, turn.known)
 
     model = jax.eval_shape(lambda params: made.runtime.start(params).model, made.shapes)
     examples = _examples(made.task, math.prod(taken))

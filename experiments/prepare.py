@@ -91,23 +91,6 @@ class Prepared(NamedTuple):
     profile: Any = None  # the profile that was measured for the method
 
 
-class LastTask:
-    """The task of the last arm, for arms with the same `config.task` after it."""
-
-    def __init__(self):
-        self._spec, self._task = None, None
-
-    def of(self, config: ConfigDict) -> Task | None:
-        """Return the task that is kept; None, with nothing kept, if the config has another one."""
-        if config.get("task") != self._spec:
-            self._spec, self._task = None, None
-        return self._task
-
-    def keep(self, config: ConfigDict, task: Task) -> None:
-        """Keep the task, which was built for the config."""
-        self._spec, self._task = config.task, task
-
-
 def prepare(
     config: ConfigDict, task: Task | None = None, *, settled: bool = False, kept: Path | None = None
 ) -> Prepared:
@@ -162,6 +145,21 @@ def prepare(
     return Prepared(*parts, decided, rule.cuts_off, turnout.cancels, turnout.wastes, profile)
 
 
+class LastTask:
+    """The task of the last arm, for arms with the same `config.task` after it."""
+
+    def __init__(self):
+        self._spec, self._task = None, None
+
+    def prepare(self, config: ConfigDict, **how) -> Prepared:
+        """Return the parts of an arm, and keep its task; how: see `prepare`."""
+        if config.get("task") != self._spec:
+            self._spec, self._task = None, None
+        prepared = prepare(config, self._task, **how)
+        self._spec, self._task = config.task, prepared.task
+        return prepared
+
+
 def place_of(config: ConfigDict) -> Place:
     """Return the runtime that a config names; ValueError for an unknown name."""
     if config.runtime not in RUNTIMES:
@@ -207,15 +205,15 @@ def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:
 # --- schedules of a rate that end with the run ---
 
 
-def to_the_end(config: ConfigDict, task: Task | None = None) -> ConfigDict:
+def to_the_end(config: ConfigDict) -> ConfigDict:
     """Return the config with a number of samples in each schedule that is to end with the run.
 
     The number is the samples of all workers that the waiting rule plans within the budget. On a
-    real clock, whose seconds no plan knows, only `updates` limits the plan. task: see `prepare`.
+    real clock, whose seconds no plan knows, only `updates` limits the plan.
     Raises ValueError if no plan gives the number.
     """
     config = registry.canonical(config)
-    return prepare(config, task).config if is_open(config) else config
+    return prepare(config).config if is_open(config) else config
 
 
 def is_open(config: ConfigDict) -> bool:

@@ -300,36 +300,76 @@ def evidence(
 
 
 def of_paper(paper: ModuleType) -> Iterator[str]:
-    """Give the claims of a paper with their verdicts, as a table; then its records and remarks."""
-    limit, judged = threshold(), answers(paper)
-    rows = [
-        (
-            claim.claim,
-            f"[{answer.measured or 'record'}](results/{claim.record}.json)",
-            "–" if answer.p is None else f"{answer.p:.2g}",
-            _verdict(answer, apart, limit),
-            ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", claim.source or "–"),
-        )
-        for claim, answer, apart in judged
-    ]
-    yield from table(("claim", "measured", "p", "verdict", "source"), rows)
-    path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
+    """Give the claims of a paper with their verdicts, as a table; then its other records, remarks.
+
+    Neighbours that begin alike up to a colon, or end alike after it, share a row with these words.
+    """
+    limit, judged, rows = threshold(), answers(paper), []
+    for shared, run in _runs([claim.claim for claim, *_ in judged]):
+        if shared:
+            rows.append((shared,))
+        for place, words in run:
+            claim, answer, apart = judged[place]
+            alone = answer.p is not None and limit < answer.p < stats.LEVEL
+            rows.append((
+                _sourced(words, claim.source),
+                f"[{answer.measured or 'record'}](results/{claim.record}.json)",
+                "" if answer.p is None else f"{answer.p:.2g}" + "*" * alone,
+                _verdict(claim, answer, apart),
+            ))  # fmt: skip
+    yield from table(("claim", "measured", "p", "verdict"), rows)
     links, remarks, missing = [], {}, []
-    every = (sweep.name for sweep in paper.SWEEPS), (claim.record for claim in paper.CLAIMS)
-    for name in dict.fromkeys(itertools.chain(*every)):
+    cited = dict.fromkeys(claim.record for claim in paper.CLAIMS)
+    for name in [*cited, *(sweep.name for sweep in paper.SWEEPS if sweep.name not in cited)]:
         if not is_published(name):
             missing.append(name)
             continue
-        remark = record(name).get("remark")
-        links.append(f"[{name}](results/{name}.json)" + "*" * bool(remark))
-        if remark:
+        if remark := record(name).get("remark"):
             remarks.setdefault(remark, []).append(name)
+        if name not in cited:
+            links.append(f"[{name}](results/{name}.json)")
+    path = f"experiments/papers/{paper.__name__.rpartition('.')[2]}.py"
     yield ""
-    unrun = f" Not run yet: {', '.join(missing)}." if missing else ""
-    yield f"Claims: [{path}](../{path}). Records: {', '.join(links)}.{unrun}"
+    yield (
+        f"[Claims](../{path})." + f" Other records: {', '.join(links)}." * bool(links)
+        + f" Not run yet: {', '.join(missing)}." * bool(missing)
+    )  # fmt: skip
     for remark, names in remarks.items():
         yield ""
-        yield f"\\* {', '.join(names)}: {remark}"
+        yield f"{', '.join(names)}: {remark}"
+
+
+def _runs(claims: Sequence[str]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """Give claims in order: the words that some share, or "", and each one's place and other words.
+
+        >>> [*_runs(["a ring: it takes less time", "a line: it takes less time", "it ends"])]
+        [('…it takes less time', [(0, 'a ring…'), (1, 'a line…')]), ('', [(2, 'it ends')])]
+    """
+    halves, place = [claim.partition(": ") for claim in claims], 0
+    while place < len(claims):
+        choices = []
+        for side in (0, 2):
+            half, end = halves[place][side], place
+            while end < len(claims) and halves[end][1] and halves[end][side] == half:
+                end += 1
+            choices.append(((end - place - 1) * len(half.split()), side, end))
+        saved, side, end = max(choices)
+        if saved <= 2:  # a row of its own costs two bars
+            yield "", [(place, claims[place])]
+            end = place + 1
+        elif side:
+            yield f"…{halves[place][2]}", [(n, f"{halves[n][0]}…") for n in range(place, end)]
+        else:
+            yield f"{halves[place][0]}…", [(n, f"…{halves[n][2]}") for n in range(place, end)]
+        place = end
+
+
+def _sourced(words: str, source: str) -> str:
+    """Return a claim's words with a link to its paper; the place, if it is not the abstract."""
+    if (found := ARXIV.match(source)) is None:
+        return words
+    place = source[found.end() :].removeprefix(", ").removeprefix("abstract").strip(": ")
+    return f"[{words}](https://arxiv.org/abs/{found[1]})" + f" ({place})" * bool(place)
 
 
 def is_published(name: str) -> bool:
@@ -337,15 +377,15 @@ def is_published(name: str) -> bool:
     return (FOLDER / f"{name}.json").exists()
 
 
-def _verdict(answer: stats.Answer, apart: stats.Answer, limit: float) -> str:
-    """Return a verdict in bold, why, and what makes it doubtful.
-
-    limit: the largest p-value that stands after correction.
-    """
-    words = f"**{answer.verdict}**" + (f": {answer.reason}" if answer.reason else "")
-    words += f"; {apart.verdict} if other seeds choose" * (apart.verdict != answer.verdict)
-    alone = answer.p is not None and limit < answer.p < stats.LEVEL
-    return words + "; not after correction" * alone
+def _verdict(claim: stats.Claim, answer: stats.Answer, apart: stats.Answer) -> str:
+    """Return a verdict, in bold if it may be quoted; why, and what the evidence lacks for that."""
+    words = f"**{answer.verdict}**" if claim.headline else answer.verdict
+    if answer.reason not in ("", stats.NOISE):
+        words += f": {answer.reason}"
+    words += f" ({apart.verdict})" * (apart.verdict != answer.verdict)
+    lacks = stats.lacking(claim, record(claim.record)) if claim.headline else []
+    lacks = [word for word in lacks if not word.endswith("if other seeds choose")]
+    return words + f"; lacks {', '.join(lacks)}" * bool(lacks)
 
 
 @functools.cache
@@ -388,34 +428,21 @@ def of_headlines(*names: str) -> Iterator[str]:
     yield "Records and commands: [results](docs/results.md)."
 
 
-def of_quotes() -> Iterator[str]:
-    """Give all claims that a reader may quote, and what their evidence lacks of a headline's."""
-    rows, limit = [], threshold()
-    for paper in papers():
-        for claim, answer, _ in answers(paper):
-            if claim.headline:
-                lacks = stats.lacking(claim, record(claim.record))
-                measured = f"[{answer.measured or 'record'}](results/{claim.record}.json)"
-                verdict = _verdict(answer, answer, limit)
-                rows.append((paper.TITLE, claim.claim, measured, verdict, "; ".join(lacks) or "–"))
-    yield from table(("paper", "sentence", "measured", "verdict", "lacks"), rows)
-
-
 def of_verdicts() -> Iterator[str]:
     """Give the number of verdicts of each kind, and how many tests stand after correction."""
     found = [judged for paper in papers() for judged in answers(paper)]
     usual, apart = [answer for _, answer, _ in found], [answer for *_, answer in found]
     counts = Counter(answer.verdict for answer in usual)
-    yield from table(("verdict", "claims"), [(v, str(counts[v])) for v in stats.VERDICTS])
     tests, limit = [answer.p for answer in usual if answer.p is not None], threshold()
     stand = sum(p <= limit for p in tests)
     few = sum(p < stats.LEVEL for p in tests)
     changed = sum(a.verdict != b.verdict for a, b in zip(usual, apart, strict=True))
-    yield ""
+    verdicts = ", ".join(f'"{verdict}" {counts[verdict]}' for verdict in stats.VERDICTS)
     yield (
-        f"Of {len(tests)} p-values {few} are below {stats.LEVEL:g}, and {stand} stand by the "
-        f"procedure of Benjamini and Hochberg. Where each seed is judged at the settings that the "
-        f"other seeds choose, {changed} of {len(usual)} verdicts change."
+        f"Of {len(usual)} claims the verdicts are {verdicts}. Of {len(tests)} p-values {few} are "
+        f"below {stats.LEVEL:g}, and {stand} stand by the procedure of Benjamini and Hochberg. "
+        f"Where each seed is judged at the settings that the other seeds choose, {changed} "
+        f"verdicts change."
     )
 
 
@@ -499,8 +526,8 @@ def made_by(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 TABLES: Mapping[str, Callable[..., Iterator[str]]] = {
-    "headlines": of_headlines, "quotes": of_quotes, "verdicts": of_verdicts, "points": of_points,
-    "best": of_arms, "ratios": of_ratios,
+    "headlines": of_headlines, "verdicts": of_verdicts, "points": of_points, "best": of_arms,
+    "ratios": of_ratios,
 }  # fmt: skip
 
 

@@ -404,7 +404,8 @@ def compare(
     if "_to_target" in quantity:
         reached(ours, theirs)
     finite(quantity, ours, theirs)
-    measured = f"{shown(ours, quantity)} against {shown(theirs, quantity)}"
+    unit = UNITS.get(quantity, (1.0, ""))[1]
+    measured = f"{shown(ours, quantity).removesuffix(unit)} against {shown(theirs, quantity)}"
     if quantity not in HIGHER and theirs[quantity]:
         ratio = ours[quantity] / theirs[quantity]
         measured += f", {ratio:.2f}x" if ratio >= 0.01 else f", {ratio:.2g}x"

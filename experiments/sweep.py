@@ -256,9 +256,7 @@ def to_the_end(arms: list[Arm], shared: prepare.LastTask | None = None) -> list[
             key = first.to_json_best_effort(sort_keys=True)
             with _named(arm):
                 if key not in planned:
-                    task = shared.of(config) or prepare.build_task(config)
-                    shared.keep(config, task)
-                    planned[key] = prepare.to_the_end(first, task)
+                    planned[key] = shared.prepare(first).config
             found.append(arm._replace(config=override(planned[key], {"seed": seed})))
     return found
 
@@ -322,10 +320,9 @@ def check(
             for other in arms if overwrite and arm.config.get("initial") else ():
                 records.check_initial(root / other.path, arm.config)
             with _named(arm):
-                prepared = prepare.prepare(arm.config, shared.of(arm.config))
+                prepared = shared.prepare(arm.config)
                 if runtime_builders.RUNTIMES[arm.config.runtime].cluster:
                     prepared.runtime.check_room(prepared.shapes)
-                shared.keep(arm.config, prepared.task)
 
 
 # --- the agreement of several processes on one run ---

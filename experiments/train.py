@@ -65,7 +65,7 @@ def run(
     workdir of another config. A finished arm is not run again, but trained longer if `seconds` or
     `updates` are larger than before.
     """
-    prepared = _prepared(config, workdir, overwrite, shared or prepare.LastTask())
+    prepared = _prepared(config, workdir, overwrite, shared)
     config = prepared.config
     with (
         records.start(workdir, config, overwrite, writes=distributed.is_writer()) as recorder,
@@ -140,13 +140,12 @@ def run_together(
 
 
 def _prepared(
-    config: ConfigDict, workdir: str | os.PathLike, overwrite: bool, shared: prepare.LastTask
+    config: ConfigDict, workdir: str | os.PathLike, overwrite: bool, shared: prepare.LastTask | None
 ) -> Prepared:
     """Return the parts of a run, with the profile that was measured when the run began."""
     kept = None if overwrite else Path(workdir) / records.PROFILE
-    prepared = prepare.prepare(config, shared.of(config), settled=True, kept=kept)
-    shared.keep(config, prepared.task)
-    return prepared
+    made = prepare.prepare if shared is None else shared.prepare
+    return made(config, settled=True, kept=kept)
 
 
 def _keep_profile(prepared: Prepared, recorder: records.Recorder) -> None:

@@ -10,6 +10,7 @@ Properties of the method and of the schedule determine the form; a method's name
     reading     as adopting, but with the older version of the server's model that the worker read
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -121,31 +122,37 @@ def _where(chosen, new, old):
     return jax.tree.map(leaf, new, old)
 
 
-def run_rows(
-    body, algorithm, losses, augment, model: Model, rows: Row, count, examples, known: Known
-) -> Model:
-    """Return the model after the first `count` updates of `rows`, stacked on a leading axis.
+def rows_of(algorithm, losses, augment, stale: bool) -> Callable[..., Model]:
+    """Return the function (model, rows, count, examples, known) -> model after `count` rows.
 
-    body: from `body_of`. augment: see `runtimes.worker.taken`.
+    rows: of the schedule, stacked on a leading axis. augment: see `runtimes.worker.taken`. stale:
+    see `body_of`.
     """
+    body = body_of(algorithm, stale)
 
-    def take(places):
-        return worker.taken(examples, *places, augment)
+    @functools.partial(jax.jit, static_argnames="known")
+    def update(model, row, examples, known):  # traced once for stacks of all lengths
+        def take(places):
+            return worker.taken(examples, *places, augment)
 
-    def step(t, model):
-        row = jax.tree.map(lambda a: a[t], rows)
         return body(algorithm, losses, model, row, take, known)
 
-    if body is _stale:
-        model = model._replace(params=_versions(model.params, rows))
-        model = jax.lax.fori_loop(0, count, step, model)
-        return model._replace(params=model.params.slots)
-    if body is _reading:
-        server = model.server
-        begun = server._replace(params=_versions(server.params, rows))
-        model = jax.lax.fori_loop(0, count, step, model._replace(server=begun))
-        return model._replace(server=model.server._replace(params=model.server.params.slots))
-    return jax.lax.fori_loop(0, count, step, model)
+    def run(model: Model, rows: Row, count, examples, known: Known) -> Model:
+        def step(t, model):
+            return update(model, jax.tree.map(lambda a: a[t], rows), examples, known)
+
+        if body is _stale:
+            model = model._replace(params=_versions(model.params, rows))
+            model = jax.lax.fori_loop(0, count, step, model)
+            return model._replace(params=model.params.slots)
+        if body is _reading:
+            server = model.server
+            begun = server._replace(params=_versions(server.params, rows))
+            model = jax.lax.fori_loop(0, count, step, model._replace(server=begun))
+            return model._replace(server=model.server._replace(params=model.server.params.slots))
+        return jax.lax.fori_loop(0, count, step, model)
+
+    return run
 
 
 def _versions(slots, rows: Row) -> Versions:

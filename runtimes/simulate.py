@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms.base import AXIS, Algorithm
 from runtimes import data_feed, packing, worker
 from runtimes.base import refuse, remembers
-from runtimes.bodies import Known, Model, Row, body_of, run_rows
+from runtimes.bodies import Known, Model, Row, rows_of
 from runtimes.data_feed import Feed, Input, Streamed
 from runtimes.planning import INDICES_PER_DISPATCH, Addresses, Plan, Planner, stacked, whole_powers
 from stragglers.rule import Rule
@@ -242,12 +242,12 @@ def _program(
 
     batched: model, rows and count have a leading axis of runs.
     """
-    body = body_of(algorithm, stale)
+    after = rows_of(algorithm, losses, augment, stale)
 
     @functools.partial(jax.jit, static_argnames="known", donate_argnums=0)
     def run(model, rows, count, examples, known):
         def one(model, rows, count):
-            return run_rows(body, algorithm, losses, augment, model, rows, count, examples, known)
+            return after(model, rows, count, examples, known)
 
         return (jax.vmap(one) if batched else one)(model, rows, count)
 

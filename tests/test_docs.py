@@ -1,4 +1,4 @@
-"""Every block of the documentation and every cell of the tour runs; quotes and names are real."""
+"""Every block of the documentation and every cell of the tour runs; names are real."""
 
 import ast
 import contextlib
@@ -30,7 +30,6 @@ from tests.algorithms import test_contract as of_methods
 from tests.launcher import ROOT
 from tests.marks import slow_but
 from tests.stragglers import test_contract as of_rules
-from tests.test_architecture import FILES, nodes_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = [page for page in PAGES if page.name != "library.md"]  # run by the installed library
@@ -42,7 +41,6 @@ SPAN = re.compile(r"`([^`\n]+)`")
 TINY = ("--config.task=synthetic_logistic(samples=256, dimension=8)", "--config.updates=2")
 # What the examples add a method or a rule to.
 REGISTRIES = (algorithms.ALGORITHMS, of_methods.METHODS, rules.RULES, of_rules.ROWS)
-MARK = 20  # characters that tell a sentence from others, values aside
 PLAYED = ("barrier", "first_finisher", "k_async")  # of all rules that an advice plays
 # Programs that start ours, here or elsewhere.
 STARTERS = ("srun", "mpirun", "gcloud", "ray")
@@ -58,9 +56,10 @@ def loaded():
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch, capsys):
-    """Run the words of a command in an empty directory that has the configs."""
+    """Run the words of a command in an empty directory that has the configs and the examples."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for folder in ("configs", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     rows = [f"{worker},{time},{1 + worker}" for worker in range(10) for time in range(9)]
     (tmp_path / "job_1_norm.csv").write_text("\n".join(["worker,time,batch_time_norm", *rows]))
     monkeypatch.setattr(profiling, "measure", made_up_profile)
@@ -200,18 +199,16 @@ def test_every_block_runs(page, shell):
             unchanged.enter_context(mock.patch.dict(registry))
         unchanged.enter_context(without_new_modules())
         for number, (language, body) in enumerate(BLOCK.findall(page.read_text())):
-            assert language in ("", "python", "yaml"), f"{page.name}: what is {language}?"
-            if language == "yaml":
-                manifest(yaml.safe_load(body))
-            elif language:
+            assert language in ("", "python"), f"{page.name}: what is {language}?"
+            if language:
                 exec(compile(body, f"{page.name}, block {number}", "exec"), names)
             else:
                 for words in commands(body):
                     shell(words)
 
 
-def manifest(text):
-    """Check a cluster of Ray for Kubernetes: the required version, a head and workers."""
+def test_the_cluster_of_ray_for_kubernetes_has_the_required_version_a_head_and_workers():
+    text = yaml.safe_load((ROOT / "examples" / "ray_cluster.yaml").read_text())
     assert (text["apiVersion"], text["kind"]) == ("ray.io/v1", "RayCluster")
     required = re.search(r"^ray>=(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     spec = text["spec"]
@@ -222,34 +219,6 @@ def manifest(text):
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
             assert container["image"] == "registry.example/gossax:latest"
-
-
-def literals(quoted):
-    """Yield texts of the program that may be quoted, as patterns with gaps for values."""
-    said = "\n".join(quoted)
-    nodes = (node for path in FILES for node in nodes_of(path))
-    for node in (node for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)):
-        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-        fixed = [getattr(part, "value", None) for part in parts]
-        texts = [p for t in fixed if isinstance(t, str) for p in t.strip("\n").split("{}")]
-        if sum(map(len, texts)) >= MARK and all(text in said for text in texts):
-            yield "".join(
-                re.escape(text.strip("\n")).replace(r"\{\}", ".+?")
-                if isinstance(text, str)
-                else ".*?"
-                for text in fixed
-            )
-
-
-def test_every_quoted_sentence_is_one_of_the_program():
-    text = (ROOT / "docs" / "faq.md").read_text()
-    quoted = [
-        " ".join(line.lstrip("> ") for line in lines.splitlines()).strip("`")
-        for lines in re.findall(r"(?:^> .*\n)+", text, re.MULTILINE)
-    ]
-    known = [re.compile(pattern) for pattern in literals(quoted)]
-    assert len(quoted) > 6
-    assert not [q for q in quoted if not any(pattern.fullmatch(q) for pattern in known)]
 
 
 def test_named_files_pages_and_flags_exist():
@@ -276,7 +245,7 @@ def test_a_page_says_who_needs_it_and_what_to_read_next():
 
 
 def test_the_table_of_methods_is_complete():
-    """It names the file of every method and every codec, and all methods and rules."""
+    """It names all methods and rules, and the file of every method and codec with another name."""
     known = (*algorithms.ALGORITHMS.values(), *algorithms.REDUCERS.values())
     files = {f"{inspect.unwrap(method).__module__.replace('.', '/')}.py" for method in known}
     text = (ROOT / "docs" / "methods.md").read_text()
@@ -286,7 +255,7 @@ def test_the_table_of_methods_is_complete():
         before, _, rest = span.partition("{")  # `a/{b,c}.py` is both
         names, _, after = rest.partition("}")
         listed |= {before + name + after for name in names.split(",")}
-    assert len(files) > 10 and files <= listed
+    assert len(files) > 10 and files <= listed | {f"algorithms/{name}.py" for name in listed}
     spans = {span.partition("(")[0] for span in SPAN.findall(text)}
     assert rules.RULES.keys() | algorithms.ALGORITHMS.keys() <= spans
 

@@ -108,6 +108,10 @@ def test_names_that_pages_and_examples_use_exist():
     names = re.compile(r"\bgossax(?:\.[A-Za-z_]\w+)+")
     used = {name for path in texts for name in names.findall(path.read_text())} - {"gossax.py"}
     assert len(used) > 20 and "gossax.matchings.decompose" in used
+    index = (ROOT / "docs" / "index.md").read_text()
+    rooms = "algorithms|comms|stragglers|runtimes|experiments"
+    used |= set(re.findall(rf"`((?:{rooms})\.[\w.]+)`", index))
+    assert "comms.gossip.mix" in used
     for name in sorted(used):
         pkgutil.resolve_name(name)
 
@@ -163,7 +167,7 @@ def link(required, folder):
 
 @pytest.mark.slow
 def test_the_installed_library(project):
-    """Its dependencies suffice for the shortest loop of the docs, and with flax for the others.
+    """Its dependencies suffice for the loop of the README, and with flax for the library's page.
 
     Beside folders of a user's own no bare import is left, other files are there, and all modules
     are imported. Its launcher starts arms in processes of their own, of a config that is found from
@@ -183,7 +187,8 @@ def test_the_installed_library(project):
     required = importlib.metadata.Distribution.at(installed.parent / information).requires
     examples = BLOCK.findall((ROOT / "docs" / "library.md").read_text())
     assert {language for language, _ in examples} == {"python"}
-    shortest, *blocks = (body for _, body in examples)
+    blocks = [body for _, body in examples]
+    shortest = dict(reversed(BLOCK.findall((ROOT / "README.md").read_text())))["python"]
     no_numba = "import importlib.util\nassert not importlib.util.find_spec('numba')\n"
     for more, text in ((required, no_numba + shortest), (["flax"], "\n".join(blocks))):
         link(more, installed.parent)

@@ -61,7 +61,7 @@ CLAIMS = (
         for codec, label in [*CODECS.items()][2:]
     ),
     *(
-        Claim(f"a divided model, {label} both ways: at most 1 % more loss than bf16",
+        Claim(f"a divided model, at most 1 % more loss than bf16, both ways: {label}",
               "arXiv 2306.10209", IN_SLICE, codec, SUM, END, 1.01, tuned=True, equal=("updates",))
         for codec, label in [*CODECS.items()][2:7]
     ),

@@ -99,7 +99,7 @@ CLAIMS = (
     Claim("a control that has to fail: NCF, Sketched-SGD ends at most 0.1 % above dense", "",
           "s2_ncf", "sketched_sgd", DENSE, "train_loss", 1.001),
     *(
-        Claim(f"NCF, each at its best rate: {words} ends at most 0.1 % above dense training",
+        Claim(f"NCF, each at its best rate, at most 0.1 % above dense training: {words}",
               source, "s2_ncf_rates", ours, DENSE, "train_loss", 1.001, equal=("samples",),
               tuned=True, headline=bool(source))
         for words, ours, source in (("the median sketch", AS_PUBLISHED, _SOURCE),

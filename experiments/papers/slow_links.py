@@ -9,21 +9,21 @@ SWEEPS = (swept(NAME, "slow_links.py", 0.35, seeds=5),)
 RING, CUBE, MATCHA = "dpsgd/ring", "dpsgd/hypercube", "matcha/hypercube"
 SWARM, BLOCKING = "swarm/nonblocking", "swarm/blocking"
 CLAIMS = (
-    Claim("over a slow link D-PSGD on a ring takes less time than all-reduce", "", NAME,
+    Claim("over a slow link: D-PSGD on a ring takes less time than all-reduce", "", NAME,
           f"link/{RING}", "link/all_reduce", tuned=True),
-    Claim("over a slow link MATCHA takes at most .75 of the time of D-PSGD on its graph", "", NAME,
+    Claim("over a slow link: MATCHA takes at most .75 of the time of D-PSGD on its graph", "", NAME,
           f"link/{MATCHA}", f"link/{CUBE}", bound=0.75, tuned=True),
-    Claim("over a slow link non-blocking Swarm takes at most half the time of all-reduce", "", NAME,
-          f"link/{SWARM}", "link/all_reduce", bound=0.5, tuned=True),
-    Claim("over a slow link K-async takes at most half the time of all-reduce", "", NAME,
+    Claim("over a slow link: non-blocking Swarm takes at most half the time of all-reduce", "",
+          NAME, f"link/{SWARM}", "link/all_reduce", bound=0.5, tuned=True),
+    Claim("over a slow link: K-async takes at most half the time of all-reduce", "", NAME,
           "link/k_async", "link/all_reduce", bound=0.5, tuned=True),
-    Claim("under spells DiLoCo takes at most half the time of all-reduce", "", NAME,
+    Claim("under spells: DiLoCo takes at most half the time of all-reduce", "", NAME,
           "spells/diloco", "spells/all_reduce", bound=0.5, tuned=True),
-    Claim("under spells D-PSGD on a ring takes less time than all-reduce", "", NAME,
+    Claim("under spells: D-PSGD on a ring takes less time than all-reduce", "", NAME,
           f"spells/{RING}", "spells/all_reduce", tuned=True),
-    Claim("beside a slow worker, too, non-blocking Swarm takes less time than blocking", "", NAME,
+    Claim("beside a slow worker, too: non-blocking Swarm takes less time than blocking", "", NAME,
           f"both/{SWARM}", f"both/{BLOCKING}", tuned=True),
-    Claim("beside a slow worker, too, K-async takes less time than DiLoCo", "", NAME,
+    Claim("beside a slow worker, too: K-async takes less time than DiLoCo", "", NAME,
           "both/k_async", "both/diloco", tuned=True),
 )  # fmt: skip
 METHODS = {

@@ -51,11 +51,11 @@ CLAIMS = (
           ABSTRACT, "swarm_accuracy", COARSE, LARGE, ACCURACY, margin=0.01, equal=SAMPLES,
           tuned=True, headline=True),
     *(
-        Claim(f"each at its best rate, to the same loss: {words} half the bytes of {rival}",
+        Claim(f"each at its best rate, half the bytes to the same loss: {words} against {rival}",
               ABSTRACT, "swarm_tuned", ours, theirs, BYTES_THERE, 0.5, tuned=True,
               headline=True)
-        for words, ours in (("8 bits, H = 2, send", COARSE), ("32 bits, H = 2, send", EXACT),
-                            ("32 bits, H = 4, send", LONG))
+        for words, ours in (("8 bits, H = 2,", COARSE), ("32 bits, H = 2,", EXACT),
+                            ("32 bits, H = 4,", LONG))
         for rival, theirs in (("D-PSGD", "dpsgd/ring"), ("SGP", "sgp"))
     ),
     Claim("8 bits send at most 0.6x the bytes of 16", "", "swarm_accuracy", COARSE,

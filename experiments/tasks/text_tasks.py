@@ -46,10 +46,11 @@ def language_model(
     words = text.limit(text.CORPUS.build(corpus), vocabulary)
     train, document = text.windows(words.train, window + 1, window)
     test, _ = text.windows(words.test, window + 1, window)
+    initial = jax.jit(functools.partial(models.init, module))
 
     def init(key):
         body, output = jax.random.split(key)
-        params = jax.jit(functools.partial(models.init, module))(body, train[:1, :-1])
+        params = initial(body, train[:1, :-1])
         width = jax.eval_shape(module.apply, {"params": params}, train[:1, :-1]).shape[-1]
         table = jax.random.normal(output, (vocabulary, width)) / math.sqrt(width)
         return {"model": params, "output": table}
@@ -153,10 +154,10 @@ def _task(
 ) -> Task:  # fmt: skip
     """Return the task of a model with an embedding on `text.Sequences`, streamed or not."""
     dtype = models.compute_type(compute)
+    initial = jax.jit(functools.partial(models.init, module))
 
     def init(key):
-        example = take(train, slice(1)).tokens[:, :-1]
-        params = jax.jit(functools.partial(models.init, module))(key, example)
+        params = initial(key, take(train, slice(1)).tokens[:, :-1])
         if "embedding" not in params:
             raise ValueError(
                 f"{name}: the model has no nn.Embed called 'embedding', whose table gives the "
@@ -293,9 +294,10 @@ def ncf(
     others = _never_taken(user, item, user[last], items, 99, rng)
     test = Choices(user[last], np.column_stack([item[last], others]))
     module = text_models.NeuMF(users, items, width, hidden)
+    initial = jax.jit(module.init)
 
     def init(key):
-        return jax.jit(module.init)(key, train.user[:1], train.item[:1, 0])["params"]
+        return initial(key, train.user[:1], train.item[:1, 0])["params"]
 
     def logits(params, examples):
         user = jnp.broadcast_to(examples.user[:, None], examples.item.shape)

@@ -143,9 +143,9 @@ def test_points_of_an_analysis_or_a_benchmark_are_arms_by_their_fields():
     found = stats.arms({"summary": {"name": "x", "points": points}})
     few, full = {"form": "few", "nodes": 4}, {"form": "full"}
     for quantity, words in (
-        ("ms", "holds: 1 ± 0.1 ms against 2 ± 0.1 ms, 0.50x; p = "),
-        ("turns", "holds: 1.067 ± 0.058 s against 2.067 ± 0.058 s, 0.52x; p = "),
-        ("goodput", "holds: 96 % against 60 %"),
+        ("ms", "holds: 1 ± 0.1 against 2 ± 0.1 ms, 0.50x; p = "),
+        ("turns", "holds: 1.067 ± 0.058 against 2.067 ± 0.058 s, 0.52x; p = "),
+        ("goodput", "holds: 96 against 60 %"),
     ):
         assert str(judge(Claim("", "", "", few, full, quantity), found)).startswith(words)
     more = Claim("", "", "", few, full, "goodput", 1.7)
@@ -193,7 +193,7 @@ def test_accuracies_are_higher_is_better_and_no_finer_than_their_test_samples():
 def test_a_sweep_prints_the_rows_of_a_record_and_a_table_of_its_best_settings():
     rows = [Claim("sooner", "arXiv 1", record, "ours", "theirs") for record in ("here", "there")]
     ((words, found),) = stats.printed(rows, "here")([OURS, THEIRS])
-    assert words == "sooner (arXiv 1)" and found.startswith("holds: 1.1 ± 0.1 s against 2.1")
+    assert words == "sooner (arXiv 1)" and found.startswith("holds: 1.1 ± 0.1 against 2.1")
     (table,) = stats.at_best(stats.SECONDS)(GRID + RIVAL)
     assert table.rows == [("ours", "rate=0.2", "1.1 ± 0.1 s"),
                           ("theirs", "rate=0.4*", "2.1 ± 0.1 s")]  # fmt: skip

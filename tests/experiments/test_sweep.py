@@ -139,8 +139,9 @@ def test_a_launch_builds_the_task_of_its_arms_once(config, sweep_file, tmp_path,
         alone = train.run(arm.config, tmp_path / "alone" / arm.path)
         shown = records.read_summary(tmp_path / "out" / arm.path)
         assert alone["train_loss"] == shown["train_loss"]
-    other = sweep.override(config, {"task": "digits(model=softmax, seed=3)"})
-    assert shared.of(other) is None and shared.of(config) is None
+    other = shared.prepare(sweep.override(config, {"task": "digits(model=logistic)"})).task
+    assert other.labels.shape != task.labels.shape
+    assert shared.prepare(config).task.init is init and len(builds) == len(arms) + 2
 
 
 def test_directories_of_other_runs_are_refused(config, sweep_file, tmp_path):
