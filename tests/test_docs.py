@@ -4,7 +4,6 @@ import ast
 import contextlib
 import importlib
 import importlib.util
-import inspect
 import json
 import pathlib
 import re
@@ -263,32 +262,6 @@ def test_named_files_pages_and_flags_exist():
             assert not file or (ROOT / file[0]).exists(), (page.name, span)
             flag = re.match(r"--([a-z_]+)", span)
             assert not flag or flag[1] in flags.FLAGS or flag[1] == "config", (page.name, span)
-
-
-def test_a_page_says_who_needs_it_and_what_to_read_next():
-    for page in PAGES[1:]:
-        paragraphs = page.read_text().strip().split("\n\n")
-        assert paragraphs[1].startswith("This page is for "), page.name
-        assert paragraphs[-1].startswith("Next: "), page.name
-        prose = re.sub(r"<!-- table.*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
-        long = [line for line in prose.splitlines() if len(line) > 120 and line[0] != "|"]
-        assert not long, (page.name, long)
-
-
-def test_the_table_of_methods_is_complete():
-    """It names the file of every method and every codec, and all methods and rules."""
-    known = (*algorithms.ALGORITHMS.values(), *algorithms.REDUCERS.values())
-    files = {f"{inspect.unwrap(method).__module__.replace('.', '/')}.py" for method in known}
-    text = (ROOT / "docs" / "methods.md").read_text()
-    (table,) = re.findall(r"^\| method \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-    listed = set()
-    for span in SPAN.findall(table):
-        before, _, rest = span.partition("{")  # `a/{b,c}.py` is both
-        names, _, after = rest.partition("}")
-        listed |= {before + name + after for name in names.split(",")}
-    assert len(files) > 10 and files <= listed
-    spans = {span.partition("(")[0] for span in SPAN.findall(text)}
-    assert rules.RULES.keys() | algorithms.ALGORITHMS.keys() <= spans
 
 
 @pytest.mark.slow

@@ -112,18 +112,6 @@ def test_error_feedback_conserves_sums(name):
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
-@pytest.mark.slow
-def test_memory_is_frozen_where_a_worker_finished_nothing():
-    method = built("top_k/momentum")
-    given = gradients(), jnp.ones(N), jnp.float32(0)
-    _, before = exchange(method.exchange.update, start(method), *given)
-    idle = jnp.array([1.0, 0, 1, 1])
-    _, after = exchange(method.exchange.update, before, gradients(1), idle, jnp.float32(8))
-    for old, new in zip(*map(jax.tree.leaves, (before.reducers, after.reducers)), strict=True):
-        np.testing.assert_array_equal(old[1], new[1])
-        assert (np.asarray(old[0]) != new[0]).any()
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def alone(update, gradient, state, weight=None):
     """Return (the mean over one worker, its state)."""

@@ -54,14 +54,6 @@ def test_a_row_without_memory_or_with_an_error_says_so_and_the_next_one_runs(tmp
     assert any("device: out of memory: " in text and "9 bytes" in text for text in printed)
 
 
-def test_no_row_begins_after_the_end(tmp_path):
-    now = iter(range(0, 1000, 10))  # a look at the clock takes 10 s
-    rows = [row("first", ratio("a")), row("late")]
-    good, record = ran(rows, tmp_path / "record.json", 20.0, clock=lambda: next(now))
-    assert good and states(record) == {"first": "ran", "late": "skipped"}
-    assert record["rows"][1]["word"] == "no time is left; raise --minutes"
-
-
 def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
     monkeypatch.setattr(stopwatch, "seconds", lambda sides, budget: {"ours": 3.0, "floor": 2.0})
     measured = compared("s", "name", 1.03, dict, lambda taken: {"twice": 6.0}, scale=0.5)
@@ -113,26 +105,6 @@ def command(module, *arguments):
              "--xla_cpu_parallel_codegen_split_count=1")  # fmt: skip
     environment = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
     return program("-m", f"benchmarks.{module}", *arguments, timeout=1200, **environment)
-
-
-@pytest.mark.slow
-def test_the_tiny_suite_measures_rows_that_are_named(tmp_path):
-    path = tmp_path / "suite.json"
-    words = "--only=schedules"  # the other command measures the rest
-    ended = command("suite", "--tiny", "--minutes=60", words, f"--output={path}")
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    record = json.loads(path.read_text())
-    assert set(states(record).values()) == {"ran"}
-    assert {row["section"] for row in record["rows"]} == {"schedules"}
-    assert all(line["value"] >= 0 for row in record["rows"] for line in row["lines"])
-
-
-def test_parameters_are_compared_relative_to_the_second_sides(tmp_path):
-    for side, values in (("here", [3.0, 4.5]), ("cpu", [3.0, 4.0])):
-        (tmp_path / side).mkdir()
-        arrays = {"w": np.float32(values), "count": np.int32(7)}
-        np.savez(tmp_path / side / "parameters.npz", **arrays)
-    assert accelerator._apart(tmp_path / "here", tmp_path / "cpu") == pytest.approx(0.1)
 
 
 @pytest.mark.slow

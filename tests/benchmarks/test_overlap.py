@@ -60,23 +60,3 @@ def test_every_schedule_has_a_point_and_a_timeline(tmp_path, monkeypatch):
     shown = [span.name for span in overlap.typical_step(spans["wfbp"]["measured"])]
     assert sorted(shown) == [*(f"reduce {b}" for b in range(3)), *(f"stage {b}" for b in range(3)),
                              "update"]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_layers_sleep_as_long_as_one_host_has_measured(monkeypatch):
-    """A forward pass of 30 ms, then 20 ms a layer; nothing else computes."""
-
-    def measured(task, batch, steps):
-        del steps
-        layers = profiling.backward_order(task, batch)
-        return profiling.Profile(layers, np.array([0.02, 0.04, 0.06]), forward=0.03)
-
-    tiny = {"name": "digits", "model": {"name": "mlp", "hidden": [8, 8]}}
-    monkeypatch.setitem(overlap.MODELS, "tiny", (tiny, 4))
-    monkeypatch.setattr(profiling, "measure_backward", measured)
-    points, spans = overlap.measured("tiny", turns=2, steps=1, sleeps=True)
-    assert [one["schedule"] for one in points] == [*overlap.SCHEDULES][1:-2]
-    assert all(one["seconds"] >= 0.09 for one in points)
-    for span in spans["wfbp"]["measured"]:
-        if span.name.startswith("stage"):
-            assert span.end - span.start >= {"stage 0": 0.05}.get(span.name, 0.02)

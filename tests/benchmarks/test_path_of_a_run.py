@@ -4,24 +4,6 @@ import pytest
 
 from tests.launcher import program
 
-# Each is lowered when a change shortens the path.
-MOST = {
-    "modules loaded": 63,
-    "lines of these": 15_706,
-    "files entered": 44,
-    "moves before the simulator exists": 99,
-}
-
-
-@pytest.mark.slow
-def test_a_simulated_run_takes_no_longer_path_than_it_did():
-    found = program("-m", "benchmarks.path_of_a_run", XLA_FLAGS="", JAX_PLATFORMS="cpu")
-    assert found.returncode == 0, found.stderr[-2000:]
-    rows = [line.split(maxsplit=1) for line in found.stdout.splitlines()]
-    numbers = {row[1]: int(row[0]) for row in rows if row[1:] and row[0].isdigit()}
-    assert numbers.keys() == MOST.keys()
-    assert all(0 < numbers[name] <= most for name, most in MOST.items()), numbers
-
 
 @pytest.mark.slow
 def test_an_arm_loads_no_library_that_it_does_not_use(tmp_path):

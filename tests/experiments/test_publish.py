@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import shlex
 
 import pytest
@@ -155,19 +154,6 @@ def test_arms_of_another_commit_are_trained_again(tmp_path, monkeypatch, capsys)
         (workdir / provenance.NOTE).write_text(json.dumps(note))
         assert publish.launched(sweep, workdir) == 0 and workdir.exists() == stays
     assert "is of commit def, this is abc: it begins anew" in capsys.readouterr().out
-
-
-def test_a_record_of_a_benchmark_names_a_program_that_is_there_or_says_that_it_is_gone():
-    named = re.compile(r"python -m ([\w.]+)")
-    for path in (publish.FOLDER / "benchmarks").glob("*.json"):
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict) or "command" not in found:
-            continue  # spans of a timeline, trials
-        program, *others = named.findall(f"{found['command']} {found.get('remark', '')}")
-        there = [(launcher.ROOT / f"{one.replace('.', '/')}.py").exists()
-                 for one in (program, *others)]  # fmt: skip
-        assert there[0] != found.get("remark", "").startswith("That program is gone"), path.name
-        assert all(there[1:]), path.name
 
 
 def test_pages_have_the_tables_of_their_records(monkeypatch):
