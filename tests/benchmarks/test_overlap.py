@@ -40,14 +40,8 @@ def test_every_schedule_has_a_point_and_a_timeline(tmp_path, monkeypatch):
     assert 1 <= by["optimal"]["buckets"] <= 3 and by["single"]["hidden"] in (0, None)
     for point in points:
         assert point["megabytes"] == 4 * (64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10) / 1e6
-        # What is seen of the exchange follows computing; half of DeAR's waits for a forward pass.
-        # Beside other programs, contention may be measured as less than none.
-        slower = point["contention"]
-        assert 0 < min(1, slower) * point["computing"] <= point["predicted"]
-        assert point["predicted"] <= max(1, slower) * point["computing"] + 8 * point["exchange"]
+        assert point["seconds"] == pytest.approx(sum(point["turns"]) / 2, abs=1e-5)  # of two
     assert not spans["in one program"]["measured"]  # nothing in it is apart from the rest
-    for point in points:  # the median of two
-        assert point["seconds"] == pytest.approx(sum(point["turns"]) / 2, abs=1e-5)
     overlap.draw(spans, tmp_path / "timelines.png")
     assert (tmp_path / "timelines.png").stat().st_size > 10_000
     events = [e for e in overlap.trace({"wfbp": spans["wfbp"]})["traceEvents"] if e["ph"] == "X"]
