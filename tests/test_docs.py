@@ -33,7 +33,7 @@ from tests.test_architecture import FILES, nodes_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN = [page for page in PAGES if page.name != "library.md"]  # run by the installed library
-QUICK = [ROOT / "docs" / "method.md"]
+QUICK = [ROOT / "docs" / "rule.md"]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 # Commands are checked as they stand, with all of their arms. Those whose records another command

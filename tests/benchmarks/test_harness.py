@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import accelerator, floors, harness, suite
+from benchmarks import accelerator, floors, harness
 from benchmarks.harness import Line, Row, Skip, compared, run
 from experiments import stopwatch
-from tests.launcher import ROOT, program
+from tests.launcher import program
 
 
 def row(name, *lines, error=None):
@@ -60,18 +60,6 @@ def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
     (line,) = measured.measure(1.0)
     assert line.value == 0.75 and line.facts == {"twice": 6.0} and line.verdict == "met"
     assert ratio("a", 2.3).verdict == "missed by 2.3x" and ratio("a", 5.0, None).verdict == ""
-
-
-def test_the_table_stands_between_the_marks_of_a_page(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{''.join(suite.MARKS)}\nafter\n")
-    _, record = ran([row("r", ratio("a"), Line("b", 3.0, "s"))], tmp_path / "r.json")
-    for _ in range(2):  # it replaces itself
-        suite.publish(record | {"date": "2026-01-01T", "cores": 2, "backend": "cpu"}, page)
-    text = page.read_text()
-    assert text.count("| a | – | – | 2 | <= 1 |") == 1 and "| b | 3 s | – | – | – |" in text
-    assert text.startswith("before\n") and text.endswith("\nafter\n")
-    assert all(mark in (ROOT / "docs" / "reproducing.md").read_text() for mark in suite.MARKS)
 
 
 def test_a_record_keeps_other_points_with_their_day_and_a_remark_on_its_command(tmp_path):

@@ -93,17 +93,6 @@ def test_tuned_rounds_of_any_length_meet_the_same_spells(delay):
     assert min(first, last, other) == pytest.approx(nonblocking.NOMINAL / 32, rel=0.5)
 
 
-@pytest.mark.parametrize("name", ["tuned_images", "tuned_text"])
-def test_other_tasks_meet_the_delays_of_the_digits(name):
-    """The time of a mini-batch is as its samples, and an exchange takes four mini-batches."""
-    file = nonblocking.VARIANTS[name]
-    config = file.get_config()
-    each = nonblocking.NOMINAL * config.batch_size / 128
-    assert config.delay.law.mean == each and config.delay.factors.to_dict() == {0: 4.0}
-    assert config.communication == 4 * each and config.stop_at_target
-    assert file.get_config("workers=8,communication=0.25").communication == 0.05
-
-
 def test_arguments_reach_the_configs():
     config = matcha.get_config("graph=4,budget=0.2,communication=0.02")
     assert (config.name, config.algorithm) == ("matcha/budget=0.2", part("matcha", budget=0.2))

@@ -111,7 +111,6 @@ def is_sgd(found):
         ("threads", "psum", PARTS),
         slow("threads", "decoupled", PARTS),
         slow("none", "psum", PARTS),
-        slow("threads", "decoupled", "single"),
         slow("none", "decoupled", "single"),
         pytest.param("program", "psum", "single", marks=LATE),
         pytest.param("program", "decoupled", "wfbp", marks=LATE),

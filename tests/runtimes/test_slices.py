@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from algorithms import all_reduce, easgd, local_sgd, matcha, reducers, top_k
+from algorithms import all_reduce, local_sgd, matcha, reducers, top_k
 from algorithms.base import AXIS
 from comms import topology
 from configs import base
@@ -31,7 +31,6 @@ METHODS = {
     "all_reduce": lambda: all_reduce(optimizer(), collective="ring"),
     "matcha": lambda: matcha(optimizer(), topology.ring(N), weighting="confidence"),
     "local_sgd": lambda: local_sgd(optimizer()),
-    "easgd": lambda: easgd(optimizer(), N),
     "top_k": lambda: top_k(optimizer(), ratio=0.5),
 }
 
@@ -58,8 +57,8 @@ def copies_differ(array):
     )
 
 
-# A mean, links of a graph, a centre and a memory; local steps are of the tests below.
-@pytest.mark.parametrize("name", ["all_reduce", slow("matcha"), slow("easgd"), slow("top_k")])
+# A mean, links of a graph and a memory; local steps are of the tests below.
+@pytest.mark.parametrize("name", ["all_reduce", slow("matcha"), slow("top_k")])
 def test_a_method_gives_what_one_device_per_worker_gives(name):
     """To float32 rounding, whole or divided; and all copies of a model are the same bits.
 

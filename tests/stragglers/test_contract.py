@@ -32,13 +32,18 @@ from tests.stragglers.contract_rows import (
 )  # fmt: skip
 
 
+WHOLE = [name for name in ROWS if "/" not in name]  # without their variants
+
+
 def test_every_rule_has_a_row():
     assert {name.split("/")[0] for name in ROWS} | {"replay"} == set(RULES)  # replay needs a file
 
 
 @ALL
 @pytest.mark.parametrize(("delay", "slow_links"), [("ties", False), ("time", True)])
-def test_segments_equal_the_whole_and_leave_old_states_alone(name, delay, slow_links):
+def test_segments_equal_the_whole(name, delay, slow_links):
+    """Nor does a segment change the state that it begins from."""
+
     def rule():
         return made(name, delay, slow_links, communication=lambda t: COSTS * (1 + t % 2))
 
@@ -71,14 +76,13 @@ def test_who_is_in_an_update_is_as_declared(name, delay):
         needed[workers[made_any]] = t + 1
 
 
-@row_marks(("adaptive_deadline", "drop_compute", "ata", "k_async", "adasync", "random_pairs"))
+@row_marks(WHOLE)
 def test_a_law_and_the_same_law_as_a_process_agree(name):
     assert_equal(whole(made(name), 30), whole(made(name, from_law(SHIFTED)), 30))
 
 
 def test_a_bad_setting_is_refused():
-    names = [name for name in ROWS if "/" not in name]  # without their variants
-    for name, (options, words) in itertools.product(names, (
+    for name, (options, words) in itertools.product(WHOLE, (
         ({"mini_batches": 0}, "mini_batches >= 1, got mini_batches=0"),
         ({"mini_batches": [1, 2]}, f"mini_batches lists 2 numbers for {P} workers"),
         ({"communication": -1.0}, "needs communication >= 0, got -1"),

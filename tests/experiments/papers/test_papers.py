@@ -6,30 +6,13 @@ import numpy as np
 
 from experiments import papers, publish
 from experiments.papers import s2_reducer
-from experiments.stats import FAILS, HOLDS, INCONCLUSIVE, arms, judge
+from experiments.stats import FAILS, HOLDS, arms
 
 PAPERS = publish.papers()
 EVERY = [claim for paper in PAPERS for claim in paper.CLAIMS]
 ROWS = [(claim, claim.record) for claim in EVERY if publish.is_published(claim.record)]
 SWEEPS = {sweep.name: sweep for paper in PAPERS for sweep in paper.SWEEPS}
 record = functools.cache(publish.record)
-
-
-def broken(found):
-    """Give arms that lost a seed on the way, whose losses diverged, after unequal work."""
-    for place, arm in enumerate(found, 1):
-        lost = {key: None for key in arm if key.startswith(("seconds_to", "updates_to"))}
-        lost |= {key: None for key in arm if "loss" in key or "accuracy" in key}
-        counts = {key: place * arm[key] for key in ("samples", "bytes_per_worker") if key in arm}
-        yield arm | lost | counts | {"reached": "0/3", "updates": 1, "updates_by_seed": None,
-                                     "seeds": [0], "staleness_mean_by_seed": None}  # fmt: skip
-
-
-def test_no_row_is_decided_by_arms_that_have_lost_what_it_needs():
-    for claim, name in ROWS:
-        if "arms" in record(name):
-            found = judge(claim, list(broken(arms(record(name)))), {"numbers": []})
-            assert found.verdict == INCONCLUSIVE and found.reason, (claim.claim, found)
 
 
 def sparse(loss=0.5, fewer="82.0", ms="20.0"):
