@@ -112,7 +112,6 @@ def is_sgd(found):
         slow("threads", "decoupled", PARTS),
         slow("none", "psum", PARTS),
         slow("none", "decoupled", "single"),
-        pytest.param("program", "psum", "single", marks=LATE),
         pytest.param("program", "decoupled", "wfbp", marks=LATE),
         pytest.param("program", "psum", PARTS, marks=LATE),
     ],

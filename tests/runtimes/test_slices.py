@@ -158,7 +158,7 @@ def test_the_devices_of_a_worker_average_once_in_a_gradient():
 
 # The devices divide two arrays and have one whole; the names of a slice's codecs follow.
 DIVIDED = {"in": (6, 512), "out": (512,), "whole": (2, 2)}
-CODED = [(None, None), ("int8", None), (None, "int4"), ("bf16", "mxfp4"), ("fp16", "fp8")]
+CODED = [(None, None), ("int8", None), (None, "int4"), ("fp16", "mxfp4")]
 
 
 def of_divided(params, examples):
@@ -199,11 +199,9 @@ def coded(name, parts):
     """Return parts [devices, ...] as the others read them."""
     if name is None:
         return parts
-    encoder = getattr(reducers, name)().encoder
-    return np.stack([
-        np.asarray(encoder.decode(encoder.encode(jnp.ravel(part), None), part.size))
-        for part in parts
-    ]).reshape(parts.shape)  # fmt: skip
+    encoder, rows = getattr(reducers, name)().encoder, parts.reshape(len(parts), -1)
+    read = jax.vmap(lambda row: encoder.decode(encoder.encode(row, None), row.size))
+    return np.asarray(jax.jit(read)(rows)).reshape(parts.shape)
 
 
 @pytest.mark.parametrize("codecs", CODED[1:])

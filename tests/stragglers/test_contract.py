@@ -31,7 +31,6 @@ from tests.stragglers.contract_rows import (
     row_marks,
 )  # fmt: skip
 
-
 WHOLE = [name for name in ROWS if "/" not in name]  # without their variants
 
 
