@@ -181,7 +181,7 @@ def test_distances_of_short_floats_do_not_vanish():
     def one(gradient):
         return exchange.update(gradient, exchange.init(read), read, current=current)[0]
 
-    found = jax.vmap(one, axis_name=AXIS)(np.ones((1, 2**12), np.float16))
+    found = jax.jit(jax.vmap(one, axis_name=AXIS))(np.ones((1, 2**12), np.float16))
     np.testing.assert_array_equal(found, 0.25)
 
 
@@ -200,7 +200,7 @@ def test_models_of_float64_that_agree_stay_as_they_are(method):
             updates, _ = tx.update(jnp.zeros_like(x), state, x)
             return optax.apply_updates(x, updates)
 
-        np.testing.assert_array_equal(jax.vmap(alone, axis_name=AXIS)(x), x)
+        np.testing.assert_array_equal(jax.jit(jax.vmap(alone, axis_name=AXIS))(x), x)
 
 
 def test_one_bit_adam_sends_small_leaves_of_short_floats_as_floats():
