@@ -4,7 +4,6 @@ import ast
 import functools
 import importlib
 import numbers
-import re
 
 from comms.registry import Registry
 from tests.launcher import ROOT
@@ -102,41 +101,6 @@ def test_imports_point_down_only():
         if module in FLOOR and module != here and FLOOR[module] <= FLOOR[here]
     ]
     assert not upward
-
-
-# Of `experiments/`, from the bottom. All modules of the folder itself are its core.
-ROOMS = ("registry", "tasks", "core", "papers", "publish", "advice")
-
-
-def test_imports_between_rooms_of_experiments_point_down():
-    def floor(module):
-        name = module.split(".")[1]
-        name = "registry" if name == "parts" else name
-        return ROOMS.index(name if name in ROOMS else "core")
-
-    upward, seen = [], set()
-    for path in [path for path in FILES if path.parent != ROOT]:
-        own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        if not own.startswith("experiments.") or own.endswith("experiments.__init__"):
-            continue
-        seen.add(floor(own))
-        for node in nodes_of(path):
-            from_room = isinstance(node, ast.ImportFrom) and node.module.startswith("experiments")
-            names = [node.module] if from_room and "." in node.module else []
-            if from_room and not names:
-                names = [f"experiments.{alias.name}" for alias in node.names]
-            upward += [f"{own}: {name}" for name in names if floor(name) > floor(own)]
-    assert not upward and len(seen) == len(ROOMS)
-
-
-def test_contributors_find_the_folders_in_the_order_of_imports():
-    listed = [
-        line.split()[0].strip("/").removesuffix(".py")
-        for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
-        if re.match(r"[a-z]+(/|\.py) {2,}", line)
-    ]
-    floors = [FLOOR[name] for name in listed if name in FLOOR]
-    assert floors == sorted(floors) and set(listed) >= set(FLOOR)
 
 
 # Where a program ends: the launcher and its processes, and modules that are programs.

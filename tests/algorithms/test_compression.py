@@ -112,18 +112,6 @@ def test_error_feedback_conserves_sums(name):
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
-@pytest.mark.slow
-def test_memory_is_frozen_where_a_worker_finished_nothing():
-    method = built("top_k/momentum")
-    given = gradients(), jnp.ones(N), jnp.float32(0)
-    _, before = exchange(method.exchange.update, start(method), *given)
-    idle = jnp.array([1.0, 0, 1, 1])
-    _, after = exchange(method.exchange.update, before, gradients(1), idle, jnp.float32(8))
-    for old, new in zip(*map(jax.tree.leaves, (before.reducers, after.reducers)), strict=True):
-        np.testing.assert_array_equal(old[1], new[1])
-        assert (np.asarray(old[0]) != new[0]).any()
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def alone(update, gradient, state, weight=None):
     """Return (the mean over one worker, its state)."""
@@ -172,13 +160,16 @@ def test_warm_up_is_dense_for_so_many_updates():
 
 
 def test_a_worker_may_deliver_twice_to_a_codec_that_keeps_nothing_of_it():
-    """All entries are sent here: all-reduce SGD. Counters of fallbacks are no memory either."""
+    """All entries are sent here, by hand. Counters of fallbacks are no memory either."""
     law = delays.exponential(1.0)
     sent = use.random_k(SGD, ratio=1.0, error_feedback=False)
-    found, schedule = quadratics.simulated(sent, "k_batch_async", law, 20, k=6)
-    expected, _ = quadratics.simulated(use.all_reduce(SGD), "k_batch_async", law, 20, k=6)
+    (found,), schedule = quadratics.simulated(sent, "k_batch_async", law, 20, k=6)
     assert schedule.twice.any()
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    versions = [np.zeros(quadratics.D)]
+    for who, read in zip(schedule.workers, schedule.version, strict=True):
+        apart = np.array(versions)[read] - quadratics.CENTRE[who]
+        versions.append(versions[-1] - 0.1 * (quadratics.CURVATURE[who] * apart).mean(0))
+    np.testing.assert_allclose(found, versions[-1], rtol=1e-5, atol=1e-6)
     twice = planned.rule("k_batch_async", law, N, k=3).turnout
     assert base.misfit(use.sparcml(SGD), N, twice, PARAMS) is None
     assert "keeps memory per worker" in base.misfit(use.top_k(SGD), N, twice, PARAMS)

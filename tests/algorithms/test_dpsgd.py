@@ -29,7 +29,7 @@ def moved(method, x):
         given = {"batches": batches, "nominal": M, "samples": 0.0, "active": None}
         return method.exchange.update(g, method.exchange.init(x), x, **given)[0]
 
-    return jax.vmap(one, axis_name=AXIS)(jnp.asarray(x), jnp.asarray(G), jnp.asarray(BATCHES))
+    return jax.jit(jax.vmap(one, axis_name=AXIS))(x, G, BATCHES)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_two_updates_of_local_sgd(weighting):
 
     x, state = jnp.asarray(X[0]), method.server.init(jnp.asarray(X[0]))
     for _ in range(2):
-        found = jax.vmap(mean, axis_name=AXIS)(jnp.asarray(G), jnp.asarray(BATCHES))
+        found = jax.jit(jax.vmap(mean, axis_name=AXIS))(G, BATCHES)
         update, state = method.server.update(found[0], state, x, batches=BATCHES.sum())
         x = optax.apply_updates(x, update)
     average = weight @ G / weight.sum()

@@ -79,7 +79,7 @@ def by_hand():
 def started(exchange, params):
     """Return (states of all workers, the exchange of a round)."""
     update = jax.vmap(lambda u, s, b: exchange.update(u, s, batches=b), axis_name=AXIS)
-    return jax.vmap(lambda _: exchange.init(params))(np.arange(WORKERS)), jax.jit(update)
+    return jax.jit(jax.vmap(lambda _: exchange.init(params)))(np.arange(WORKERS)), jax.jit(update)
 
 
 def test_every_round_is_the_authors():
@@ -102,9 +102,11 @@ def test_every_round_is_the_authors():
 def test_equal_lengths_and_a_wide_clip_are_plain_local_steps():
     ones = {k: np.ones((WORKERS, *shape), np.float32) for k, shape in SHAPES.items()}
     method = use.edit(optax.sgd(0.1), clip=1e9)
-    state = jax.vmap(lambda _: method.exchange.init(PROGRESS[0]))(np.arange(WORKERS))
-    update = jax.jit(jax.vmap(lambda u, s: method.exchange.update(u, s), axis_name=AXIS))
-    means, _ = update(ones, state)
+
+    def update(progress):
+        return method.exchange.update(progress, method.exchange.init(progress))[0]
+
+    means = jax.jit(jax.vmap(update, axis_name=AXIS))(ones)
     jax.tree.map(np.testing.assert_allclose, means, ones)
     with pytest.raises(ValueError, match="edit: needs clip"):
         use.edit(optax.sgd(0.1), clip=0.0)

@@ -14,13 +14,11 @@ from algorithms import (
     compensated_rate,
     dsgd_ac,
     ef_sign,
-    int8_all_reduce,
     loscar_sgd,
     matcha,
     one_bit_adam,
     periodic,
     qsgd,
-    random_k,
     streaming_diloco,
     top_k,
 )
@@ -31,7 +29,6 @@ from comms import mixing, topology
 from comms.messages import Row, collective_bytes
 from runtimes.own_loop import as_optax
 from tests.algorithms.quadratics import D, N, gradients, in_step
-from tests.marks import slow
 
 RATE, DECAY, UPDATES = 0.05, 0.8, 9
 GRAPH = topology.matcha_graph(0)
@@ -107,12 +104,9 @@ def gossip(method, alpha, order, factor):
         (all_reduce(sgd(), weighting="equal"), mean_of_workers, 2e-6),
         (top_k(sgd(), ratio=0.4), remembering(largest_two), 2e-6),
         (ef_sign(sgd()), remembering(signs), 2e-6),
-        # Nothing is left out, or little is rounded.
-        slow(random_k(sgd(), ratio=1.0), mean, 2e-6),
-        (qsgd(sgd(), levels=32767), mean, 1e-4),
-        slow(int8_all_reduce(sgd()), mean, 2e-2),
+        (qsgd(sgd(), levels=32767), mean, 1e-4),  # little is rounded
     ],
-    ids=["all_reduce", "equal", "top_k", "ef_sign", "random_k", "qsgd", "int8"],
+    ids=["all_reduce", "equal", "top_k", "ef_sign", "qsgd"],
 )
 def test_one_model(method, combine, within):
     found = in_step(method, UPDATES, FINISHED)
@@ -187,7 +181,7 @@ def test_distances_of_short_floats_do_not_vanish():
     def one(gradient):
         return exchange.update(gradient, exchange.init(read), read, current=current)[0]
 
-    found = jax.vmap(one, axis_name=AXIS)(np.ones((1, 2**12), np.float16))
+    found = jax.jit(jax.vmap(one, axis_name=AXIS))(np.ones((1, 2**12), np.float16))
     np.testing.assert_array_equal(found, 0.25)
 
 
@@ -206,7 +200,7 @@ def test_models_of_float64_that_agree_stay_as_they_are(method):
             updates, _ = tx.update(jnp.zeros_like(x), state, x)
             return optax.apply_updates(x, updates)
 
-        np.testing.assert_array_equal(jax.vmap(alone, axis_name=AXIS)(x), x)
+        np.testing.assert_array_equal(jax.jit(jax.vmap(alone, axis_name=AXIS))(x), x)
 
 
 def test_one_bit_adam_sends_small_leaves_of_short_floats_as_floats():

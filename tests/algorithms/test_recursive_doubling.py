@@ -16,14 +16,15 @@ def arrays(workers, size, own, width=3, seed=0):
 
 @pytest.mark.few(1)
 def test_the_sum_on_every_worker(spmd):
-    workers = 6
-    for own in (2, 20):
-        x = arrays(workers, 40, own)
-        found = spmd(lambda x, own=own: doubling_all_reduce(x, own), x)
+    few, many = (arrays(6, 40, own) for own in (2, 20))
+    noise = np.random.default_rng(0).normal(size=many.shape).astype(np.float32) * (many != 0)
+    *sums, same = spmd(
+        lambda *each: [doubling_all_reduce(*one) for one in zip(each, (2, 20, 20), strict=True)],
+        few, many, noise,
+    )  # fmt: skip
+    for found, x in zip(sums, (few, many), strict=True):
         np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
-        noise = np.random.default_rng(0).normal(size=x.shape).astype(np.float32) * (x != 0)
-        found = spmd(lambda x, own=own: doubling_all_reduce(x, own), noise)
-        np.testing.assert_array_equal(found, np.broadcast_to(found[:1], found.shape))
+    np.testing.assert_array_equal(same, np.broadcast_to(same[:1], same.shape))
 
 
 def test_workers_beyond_a_power_of_two_meet_one_below_it_first_and_last():

@@ -165,7 +165,9 @@ def test_bytes_are_those_of_the_last_and_of_indices():
 
 def test_a_server_by_name_takes_the_mean_progress_for_a_gradient():
     """DiLoCo's outer step by hand: Nesterov with momentum 0.9 on the mean of base - live."""
-    config = configured("local_sgd(server=momentum(decay=0.9, nesterov=true, learning_rate=0.7))")
+    method = "local_sgd(server=momentum(decay=0.9, nesterov=true, learning_rate=0.7))"
+    small = {"algorithm": method, "task": "digits(model=logistic)", "wait": "barrier"}
+    config = sweep.override(nonblocking.get_config("workers=4"), small)
     server = prepare.prepare(config).algorithm.server
     params, state = jnp.zeros(2), server.init(jnp.zeros(2))
     momentum = np.zeros(2)
@@ -173,16 +175,3 @@ def test_a_server_by_name_takes_the_mean_progress_for_a_gradient():
         update, state = server.update(jnp.float32(progress), state, params, batches=4, samples=0.0)
         momentum = 0.9 * momentum + progress
         np.testing.assert_allclose(update, -0.7 * (progress + 0.9 * momentum), rtol=1e-6)
-
-
-def configured(algorithm, **changes):
-    config = nonblocking.get_config("workers=4")
-    small = {"task": "digits(model=logistic)", "wait": "barrier", "mini_batches": 2, "updates": 5}
-    return sweep.override(config, {"algorithm": algorithm} | small | changes)
-
-
-def test_arms_with_codecs_that_draw_do_not_share_a_program_over_seeds():
-    one, other = (configured("local_sgd(exchange=random_k)", seed=seed) for seed in (0, 1))
-    assert prepare.alike(one) != prepare.alike(other)
-    one, other = (configured("local_sgd", seed=seed) for seed in (0, 1))
-    assert prepare.alike(one) == prepare.alike(other)

@@ -26,7 +26,7 @@ def aggregated(method, sent, busy=BUSY):
         return jnp.concatenate([found["a"], found["b"].ravel()])
 
     sent = np.where(busy[:, None] > 0, sent, 0)
-    found = np.asarray(jax.vmap(one, axis_name=AXIS)(jnp.asarray(sent), jnp.asarray(busy)))
+    found = np.asarray(jax.jit(jax.vmap(one, axis_name=AXIS))(sent, busy))
     assert (found == found[:1]).all()
     return found[0]
 
@@ -38,7 +38,7 @@ def test_without_weights_all_count():
     def one(x):
         return method.exchange.update(x, method.exchange.init(x), batches=1)[0]
 
-    found = jax.vmap(one, axis_name=AXIS)(jnp.asarray(SENT))
+    found = jax.jit(jax.vmap(one, axis_name=AXIS))(SENT)
     expected = aggregated(method, SENT, np.ones(N, np.int32))
     np.testing.assert_array_equal(found, np.tile(expected, (N, 1)))
 

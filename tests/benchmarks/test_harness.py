@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import accelerator, floors, harness, suite
+from benchmarks import accelerator, floors, harness
 from benchmarks.harness import Line, Row, Skip, compared, run
 from experiments import stopwatch
-from tests.launcher import ROOT, program
+from tests.launcher import program
 
 
 def row(name, *lines, error=None):
@@ -54,32 +54,12 @@ def test_a_row_without_memory_or_with_an_error_says_so_and_the_next_one_runs(tmp
     assert any("device: out of memory: " in text and "9 bytes" in text for text in printed)
 
 
-def test_no_row_begins_after_the_end(tmp_path):
-    now = iter(range(0, 1000, 10))  # a look at the clock takes 10 s
-    rows = [row("first", ratio("a")), row("late")]
-    good, record = ran(rows, tmp_path / "record.json", 20.0, clock=lambda: next(now))
-    assert good and states(record) == {"first": "ran", "late": "skipped"}
-    assert record["rows"][1]["word"] == "no time is left; raise --minutes"
-
-
 def test_a_compared_row_divides_the_first_by_the_second(monkeypatch):
     monkeypatch.setattr(stopwatch, "seconds", lambda sides, budget: {"ours": 3.0, "floor": 2.0})
     measured = compared("s", "name", 1.03, dict, lambda taken: {"twice": 6.0}, scale=0.5)
     (line,) = measured.measure(1.0)
     assert line.value == 0.75 and line.facts == {"twice": 6.0} and line.verdict == "met"
     assert ratio("a", 2.3).verdict == "missed by 2.3x" and ratio("a", 5.0, None).verdict == ""
-
-
-def test_the_table_stands_between_the_marks_of_a_page(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{''.join(suite.MARKS)}\nafter\n")
-    _, record = ran([row("r", ratio("a"), Line("b", 3.0, "s"))], tmp_path / "r.json")
-    for _ in range(2):  # it replaces itself
-        suite.publish(record | {"date": "2026-01-01T", "cores": 2, "backend": "cpu"}, page)
-    text = page.read_text()
-    assert text.count("| a | 2 | 1 |") == 1 and "| b | 3 s | |" in text
-    assert text.startswith("before\n") and text.endswith("\nafter\n")
-    assert all(mark in (ROOT / "docs" / "reproducing.md").read_text() for mark in suite.MARKS)
 
 
 def test_a_record_keeps_other_points_with_their_day_and_a_remark_on_its_command(tmp_path):
@@ -113,26 +93,6 @@ def command(module, *arguments):
              "--xla_cpu_parallel_codegen_split_count=1")  # fmt: skip
     environment = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
     return program("-m", f"benchmarks.{module}", *arguments, timeout=1200, **environment)
-
-
-@pytest.mark.slow
-def test_the_tiny_suite_measures_rows_that_are_named(tmp_path):
-    path = tmp_path / "suite.json"
-    words = "--only=schedules"  # the other command measures the rest
-    ended = command("suite", "--tiny", "--minutes=60", words, f"--output={path}")
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    record = json.loads(path.read_text())
-    assert set(states(record).values()) == {"ran"}
-    assert {row["section"] for row in record["rows"]} == {"schedules"}
-    assert all(line["value"] >= 0 for row in record["rows"] for line in row["lines"])
-
-
-def test_parameters_are_compared_relative_to_the_second_sides(tmp_path):
-    for side, values in (("here", [3.0, 4.5]), ("cpu", [3.0, 4.0])):
-        (tmp_path / side).mkdir()
-        arrays = {"w": np.float32(values), "count": np.int32(7)}
-        np.savez(tmp_path / side / "parameters.npz", **arrays)
-    assert accelerator._apart(tmp_path / "here", tmp_path / "cpu") == pytest.approx(0.1)
 
 
 @pytest.mark.slow

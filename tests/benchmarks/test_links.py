@@ -42,12 +42,6 @@ def test_a_killed_program_leaves_no_hosts(able):
     assert not pathlib.Path(f"/proc/{sleeper}/cwd").exists()
 
 
-def test_others_are_left_alone(able):
-    with namespaces.switch(1) as (host,):
-        namespaces.remove(host.name[:-3])  # a beginning of ours is not ours
-        assert (namespaces.NAMES / host.name).exists()
-
-
 # --- seconds to a loss ---
 
 

@@ -15,10 +15,3 @@ def test_one_scan_and_a_call_per_event_end_at_the_same_model():
     moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), called, start)
     assert max(jax.tree.leaves(moved)) > 1e-3
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), called, scanned)
-
-
-@pytest.mark.slow
-def test_two_sides_take_turns():
-    found = peers.compare("softmax", ["gossax", "scan"], 64, turns=2)
-    for version, times in found.values():
-        assert version.startswith("jax ") and len(times) == 2 and min(times) > 0

@@ -81,7 +81,7 @@ def test_active_matchings_mix_by_their_laplacians(spmd):
         )
         assert_leaves(spmd(lambda x, on, mix=mix: mix(x, active=on), x, switches), expected)
         pull = jax.vmap(functools.partial(pull, active=active), axis_name="workers")
-        assert_leaves(pull(x), pulled)
+        assert_leaves(jax.jit(pull)(x), pulled)
 
 
 def test_on_one_device_what_is_heard_at_once_is_what_is_heard_one_by_one(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from comms import buckets
 from configs import base
-from experiments import config_files, prepare, registry, sweep
+from experiments import prepare, registry, sweep
 from experiments.registry import part
 from experiments.tasks import text_models
 
@@ -93,33 +93,6 @@ def test_tuned_rounds_of_any_length_meet_the_same_spells(delay):
     assert min(first, last, other) == pytest.approx(nonblocking.NOMINAL / 32, rel=0.5)
 
 
-def test_jobs_of_a_sweep_have_the_durations_of_its_mini_batches():
-    for batch in (4, 16):
-        variant, argument = nonblocking.VARIANTS["traces"], f"batch={batch}"
-        arms = dict(config_files.swept_arms(variant, variant.get_config(argument)))
-        one = arms["alibaba_job_4/dpsgd/blocking/M=8/rate=0.2"]["delay"]
-        assert one == variant.get_config(f"{argument},delay=alibaba_job_4").delay
-
-
-@pytest.mark.parametrize("workers", [4, 16, 32])
-def test_a_pair_of_imagenet_has_the_images_of_two_workers(workers):
-    config = FILES["imagenet"].get_config(f"workers={workers}")
-    changes = dict(config_files.swept_arms(FILES["imagenet"], config))["swarm/H=2/8 bits"]
-    samples = changes["updates"] * changes["wait"].width * 2 * changes["mini_batches"]
-    assert 0 <= samples - 2 * config.updates * workers < 4  # two updates of one, in pairs
-
-
-@pytest.mark.parametrize("name", ["tuned_images", "tuned_text"])
-def test_other_tasks_meet_the_delays_of_the_digits(name):
-    """The time of a mini-batch is as its samples, and an exchange takes four mini-batches."""
-    file = nonblocking.VARIANTS[name]
-    config = file.get_config()
-    each = nonblocking.NOMINAL * config.batch_size / 128
-    assert config.delay.law.mean == each and config.delay.factors.to_dict() == {0: 4.0}
-    assert config.communication == 4 * each and config.stop_at_target
-    assert file.get_config("workers=8,communication=0.25").communication == 0.05
-
-
 def test_arguments_reach_the_configs():
     config = matcha.get_config("graph=4,budget=0.2,communication=0.02")
     assert (config.name, config.algorithm) == ("matcha/budget=0.2", part("matcha", budget=0.2))
@@ -136,26 +109,6 @@ def test_arguments_reach_the_configs():
     chosen = {changes["buckets"] for _, changes in FILES["mg_wfbp"].sweep() if "buckets" in changes}
     unchosen = {"asc", "byte_scheduler"}
     assert {name.partition(":")[0] for name in chosen} == set(buckets.PLANNERS) - unchosen
-
-
-def test_signs_are_scaled_by_the_rate_and_decay_with_the_weights():
-    small_messages = FILES["small_messages"]
-    config = small_messages.get_config("tiny,steps=30,workers=2")
-    arms = dict(config_files.swept_arms(small_messages, config))
-    decay, signs = arms["demo/8 of 64/rate=0.002"]["optimizer"]
-    assert decay.weight_decay == config.optimizer.weight_decay > 0
-    assert signs.learning_rate == 0.002 and signs.schedule == config.optimizer.schedule
-
-
-def test_exact_diffusion_has_the_graphs_on_which_it_is_stable():
-    heterogeneous = FILES["heterogeneous"]
-    for workers in (16, 64):
-        config = heterogeneous.get_config(f"workers={workers}")
-        arms = dict(heterogeneous.sweep(config))
-        assert ("exact_diffusion/base_2/rate=0.2" in arms) == (workers == 16)  # refused beyond
-    config = heterogeneous.get_config("task=text,workers=8")
-    groups = {name.rpartition("/")[0] for name, _ in heterogeneous.sweep(config)}
-    assert groups == set(heterogeneous.TEXT_RATES) < set(heterogeneous.RATES)
 
 
 @pytest.mark.slow

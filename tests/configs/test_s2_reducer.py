@@ -1,12 +1,9 @@
 """Claims of the S2 Reducer experiment, on a task small enough for a test."""
 
-import jax
-import numpy as np
 import pytest
 
-from algorithms.row_sparse import budget_rows
 from configs import s2_reducer
-from experiments import codec_times, config_files, prepare, sweep, tasks
+from experiments import codec_times, config_files, sweep
 
 SMALL = "ncf(interactions=identifiers(files=60), width=8, hidden=8)"
 # Seconds of a gradient, and of an exchange and a step.
@@ -77,42 +74,3 @@ def test_a_task_whose_rows_nobody_has_counted_is_refused():
         next(s2_reducer.sweep(sweep.override(config, {"task": "digits"})))
     with pytest.raises(ValueError, match="unknown task 'gpt'; known tasks: lstm, transformer"):
         s2_reducer.get_config("task=gpt")
-
-
-@pytest.mark.slow
-def test_what_a_task_touches_is_counted_again():
-    """The room is enough for random updates, and less than twice what the fullest of them needs.
-
-    A method rounds its room to whole pieces of a table, here 2 of 39 blocks in Python 3.13.
-    """
-    config = s2_reducer.get_config("task=ncf")
-    task = prepare.prepare(config).task
-    params = task.init(jax.random.key(0))
-    losses = tasks.first_draw(task)
-    gradient = jax.jit(jax.grad(lambda p, examples: losses(p, examples).mean()))
-    rng = np.random.default_rng(2)
-    room = np.array(s2_reducer.TOUCHED[config.task.name])
-    most = np.zeros(4)  # in the order of Touched
-    for _ in range(24):
-        touched = []  # of every worker, which rows and which blocks of every table
-        for _ in range(4):
-            mini_batch = rng.choice(len(task.labels), config.batch_size, replace=False)
-            examples = tasks.take(task.train, mini_batch)
-            leaves = jax.tree_util.tree_leaves_with_path(gradient(params, examples))
-            tables = [np.asarray(x) for path, x in leaves if tasks.row_sparse(task, path)]
-            touched.append([[_occupied(x, x[0].size) for x in tables],
-                            [_occupied(x, 256) for x in tables]])  # fmt: skip
-        for kind in range(2):
-            for of_table in zip(*(worker[kind] for worker in touched), strict=True):
-                pieces = len(of_table[0])
-                for place, used in ((kind, of_table), (2 + kind, [np.any(of_table, axis=0)])):
-                    largest = max(np.sum(own) for own in used)
-                    assert largest <= budget_rows("ncf", room[place], None)(pieces)
-                    most[place] = max(most[place], largest / pieces)
-    assert (room < 2 * most).all()
-
-
-def _occupied(table: np.ndarray, size: int) -> np.ndarray:
-    """Return the pieces of `size` elements with a non-zero one; the last one is padded."""
-    flat = table.ravel() != 0
-    return np.pad(flat, (0, -len(flat) % size)).reshape(-1, size).any(axis=1)

@@ -105,27 +105,6 @@ def recorded(*arms):
                                                               for a in arms]}}  # fmt: skip
 
 
-def test_evidence_lacks_seeds_and_rates_near_to_the_best():
-    claim = Claim("", "", "", "ours", "theirs", tuned=True, edges={"rate": 0.4})
-    found = stats.lacking(claim, recorded(*GRID, *RIVAL))
-    assert found == ["3 seeds", "rates 2x apart"]
-    names = [f"ours/M={length}/outer={outer}/rate={rate}"
-             for length in (1, 2) for outer in (0.5, 0.6) for rate in (0.1, 0.12, 0.2)]  # fmt: skip
-    arms = [{"name": name} for name in names]
-    assert stats.spacing({"name": "ours/M=2/outer=0.5/rate=0.1"}, arms) == pytest.approx(1.2)
-    assert stats.spacing({"name": "ours/M=2/outer=0.6/rate=0.2"}, arms) == pytest.approx(5 / 3)
-    untuned = claim._replace(ours="ours/rate=0.2", theirs="theirs/rate=0.4", tuned=False)
-    assert stats.lacking(untuned, recorded(*GRID, *RIVAL)) == ["3 seeds", "one rate"]
-    counted = untuned._replace(quantity=stats.BYTES)
-    assert stats.lacking(counted, recorded(*GRID, *RIVAL)) == []
-    lucky = [arm("ours/rate=0.1", (0.0, 3.0, 3.0)), arm("ours/rate=0.12", (2.1, 2.1, 2.1)),
-             arm("ours/rate=0.15", (9.0, 9.0, 9.0))]  # fmt: skip
-    rival = [arm(f"theirs/rate={n}", (v, v, v)) for n, v in ((0.1, 9), (0.12, 2.1), (0.15, 9))]
-    apart = claim._replace(edges={"rate": 0.1}, bound=2.2)
-    found = stats.lacking(apart, recorded(*lucky, *rival))
-    assert found == ["3 seeds", "holds if other seeds choose"]
-
-
 def test_bytes_until_the_target_are_a_share_of_all():
     row = arm("ours") | {"updates": 40, "updates_to_target": 10.0,
                          "updates_to_target_by_seed": [8, 10, 12]}  # fmt: skip

@@ -10,7 +10,6 @@ from configs import adasync, nonblocking
 from experiments import prepare, records, sweep, train
 from runtimes.simulate import Batched
 from tests.experiments.test_checkpoints import left
-from tests.marks import slow
 
 
 def arms(base, *changes):
@@ -37,15 +36,8 @@ def gossip():
     return arms(base, {}, {"seed": 3, "optimizer.learning_rate": 0.1, "communication": 0.0})
 
 
-def fresh_rules():
-    """Rules in rounds and of a server, under none of which a gradient is stale."""
-    base = adasync.get_config("rate=0.2")
-    base.seconds, base.evaluate_every, base.mini_batches = 12.0, 4.0, 2
-    grace, deadline = "quorum_grace(k=3, in_flight=cut)", "adaptive_deadline(leftovers=drop, c=1.0)"
-    return arms(base, *({"wait": wait} for wait in (grace, deadline, "k_sync(k=5)")))
-
-
-@pytest.mark.parametrize("make", [slow(slow_and_stale), slow(gossip), slow(fresh_rules)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [slow_and_stale, gossip])
 def test_together_is_alone_side_by_side(tmp_path, make):
     configs = make()
     assert len({prepare.alike(config) for config in configs}) == 1
@@ -107,8 +99,11 @@ def test_arms_of_other_programs_run_apart():
     assert len({prepare.alike(config) for config in arms(base, {}, *other)}) == 1 + len(other)
     assert prepare.alike(sweep.override(base, {"runtime": "mesh"})) is None
     # The seed of a method that draws by itself is no data.
-    drawing = arms(base, *({"algorithm": "qsgd", "seed": seed} for seed in (0, 0, 1)))
-    assert len({prepare.alike(config) for config in drawing}) == 2
+    for method, programs in (
+        ("qsgd", 2), ("local_sgd(exchange=random_k)", 2), ("local_sgd", 1)
+    ):  # fmt: skip
+        drawing = arms(base, *({"algorithm": method, "seed": seed} for seed in (0, 0, 1)))
+        assert len({prepare.alike(config) for config in drawing}) == programs, method
     # Nor are its initial parameters, whose first gradient may decide how it is built.
     begun = ({"algorithm": name, "initial": path} for name in ("qsgd", "top_k") for path in "ab")
     assert len({prepare.alike(config) for config in arms(base, *begun)}) == 3

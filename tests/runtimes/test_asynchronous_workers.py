@@ -546,29 +546,10 @@ def test_a_contribution_that_cannot_be_used_ends_the_run_or_is_left_out(says, by
         assert loop.sent == X0.nbytes * (pushes + left_out)
 
 
-class Calls:
-    """A pool that notes what it is asked for."""
-
-    def __init__(self):
-        self.now, self.started, self.killed, self.tags = 0.0, [], [], []
-
-    def start(self, member, *ready):
-        self.started.append(member)
-
-    def handle(self, member):
-        pass
-
-    def kill(self, member):
-        self.killed.append(member)
-
-    def call(self, member, method, *arguments, tag=None, aside=False, process=None):
-        self.tags.append(tag)
-
-
 def test_a_delivery_that_is_heard_after_its_process_was_lost_is_computed_again(by_value):
     """A new process goes on from nothing that the old one remembered."""
     loop = Loop("k_async", 40)
-    worker, loop._pool = loop._pool._workers[1], Calls()
+    worker, loop._pool = loop._pool._workers[1], MagicMock()
     loop._alive.update(range(N))
     begun = {command.worker: command.order for command in loop._server.begin(0.0)}
     late = News(1, "answer", worker.step(begun[1], X0), begun[1])
@@ -586,25 +567,26 @@ def test_a_delivery_that_is_heard_after_its_process_was_lost_is_computed_again(b
 def test_an_order_never_reaches_a_later_process_of_its_worker(by_value):
     """The later one has no state to go on from; the order was still to be sent."""
     loop, sent = Loop("k_async", 40), []
-    loop._pool = calls = Calls()
-    calls.handle = lambda member: len(calls.started)
+    loop._pool = calls = MagicMock()
+    calls.handle = lambda member: calls.start.call_count
     calls.call = lambda *arguments, tag, process, **_: sent.append((tag.number, process))
     waiting = loop._sender = MagicMock()
     loop._send(next(iter(loop._server.begin(0.0))))
     loop._heed(News(0, "lost"))
     (call, *arguments), _ = waiting.submit.call_args
     call(*arguments)
-    assert calls.started == [0] and sent == [(1, 0)] and loop.error is None
+    (restarted,) = calls.start.mock_calls
+    assert restarted.args[0] == 0 and sent == [(1, 0)] and loop.error is None
 
 
 def test_a_new_process_lives_though_it_has_no_memory_of_the_last_evaluation():
     loop = Loop("k_async", 40)
-    loop._pool = calls = Calls()
+    loop._pool = calls = MagicMock()
     loop.state_of(1, 17)
-    loop._heed(News(1, "failed", KeyError(17), calls.tags[0]))
-    assert not calls.killed
+    loop._heed(News(1, "failed", KeyError(17), calls.call.call_args.kwargs["tag"]))
+    assert not calls.kill.called
     loop._heed(News(1, "failed", KeyError(17)))  # another call, which each of them can answer
-    assert calls.killed == [1]
+    calls.kill.assert_called_once_with(1)
 
 
 def test_an_order_that_cannot_be_handed_out_ends_the_run(monkeypatch):
@@ -675,37 +657,25 @@ def test_a_run_ends_with_too_few_workers_or_with_one_that_dies_again_and_again()
 
 def test_a_process_that_is_silent_or_computes_for_too_long_is_ended():
     """By five times the usual time; a moment in which nobody listens does not count."""
-
-    class Pool:
-        def __init__(self):
-            self.killed, self.asked = [], []
-
-        def kill(self, who):
-            self.killed.append(who)
-
-        def call(self, who, *arguments, **options):
-            self.asked.append(who)
-
     watched = Supervisor(3, Options())
-    watched._pool = pool = Pool()
+    watched._pool = pool = MagicMock()
     watched._alive, now = {0, 1}, time.monotonic()
-    assert watched._lives(1, computing=200.0) and not pool.killed  # local steps may be long
+    assert watched._lives(1, computing=200.0) and not pool.kill.called  # local steps may be long
     watched._heard[0] = now - 25.0  # and one that computes gives signs
     watched._look(away=0.0)
-    assert pool.killed == [0]
-    pool.killed.clear()
+    pool.kill.assert_called_once_with(0)
+    pool.kill.reset_mock()
     watched._durations.extend([4.0] * 10)
     assert watched.patience == 20.0
     watched._heard = {0: now - 35.0, 1: now - 25.0}
-    watched._look(away=8.0)
-    assert not pool.killed
-    watched._look(away=0.0)
-    assert not pool.killed
+    for away in (8.0, 0.0):
+        watched._look(away)
+        assert not pool.kill.called
     watched._heard[0] -= 5.0
     watched._look(away=0.0)
-    assert pool.killed == [0]
-    assert watched._lives(1, computing=19.0) and pool.asked == [1, 1]
-    assert not watched._lives(1, computing=21.0) and pool.killed == [0, 1]
+    assert watched._lives(1, computing=19.0) and not watched._lives(1, computing=21.0)
+    assert [call.args[0] for call in pool.kill.mock_calls] == [0, 1]
+    assert [call.args[0] for call in pool.call.mock_calls] == [1, 1]
 
 
 def test_a_system_without_shared_memory_is_not_asked_for_its_room(monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import jax
 import jax.numpy as jnp
@@ -234,41 +235,27 @@ def test_workers_that_wait_for_each_other_go_on_with_their_draws():
 
 def test_local_steps_of_a_process_that_has_gone_wait_for_nobody():
     """They were reported before, and are heard after; its new process makes them again."""
-
-    class Calls:
-        def call(self, *arguments, **options):
-            pass
-
-    coordinator = Coordinator(meeters.parts("blocking"), PairLog(N), Options(), Calls())
+    coordinator = Coordinator(meeters.parts("blocking"), PairLog(N), Options(), MagicMock())
     coordinator._rule, coordinator._alive = coordinator._parts.rule.arrivals.init(), {0, 1, 3}
     for who in (1, 2):
         coordinator._reported(who, Report([Arrival(who, 0.5)], 0.0))
     assert coordinator._rule.waits[1] >= 0 > coordinator._rule.waits[2]
     # Without worker 2 of the ring, worker 0 meets all who wait; without two, nobody might.
     assert coordinator.spares({2}) and not coordinator.spares({0, 2})
-    free = Coordinator(meeters.parts("float32"), PairLog(N), Options(), Calls())
+    free = Coordinator(meeters.parts("float32"), PairLog(N), Options(), MagicMock())
     assert free.spares({0, 2})
 
 
 def test_meetings_of_both_sides_are_in_a_report_also_of_a_process_that_is_ended():
     """A passive worker never asks; its deaths are in a row only without a meeting between them."""
-
-    class Calls:
-        killed = ()
-
-        def call(self, *arguments, **options):
-            pass
-
-        def kill(self, who):
-            self.killed = (*self.killed, who)
-
-    coordinator = Coordinator(meeters.parts("ad_psgd"), PairLog(N), Options(), Calls())
+    coordinator = Coordinator(meeters.parts("ad_psgd"), PairLog(N), Options(), MagicMock())
     coordinator._alive = set(range(N))
     coordinator._died |= {0: 2, 1: 4, 2: 4}
     ends = tuple(Entry(who, 0, H, 0, 0, 0.0, 0.1) for who in (0, 1))
     report = Report([Meeting(ends, 0.1, 0.2), Arrival(0, 0.3)], 2 * pool.STARTING)
     coordinator._reported(0, report)
-    assert coordinator._pool.killed == (0,) and coordinator.log.updates == 1
+    coordinator._pool.kill.assert_called_once_with(0)
+    assert coordinator.log.updates == 1
     assert coordinator._died == {0: 0, 1: 0, 2: 4, 3: 0}
 
 

@@ -43,6 +43,12 @@ SHORT = {"swarm/8 bits": 4}
 stacked = functools.partial(jax.tree.map, lambda a: jnp.stack([jnp.asarray(a)] * N))
 
 
+def each(function, in_axes=0):
+    """Return the function of all workers, as one program."""
+    return jax.jit(jax.vmap(function, in_axes=in_axes, axis_name=AXIS))
+
+
+
 def gradient(params, worker, count):
     """Return the mean gradient of a worker's mini-batch, whose samples `SAMPLES` names."""
     places = (count * B + jnp.arange(B) + 5 * worker) % len(DATA["y"])
@@ -69,7 +75,7 @@ def evaluated(method, params, state):
     if method.adopt is not None:
         params = state.served
     elif method.public is not None and method.grad_params is None:
-        params = jax.vmap(method.public)(state.exchange, params)
+        params = each(method.public)(state.exchange, params)
     return params if method.server is None else jax.tree.map(lambda a: a[:1], params)
 
 
@@ -90,7 +96,7 @@ def looped(tx, updates, H=1):
         params = jax.tree.map(jnp.asarray, PARAMS)
         return jax.lax.scan(step, (params, tx.init(params)), jnp.arange(updates * H))[0]
 
-    return jax.jit(jax.vmap(worker, axis_name=AXIS))(jnp.arange(N))
+    return each(worker)(jnp.arange(N))
 
 
 # A graph, a centre, pushes, pairs and two phases; a mean, a memory and fragments are below.
@@ -122,8 +128,8 @@ def test_local_steps_exchange_after_every_H_of_them(name, calls):
             moved, state = local.exchange(state, params)
             return optax.apply_updates(params, moved), state
 
-        one_round = jax.jit(jax.vmap(round_of, in_axes=(0, 0, 0, None), axis_name=AXIS))
-        found = stacked(PARAMS), jax.vmap(local.init)(stacked(PARAMS))
+        one_round = each(round_of, (0, 0, 0, None))
+        found = stacked(PARAMS), each(local.init)(stacked(PARAMS))
         for t in range(updates):
             found = one_round(*found, jnp.arange(N), t)
     expected, _ = simulated(method, updates, mini_batches=H)
@@ -140,7 +146,7 @@ def test_a_stretch_of_links_does_not_come_again(monkeypatch):
     def talks(update):
         return core.given(state._replace(updates=update), {})["active"].any()
 
-    assert np.flatnonzero(jax.vmap(talks, axis_name=AXIS)(jnp.arange(20))).tolist() == [2]
+    assert np.flatnonzero(each(talks)(jnp.arange(20))).tolist() == [2]
     with pytest.raises(ValueError, match="links are chosen for 9 updates, and 8 are kept; give"):
         as_optax(periodic(optax.sgd(0.1), graph, budget=0, dense=(8, 9)))
 
@@ -150,15 +156,14 @@ def test_an_exchange_without_local_steps_changes_nothing():
     method = local_sgd(optax.sgd(0.1), exchange=by.error_feedback(by.top_k(0.5)))
     local = as_local_steps(method)
 
-    @jax.jit
-    @functools.partial(jax.vmap, axis_name=AXIS)
+    @each
     def twice(params, state):
         for _ in range(2):
             moved, state = local.exchange(state, params)
             params = optax.apply_updates(params, moved)
         return params, state
 
-    found = twice(stacked(PARAMS), jax.vmap(local.init)(stacked(PARAMS)))
+    found = twice(stacked(PARAMS), each(local.init)(stacked(PARAMS)))
     jax.tree.map(np.testing.assert_array_equal, found[0], stacked(PARAMS))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found[1]))
 
@@ -184,7 +189,7 @@ def test_a_loop_with_local_steps_may_donate_and_take_short_gradients(name):
         return optax.apply_updates(params, moved), state
 
     params = {"w": jnp.arange(float(N)) + 1}
-    state = jax.vmap(tx.init)(params)
+    state = each(tx.init)(params)
     for _ in range(3):
         params, state = step(params, state)
     assert params["w"].dtype == jnp.float32 and params["w"].mean() < (N + 1) / 2
@@ -208,7 +213,7 @@ def test_local_steps_trace_where_jax_checks_what_varies(name):
 def test_a_weight_beside_batches_takes_precedence():
     tx, weight = as_optax(all_reduce(optax.sgd(1.0))), jnp.arange(N) + 1.0
 
-    @functools.partial(jax.vmap, axis_name=AXIS)
+    @each
     def moved(gradient, weight):
         given = {"batches": jnp.int32(1), "nominal": 2, "weight": weight}
         return tx.update(gradient, tx.init(gradient), gradient, **given)[0]
@@ -225,8 +230,7 @@ def test_a_round_in_which_workers_finish_different_numbers():
     assert schedule.batches.min() < M
     tx = as_optax(method, batch_size=B)
 
-    @jax.jit
-    @functools.partial(jax.vmap, axis_name=AXIS)
+    @each
     def update(params, state, me, first, batches):
         def of(m):
             return jax.tree.map(
@@ -239,7 +243,7 @@ def test_a_round_in_which_workers_finish_different_numbers():
         return optax.apply_updates(params, moved), state
 
     params = stacked(PARAMS)
-    state = jax.vmap(tx.init)(params)
+    state = each(tx.init)(params)
     for first, batches in zip(schedule.first, schedule.batches, strict=True):
         params, state = update(params, state, jnp.arange(N), first, batches)
     assert (np.asarray(state.samples) == hashing.words(B * schedule.batches.sum())).all()
@@ -251,18 +255,18 @@ def test_the_exchange_alone_takes_a_full_round_or_refuses(name):
     """Optax's own call of `Algorithm.exchange`, which ignores arguments that it does not know."""
     method = METHODS[name]()
     params = stacked(PARAMS)
-    state = jax.vmap(method.exchange.init)(params)
+    state = each(method.exchange.init)(params)
     one = functools.partial(method.exchange.update, of_the_user=1)
     if method.links is not None or method.adopt is not None:
         with pytest.raises(ValueError, match="use as_optax"):
-            jax.vmap(one, axis_name=AXIS)(params, state, params)
+            each(one)(params, state, params)
         return
 
     def spelt_out(gradients, state, params, batches):
         return method.exchange.update(gradients, state, params, batches=batches, nominal=2)
 
-    alone = jax.jit(jax.vmap(one, axis_name=AXIS))(params, state, params)
-    full = jax.jit(jax.vmap(spelt_out, axis_name=AXIS))(params, state, params, jnp.full(N, 2))
+    alone = each(one)(params, state, params)
+    full = each(spelt_out)(params, state, params, jnp.full(N, 2))
     near(alone, full, 1e-6)
 
 
@@ -270,8 +274,7 @@ def test_draws_differ_from_update_to_update_without_any_count():
     """A random codec that is called as optax calls it would else repeat its errors for ever."""
     exchange = qsgd(optax.sgd(0.1)).exchange
     gradients = {"w": np.random.default_rng(0).standard_normal((N, 200)).astype(np.float32)}
-    state = jax.vmap(exchange.init)(gradients)
-    update = jax.jit(jax.vmap(exchange.update, axis_name=AXIS))
+    state, update = each(exchange.init)(gradients), each(exchange.update)
     first, state = update(gradients, state, gradients)
     second, _ = update(gradients, state, gradients)
     assert (first["w"] != second["w"]).mean() > 0.5
@@ -326,7 +329,7 @@ def test_a_label_that_no_parameter_has_is_no_error(name):
     def step(params):
         return tx.update(params, tx.init(params), params)[0]
 
-    found = jax.vmap(step, axis_name=AXIS)({"w": jnp.ones(N)})
+    found = each(step)({"w": jnp.ones(N)})
     np.testing.assert_allclose(found["w"], -0.1, rtol=1e-6)
 
 
@@ -383,20 +386,21 @@ def test_a_rate_follows_the_samples_of_all_workers():
     seen = scale_by_samples(1.0, shape=lambda samples: samples)
     tx = as_optax(all_reduce(seen), batch_size=5)
     params = jnp.zeros(N)
-    state = jax.vmap(tx.init)(params)
+    state = each(tx.init)(params)
+    update = each(tx.update)
     for t in range(3):
-        moved, state = jax.vmap(tx.update, axis_name=AXIS)(jnp.ones(N), state, params)
+        moved, state = update(jnp.ones(N), state, params)
         np.testing.assert_array_equal(moved, np.full(N, -t * 5.0 * N))
 
 
 def test_pairs_of_a_schedule_are_given():
     tx = as_optax(swarm(optax.sgd(0.1), topology.ring(N)))
     params = jnp.arange(float(N))
-    state = jax.vmap(tx.init)(params)
+    state = each(tx.init)(params)
     partner = jnp.arange(N) ^ 1
 
     def update(gradient, state, params, partner):
         return tx.update(gradient, state, params, partner=partner)[0]
 
-    moved = jax.vmap(update, axis_name=AXIS)(jnp.zeros(N), state, params, partner)
+    moved = each(update)(jnp.zeros(N), state, params, partner)
     np.testing.assert_allclose(params + moved, (params + params[partner]) / 2)

@@ -70,6 +70,36 @@ def test_rules_that_hide_nothing_charge_all_transfers():
             np.testing.assert_array_equal(one.finish, two.finish)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock of devices that only sleeping moves, and a test that sets it."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += max(0.0, seconds)
+
+    monkeypatch.setattr(inject, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    return now
+
+
+def devices(workers, trigger, **own):
+    """Return an injector whose clock runs."""
+    device = inject.Injector(workers, trigger, **{"seed": 0} | own)
+    device.resume()
+    return device
+
+
+def ticks(device, round_index, *whose):
+    """Make a round of all workers, with a mini-batch for each of `whose`; return the answers."""
+    for worker in range(device.workers):
+        device.begin(worker, round_index, None)
+    made = [whose[: n + 1].count(worker) for n, worker in enumerate(whose)]
+    said = [int(device.tick(w, round_index, n, None)) for w, n in zip(whose, made, strict=True)]
+    for worker in range(device.workers):
+        device.land(worker, round_index, None)
+    return said
+
+
 @pytest.mark.parametrize(
     ("cost", "slept"),
     [
@@ -82,22 +112,12 @@ def test_rules_that_hide_nothing_charge_all_transfers():
         (Exchange(lambda t: 0.5, lambda t: (Transfer(slow_after_7_s),), None), [[0.5], [1.5]]),
     ],
 )
-def test_a_device_sleeps_for_what_its_work_has_not_hidden(cost, slept, monkeypatch):
+def test_a_device_sleeps_for_what_its_work_has_not_hidden(cost, slept, clock):
     """Two mini-batches of 3 s on a clock that only sleeping moves."""
-    now = [0.0]
-
-    def sleep(seconds):
-        now[0] += seconds
-
-    monkeypatch.setattr(inject, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
     trigger = planned.rule("barrier", LAW, 1, 2).trigger
-    device = inject.Injector(1, trigger, 0, delay=delays.deterministic(3.0), communication=cost)
-    device.resume()
+    device = devices(1, trigger, delay=delays.deterministic(3.0), communication=cost)
     for round_index in range(2):
-        device.begin(0, round_index, None)
-        device.tick(0, round_index, 1, None)
-        device.tick(0, round_index, 2, None)
-        device.land(0, round_index, None)
+        ticks(device, round_index, 0, 0)
     schedule = device.schedule(0, 2)
     schedule.validate()
     slept = np.broadcast_to(slept, (2, 1))
@@ -105,89 +125,48 @@ def test_a_device_sleeps_for_what_its_work_has_not_hidden(cost, slept, monkeypat
     np.testing.assert_allclose(schedule.finish, np.cumsum(6 + slept, axis=0))
 
 
-def test_what_the_others_send_hides_in_the_wait_for_the_last(monkeypatch):
+def test_what_the_others_send_hides_in_the_wait_for_the_last(clock):
     """Two are ready after 3 s; the last one, after 9 s, waits for what is left of 8 s."""
-    now = [0.0]
-    clock = SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: now[0])
-    monkeypatch.setattr(inject, "time", clock)
     cost = (Transfer(8.0, others=True), Transfer(1.0))
-    trigger = planned.rule("barrier", LAW, 3, 1).trigger
-    device = inject.Injector(3, trigger, 0, communication=cost)
-    device.resume()
+    device = devices(3, planned.rule("barrier", LAW, 3, 1).trigger, communication=cost)
     for worker in range(3):
         device.begin(worker, 0, None)
-    for worker, ready in enumerate((2.0, 3.0, 9.0)):
-        now[0] = ready
+    for worker, clock[0] in enumerate((2.0, 3.0, 9.0)):
         device.tick(worker, 0, 1, None)
     for worker in range(3):
+        clock[0] = 9.0  # all sleep at the same time
         device.land(worker, 0, None)
     np.testing.assert_allclose(device.schedule(0, 1).communication, 8 - 6 + 1)
 
 
-def test_a_draw_of_a_round_is_that_of_its_begin(monkeypatch):
+def test_a_draw_of_a_round_is_that_of_its_begin(clock):
     """On devices as in the plan: a speed that changes within a round is that of the next one."""
-    now = [0.0]
-
-    def sleep(seconds):
-        now[0] += max(0.0, seconds)
-
-    monkeypatch.setattr(inject, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
     slow = markov(delays.deterministic(1.0), 4.0, 3.0, 3.0)
     trigger = planned.rule("barrier", LAW, 1, 4).trigger
-    device = inject.Injector(1, trigger, 3, delay=slow, draw="round")
-    device.resume()
+    device = devices(1, trigger, seed=3, delay=slow, draw="round")
     for round_index in range(20):
-        device.begin(0, round_index, None)
-        for done in range(1, 5):
-            device.tick(0, round_index, done, None)
-        device.land(0, round_index, None)
+        ticks(device, round_index, *[0] * 4)
     plan = planned.plan("barrier", slow, 1, 20, 4, seed=3, draw="round")
     assert np.ptp(np.diff(plan.time)) > 1
     np.testing.assert_allclose(device.schedule(0, 20).time, plan.time)
 
 
-def test_a_contribution_that_is_cut_takes_its_durations_along(monkeypatch):
+def test_a_contribution_that_is_cut_takes_its_durations_along(clock):
     """Samples have costs; worker 0 is cut in the first of its two mini-batches."""
-    now = [0.0]
-
-    def sleep(seconds):
-        now[0] += max(0.0, seconds)
-
-    monkeypatch.setattr(inject, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
     delay = as_process(LAW).costing(lambda worker, counter: np.ones(np.shape(worker)), 1.0)
-    trigger = planned.rule("k_sync", delay, 2, [2, 1], k=1).trigger
-    device = inject.Injector(2, trigger, 0, delay=delay)
-    device.resume()
-    for worker in range(2):
-        device.begin(worker, 0, None)
-    assert device.tick(1, 0, 1, None) == inject.STOP
-    assert device.tick(0, 0, 1, None) == inject.CUT
-    for worker in range(2):
-        device.land(worker, 0, None)
+    device = devices(2, planned.rule("k_sync", delay, 2, [2, 1], k=1).trigger, delay=delay)
+    assert ticks(device, 0, 1, 0) == [inject.STOP, inject.CUT]
     packed = device.pack()
     assert packed["attempts"].tolist() == packed["consumed"].tolist() == [2, 1]
 
 
-def test_a_grace_follows_the_begin_of_its_round(monkeypatch):
+def test_a_grace_follows_the_begin_of_its_round(clock):
     """Worker 0 is full after 1 s, and half a second later worker 1 is cut, in every round."""
-    now = [0.0]
-
-    def sleep(seconds):
-        now[0] += max(0.0, seconds)
-
-    monkeypatch.setattr(inject, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
     delay = persistent(delays.deterministic(1.0), {1: 10.0})
     own = {"k": 1, "gamma": 0.5, "in_flight": "cut"}
-    trigger = planned.rule("quorum_grace", delay, 2, **own).trigger
-    device = inject.Injector(2, trigger, 0, delay=delay)
-    device.resume()
+    device = devices(2, planned.rule("quorum_grace", delay, 2, **own).trigger, delay=delay)
     for round_index in range(2):
-        for worker in range(2):
-            device.begin(worker, round_index, None)
-        assert device.tick(0, round_index, 1, None) == inject.GO
-        assert device.tick(1, round_index, 1, None) == inject.CUT
-        for worker in range(2):
-            device.land(worker, round_index, None)
+        assert ticks(device, round_index, 0, 1) == [inject.GO, inject.CUT]
     np.testing.assert_allclose(device.schedule(0, 2).busy, [[1, 1.5]] * 2, atol=2 * inject.LOOK)
 
 

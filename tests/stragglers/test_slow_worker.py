@@ -10,7 +10,6 @@ from stragglers import delays, processes, slow_worker
 from stragglers.rule import Setting
 from stragglers.rules import RULES
 
-WORKERS = (4, 64)
 LAWS = {
     "exponential": lambda random, shape: random.exponential(size=shape),
     "pareto, infinite variance": lambda random, shape: 1 + random.pareto(1.5, shape),
@@ -25,8 +24,7 @@ QUIET = {
 }
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("law", "workers"), [*zip(LAWS, (4, 64, 4, 64), strict=True)])
 def test_no_false_alarm_in_a_thousand_rounds(law, workers, monkeypatch):
     """Rounds are ranked once: a look at 256 of them would rank all but one of them again."""
     seconds = LAWS[law](np.random.default_rng(workers), (1000, workers))
@@ -50,8 +48,7 @@ def rounds_until_named(law, workers, seed, most):
     return most + 1
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("law", QUIET)
+@pytest.mark.parametrize(("law", "workers"), [*zip(QUIET, (4, 64), strict=True)])
 def test_a_slow_worker_is_named_within_twenty_rounds(law, workers):
     named = [rounds_until_named(QUIET[law], workers, seed, 20) for seed in range(50)]
     assert max(named) <= 20

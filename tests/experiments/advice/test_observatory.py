@@ -1,7 +1,6 @@
 """Looks at recorded durations."""
 
 import json
-import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,19 +94,6 @@ def test_a_run_is_looked_at(tmp_path):
         observatory.read(f"{tmp_path}", 8)
     with pytest.raises(ValueError, match=r"nowhere\.csv is no directory, no file and no law"):
         observatory.read("nowhere.csv", 8)
-
-
-def test_accelerators_that_jax_did_not_find_are_not_reported(monkeypatch):
-    logger = logging.getLogger("jax._src.xla_bridge")
-    monkeypatch.setattr(logger, "level", logging.NOTSET)
-    monkeypatch.setattr(observatory, "flags", SimpleNamespace(FLAGS=None))
-    with pytest.raises(SystemExit, match="name a file of durations"):
-        observatory.main(["observatory"])
-    flags = SimpleNamespace(record=None, figure="nowhere/look.png")
-    monkeypatch.setattr(observatory, "flags", SimpleNamespace(FLAGS=flags))
-    with pytest.raises(SystemExit, match=r"error: nowhere/look\.png is in no folder; make nowhere"):
-        observatory.main(["observatory", "alibaba_job_4"])
-    assert logger.level == logging.WARNING
 
 
 @pytest.mark.slow
