@@ -205,6 +205,24 @@ def test_local_steps_trace_where_jax_checks_what_varies(name):
     jax.eval_shape(mapped, jnp.arange(float(N)))
 
 
+@pytest.mark.parametrize("name", ["ringleader", "loscar_sgd", "top_k", "sgp", "swarm/8 bits", *LOCAL])
+def test_a_scan_begins_inside_of_a_mesh_that_checks_what_varies(name):
+    """A state that `init` makes there has the types that `update` gives it."""
+    local = name in LOCAL
+    tx = as_optax(LOCAL[name](), local_steps=2) if local else as_optax(METHODS[name]())
+
+    def steps(params):
+        def step(carry, _):
+            params, state = carry
+            moved, state = tx.update(params, state, params)
+            return (optax.apply_updates(params, moved), state), None
+
+        return jax.lax.scan(step, (params, tx.init(params)), length=2)[0][0]
+
+    mapped = jax.shard_map(steps, mesh=make_mesh(N), in_specs=P(AXIS), out_specs=P(AXIS))
+    jax.eval_shape(mapped, {"w": jnp.arange(2.0 * N)})
+
+
 def test_a_weight_beside_batches_takes_precedence():
     tx, weight = as_optax(all_reduce(optax.sgd(1.0))), jnp.arange(N) + 1.0
 
