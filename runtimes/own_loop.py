@@ -23,6 +23,7 @@ from comms import hashing
 from comms.trees import check_floats
 
 HORIZON = 2**16  # updates after which links that were drawn at random repeat
+OF_LOSS = "value", "grad"  # extra arguments of optax's optimizers, one of each worker
 Extra = dict[str, Any]
 
 
@@ -207,6 +208,8 @@ class _Core:
         if method.server is None:
             return moved, after
         server = optax.with_extra_args_support(method.server)
+        # Optimizers that look at the loss or at its gradient step alike on all workers, too.
+        given |= jax.lax.pmean({key: given[key] for key in OF_LOSS if key in given}, AXIS)
         if method.adopt is None:
             moved, optimizer = server.update(moved, state.optimizer, params, **given)
             return moved, after._replace(optimizer=optimizer)

@@ -407,6 +407,26 @@ def test_a_rate_follows_the_samples_of_all_workers():
         np.testing.assert_array_equal(moved, np.full(N, -t * 5.0 * N))
 
 
+@pytest.mark.parametrize("own_models", [False, True])
+def test_an_optimizer_that_looks_at_the_loss_gets_the_mean_loss(own_models):
+    """Of workers that share a model; a worker that has a model of its own gets its own loss.
+
+    Polyak's step length is loss / |gradient|^2, for the losses 0, 1, 2, 3 and gradients 1, 1, 1, 5.
+    """
+    polyak = optax.polyak_sgd(max_learning_rate=9.0)
+    method = local_sgd(polyak) if own_models else all_reduce(polyak)
+    local = as_local_steps(method) if own_models else as_optax(method)
+    update = local.step if own_models else local.update
+    values, gradients = jnp.arange(4.0), jnp.array([1.0, 1, 1, 5])
+
+    def moved(value, gradient):
+        return update(gradient, local.init(gradient), gradient, value=value)[0]
+
+    found = jax.vmap(moved, axis_name=AXIS)(values, gradients)
+    expected = -values / gradients if own_models else np.full(4, -1.5 / 2)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_pairs_of_a_schedule_are_given():
     tx = as_optax(swarm(optax.sgd(0.1), topology.ring(N)))
     params = jnp.arange(float(N))
