@@ -205,7 +205,10 @@ def test_local_steps_trace_where_jax_checks_what_varies(name):
     jax.eval_shape(mapped, jnp.arange(float(N)))
 
 
-@pytest.mark.parametrize("name", ["ringleader", "loscar_sgd", "top_k", "sgp", "swarm/8 bits", *LOCAL])
+CARRIED = "ringleader", "loscar_sgd", "top_k", "sgp", "swarm/8 bits"  # an exchange with a state
+
+
+@pytest.mark.parametrize("name", [*CARRIED, *LOCAL])
 def test_a_scan_begins_inside_of_a_mesh_that_checks_what_varies(name):
     """A state that `init` makes there has the types that `update` gives it."""
     local = name in LOCAL
