@@ -23,7 +23,7 @@ from comms import hashing
 from comms.trees import check_floats
 
 HORIZON = 2**16  # updates after which links that were drawn at random repeat
-OF_LOSS = "value", "grad"  # extra arguments of optax's optimizers, one of each worker
+OF_LOSS = "value", "grad"  # extra arguments of optax that a server gets as means over workers
 Extra = dict[str, Any]
 
 
