@@ -33,9 +33,10 @@ from comms.messages import Payload
 
 
 def entries(params, ratio: float) -> int:
-    """Return K: the share `ratio` of all float entries, at least 1."""
-    floating = (x.size for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
-    return max(1, round(ratio * sum(floating)))
+    """Return K: the share `ratio` of all float entries, at least 1 if there are any."""
+    leaves = jax.tree.leaves(params)
+    size = sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.floating))
+    return min(size, max(1, round(ratio * size)))
 
 
 def average_behind_steps(

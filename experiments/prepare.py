@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import json
 import resource
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -337,6 +338,12 @@ def _check_method(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None
         left_out = part is None and name != "exchange"
         if not (left_out or isinstance(part, optax.GradientTransformation)):
             raise ValueError(f"{who}: its {name} is {type(part).__name__}; give an optax transform")
+    accepted = inspect.signature(algorithm.exchange.update).parameters.values()
+    if not any(one.kind is one.VAR_KEYWORD for one in accepted):
+        raise ValueError(
+            f"{who}: its exchange takes no extra arguments, such as `weight`; give an "
+            "optax.GradientTransformationExtraArgs whose update ends in **extra"
+        )
     # A method may refuse a model when it sees the parameters.
     jax.eval_shape(functools.partial(worker.init, algorithm), shapes)
     try:

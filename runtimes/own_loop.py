@@ -23,6 +23,7 @@ from comms import hashing
 from comms.trees import check_floats
 
 HORIZON = 2**16  # updates after which links that were drawn at random repeat
+OF_LOSS = "value", "grad"  # extra arguments of optax that a server gets as means over workers
 Extra = dict[str, Any]
 
 
@@ -123,14 +124,14 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
 
     def init_fn(params):
         base = jax.tree.map(jnp.array, params)  # copies, so that params can be donated
-        return LocalState(core.init(params), work.init(params), base, jnp.int32(0))
+        return LocalState(core.init(params), *_varying((work.init(params), base, jnp.int32(0))))
 
     def step_fn(updates, state, params, **extra):
         params = _needed(params)
         given = core.given(state.method, extra, nominal=1)
         moved, inner = work.update(updates, state.work, params, **given)
         moved = jax.tree.map(lambda m, p: m.astype(jnp.result_type(m, p)), moved, params)
-        return moved, state._replace(work=inner, steps=state.steps + 1)
+        return moved, state._replace(work=_varying(inner), steps=state.steps + 1)
 
     def exchange_fn(state, params, **extra):
         """Exchange base - params; return the change from params to the next steps' beginning."""
@@ -165,16 +166,21 @@ class _Core:
         start = jnp.int32(0), jnp.asarray(hashing.words(0))
         if not jax.tree.leaves(params):
             return MethodState(*start, (), (), (), ())
-        return MethodState(
+        state = MethodState(
             *start,
             method.exchange.init(params),
             () if method.server is None else method.server.init(params),
             () if method.adopt is None else jax.tree.map(jnp.array, params),
             () if method.grad_params is None else jax.tree.map(jnp.array, params),
         )
+        return _varying(state)
 
     def update(self, contribution, state: MethodState, params=None, **extra):
         """Return (the change of the parameters, the state after one exchange)."""
+        moved, state = self._update(contribution, state, params, extra)
+        return moved, _varying(state)
+
+    def _update(self, contribution, state: MethodState, params, extra: Extra):
         method = self._method
         _needed(params)
         self._check()
@@ -202,6 +208,8 @@ class _Core:
         if method.server is None:
             return moved, after
         server = optax.with_extra_args_support(method.server)
+        # Optimizers that look at the loss or at its gradient step alike on all workers, too.
+        given |= jax.lax.pmean({key: given[key] for key in OF_LOSS if key in given}, AXIS)
         if method.adopt is None:
             moved, optimizer = server.update(moved, state.optimizer, params, **given)
             return moved, after._replace(optimizer=optimizer)
@@ -256,6 +264,28 @@ class _Core:
                 f"as_optax: the axis {AXIS!r} has {workers} workers, but the method was built for "
                 f"{'' if graph is None else 'a graph of '}{built}; build it for {workers}"
             )
+
+
+def _varying(tree):
+    """Return the tree as values of each worker, where `jax.shard_map` checks what varies.
+
+    A state that is equal on all workers would change its type in the carry of a `jax.lax.scan`.
+    """
+
+    try:
+        worker = jax.lax.axis_index(AXIS)
+    except NameError:  # in jax.vmap(tx.init), which needs no axis
+        return tree
+    if jax.typeof(worker) == jax.typeof(jnp.int32(0)):  # nothing is checked
+        return tree
+
+    def leaf(value):
+        try:
+            return jax.lax.pcast(value, AXIS, to="varying")
+        except ValueError:  # it varies already
+            return value
+
+    return jax.tree.map(leaf, tree)
 
 
 def _checked(method):

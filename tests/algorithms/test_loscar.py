@@ -6,8 +6,10 @@ import optax
 import pytest
 
 import algorithms as use
+from algorithms.base import AXIS
 from comms import cost, sparse
 from comms.messages import exchange_transfers, sent_bytes
+from runtimes.own_loop import as_optax
 from stragglers import delays
 from tests import planned
 from tests.algorithms import quadratics
@@ -66,6 +68,18 @@ def test_of_all_coordinates_without_overlap_it_is_local_sgd():
         use.local_sgd(optax.sgd(RATE)), "barrier", LAW, 9, mini_batches=H
     )
     np.testing.assert_allclose(found, np.tile(expected, (N, 1)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_model_without_entries_sends_nothing(overlap):
+    nothing = {"w": np.zeros((N, 0, 3), np.float32)}
+    method = use.loscar_sgd(optax.sgd(RATE), N, every=1, overlap=overlap)
+    tx = as_optax(method)
+    state = jax.vmap(tx.init)(nothing)
+    moved, _ = jax.vmap(tx.update, axis_name=AXIS)(nothing, state, nothing)
+    assert moved["w"].shape == (N, 0, 3)
+    schedule = planned.plan("barrier", delays.deterministic(1.0), N, 2, links=method.links)
+    np.testing.assert_array_equal(sent_bytes(method, {"w": np.zeros((0, 3))}, schedule), 0)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

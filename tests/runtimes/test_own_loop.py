@@ -210,6 +210,27 @@ def test_local_steps_trace_where_jax_checks_what_varies(name):
     jax.eval_shape(mapped, jnp.arange(float(N)))
 
 
+CARRIED = "ringleader", "loscar_sgd", "top_k", "sgp", "swarm/8 bits"  # an exchange with a state
+
+
+@pytest.mark.parametrize("name", [*CARRIED, *LOCAL])
+def test_a_scan_begins_inside_of_a_mesh_that_checks_what_varies(name):
+    """A state that `init` makes there has the types that `update` gives it."""
+    local = name in LOCAL
+    tx = as_optax(LOCAL[name](), local_steps=2) if local else as_optax(METHODS[name]())
+
+    def steps(params):
+        def step(carry, _):
+            params, state = carry
+            moved, state = tx.update(params, state, params)
+            return (optax.apply_updates(params, moved), state), None
+
+        return jax.lax.scan(step, (params, tx.init(params)), length=2)[0][0]
+
+    mapped = jax.shard_map(steps, mesh=make_mesh(N), in_specs=P(AXIS), out_specs=P(AXIS))
+    jax.eval_shape(mapped, {"w": jnp.arange(2.0 * N)})
+
+
 def test_a_weight_beside_batches_takes_precedence():
     tx, weight = as_optax(all_reduce(optax.sgd(1.0))), jnp.arange(N) + 1.0
 
@@ -391,6 +412,26 @@ def test_a_rate_follows_the_samples_of_all_workers():
     for t in range(3):
         moved, state = update(jnp.ones(N), state, params)
         np.testing.assert_array_equal(moved, np.full(N, -t * 5.0 * N))
+
+
+@pytest.mark.parametrize("own_models", [False, True])
+def test_an_optimizer_that_looks_at_the_loss_gets_the_mean_loss(own_models):
+    """Of workers that share a model; a worker that has a model of its own gets its own loss.
+
+    Polyak's step length is loss / |gradient|^2, for the losses 0, 1, 2, 3 and gradients 1, 1, 1, 5.
+    """
+    polyak = optax.polyak_sgd(max_learning_rate=9.0)
+    method = local_sgd(polyak) if own_models else all_reduce(polyak)
+    local = as_local_steps(method) if own_models else as_optax(method)
+    update = local.step if own_models else local.update
+    values, gradients = jnp.arange(4.0), jnp.array([1.0, 1, 1, 5])
+
+    def moved(value, gradient):
+        return update(gradient, local.init(gradient), gradient, value=value)[0]
+
+    found = jax.vmap(moved, axis_name=AXIS)(values, gradients)
+    expected = -values / gradients if own_models else np.full(4, -1.5 / 2)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_pairs_of_a_schedule_are_given():

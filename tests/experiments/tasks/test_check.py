@@ -102,8 +102,10 @@ PLAIN = all_reduce(optax.sgd(0.1))
         ({"messages": lambda params, workers, row: [5]}, r"row\) gives \[5\]; return"),
         ({"exchange": None}, "its exchange is NoneType; give an optax transform"),
         ({"server": lambda grads: grads}, "its server is function; give an optax transform"),
+        ({"exchange": optax.stateless(lambda grads, params: grads)},
+         r"its exchange takes no extra arguments, such as `weight`; give an optax.Gradient"),
     ],
-)
+)  # fmt: skip
 def test_a_method_without_a_part_that_it_needs_is_one_sentence(monkeypatch, parts, words):
     method = brought(monkeypatch, "method", lambda: PLAIN._replace(**parts))
     with sentence(words):
