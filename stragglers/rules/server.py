@@ -29,6 +29,7 @@ With c such that K_0 is best at the initial loss F_0, rate, smoothness and varia
     k_sync, k_async, otherwise     E[X_{K:P}] ~ log(P / (P - K)) of exponential durations, solved
 """
 
+import bisect
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -327,8 +328,13 @@ class _Adaptive:
 
         The update under way keeps earlier pushes; if these are K or more, the next push ends it.
         """
-        _, row = self._clock.extend(state.protocol, 1, k=state.first)
-        held = int((row.start + row.busy <= seconds).sum())
+
+        def pushed(k: int) -> float:
+            """Return the time [s] of the k-th push; in `k_batch_sync` `busy` goes on until it."""
+            row = self._clock.extend(state.protocol, 1, k=k)[1]
+            return float((row.start + row.busy).max())
+
+        held = bisect.bisect_right(range(1, state.first + 1), seconds, key=pushed)
         state = self.observe(state, seconds, loss)
         if held < state.first:  # else the update is made and on its way to the workers
             state = state._replace(first=max(state.k, held + 1))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stragglers import delays
+from stragglers import delays, processes
 from stragglers.rules.server import exponential_k, tabled_k
 from tests import planned
 from tests.refusals import refused
@@ -91,6 +91,26 @@ def test_the_table_knows_laws_without_a_mean_and_without_variance():
         tabled_k(heavy, P, P)
     equal = delays.deterministic(2.0)
     assert tabled_k(equal, P, 4)(1.0) == P  # more gradients at no cost
+
+
+@pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
+def test_a_smaller_k_ends_the_update_under_way_with_the_next_push(protocol):
+    """Of four workers that push every 1, 1.5, 2.25 and 9 s; an update has three pushes before."""
+    every = [1.0, 1.5, 2.25, 9.0]
+    if protocol in ("k_batch_sync", "k_batch_async"):
+        pushes = sorted(n * each for each in every for n in range(1, 12))
+    else:
+        pushes = every
+    delay = processes.persistent(delays.deterministic(1.0), every)
+    rule = planned.rule("adasync", delay, 4, protocol=protocol, interval=0.1, k=3)
+    state = rule.observe(rule.init(), 0.0, 1.0)
+    for seconds in (0.5, 1.2, 1.7, 2.1):
+        lowered = rule.observe(state, seconds, 1e6)
+        assert lowered.k == 1
+        _, row = rule.extend(lowered, 1)
+        made = seconds >= pushes[2]  # by its three pushes, before the loss was known
+        expected = pushes[2] if made else next(push for push in pushes if push > seconds)
+        assert row.time == [expected] and row.workers.size == pushes.index(expected) + 1
 
 
 test_bad_values_are_refused = refused(
