@@ -208,9 +208,16 @@ def exponential_k(workers: int, k: int) -> Callable[[float], float]:
 def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[[float], float]:
     """Return the function F_0 / F -> K in 1..P that minimises F E[X_{K:P}] + c / K, for any law.
 
-    X is the time of `mini_batches` mini-batches. Raises ValueError if E[X_{k:P}] is infinite.
+    X is the time of `mini_batches` mini-batches. Raises ValueError if E[X_{k:P}] is infinite, and
+    for sums of durations with too heavy a tail.
     """
-    seconds = sums_means(law, workers, mini_batches)
+    try:
+        seconds = sums_means(law, workers, mini_batches)
+    except ValueError as error:
+        raise ValueError(
+            f"adasync: the tail of {law} is too heavy for the mean times of {mini_batches} "
+            "mini-batches; set mini_batches=1, or protocol=k_batch_sync or k_batch_async"
+        ) from error
     finite = np.isfinite(seconds)
     ks = np.arange(1, workers + 1)
     if not finite[k - 1]:

@@ -89,6 +89,8 @@ def test_the_table_knows_laws_without_a_mean_and_without_variance():
     assert tabled_k(heavy, P, 1)(1e9) == P - 1
     with pytest.raises(ValueError, match=r"the k=16-th of 16 .* has no mean; set k to at most 15"):
         tabled_k(heavy, P, P)
+    with pytest.raises(ValueError, match="adasync: the tail of .*; set mini_batches=1, or proto"):
+        tabled_k(heavy, P, 1, mini_batches=2)
     equal = delays.deterministic(2.0)
     assert tabled_k(equal, P, 4)(1.0) == P  # more gradients at no cost
 
