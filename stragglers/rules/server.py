@@ -30,6 +30,7 @@ With c such that K_0 is best at the initial loss F_0, rate, smoothness and varia
 """
 
 import bisect
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -181,10 +182,10 @@ class AdaState(NamedTuple):
     """State of an adaptive rule."""
 
     protocol: Any  # state of the protocol's clock, or of its server
-    k: int  # for the next update
+    k: int  # the newest
     first_loss: float  # initial loss above the lowest one; nan before it is known
     next_choice: float  # s, begin of the next choice of k
-    first: int  # contributions of the update under way; above k if it held k or more at k's choice
+    earlier: tuple[tuple[float, int], ...] = ()  # (s, k) that holds for pushes up to these seconds
 
     @property
     def update(self) -> int:
@@ -250,7 +251,7 @@ def adasync(
 
     protocol: k_sync, k_batch_sync, k_async or k_batch_async; interval: seconds for which a K holds;
     k: K_0, the K at the beginning; lowest_loss: lower limit of the training loss. K is rounded and
-    lies in 1..P. A row has the K of its time. Bad values raise ValueError.
+    lies in 1..P. A row has the K of its last push. Bad values raise ValueError.
     """
     workers = setting.workers
     if protocol not in PROTOCOLS:
@@ -309,17 +310,37 @@ class _Adaptive:
         )
 
     def _begun(self, protocol) -> AdaState:
-        return AdaState(protocol, self._clock.k, math.nan, self._interval, self._clock.k)
+        return AdaState(protocol, self._clock.k, math.nan, self._interval)
 
     def extend(self, state: AdaState, updates: int) -> tuple[AdaState, Schedule]:
-        """Return the next state and `updates` rows, with the K of the state."""
-        clock, k = state.protocol, state.k
-        if state.first == k or not updates:
-            after, schedule = self._clock.extend(clock, updates, k=k)
-            return state._replace(protocol=after), schedule
-        after, under_way = self._clock.extend(clock, 1, k=state.first)
-        state, rest = self.extend(state._replace(protocol=after, first=k), updates - 1)
-        return state, concatenate([under_way, rest])
+        """Return the next state and `updates` rows; an update has the K of its last push."""
+        rows = []
+        while state.earlier and len(rows) < updates:
+            size = self._size(state)
+            pushed = self._pushed(state, size)
+            after, row = self._clock.extend(state.protocol, 1, k=size)
+            still = tuple(one for one in state.earlier if one[0] > pushed)
+            state = state._replace(protocol=after, earlier=still)
+            rows.append(row)
+        after, rest = self._clock.extend(state.protocol, updates - len(rows), k=state.k)
+        return state._replace(protocol=after), concatenate([*rows, rest]) if rows else rest
+
+    def _size(self, state: AdaState) -> int:
+        """Return the contributions of the next update: it is made by the push that brings K."""
+        held = 0  # pushes before the present K
+        for until, k in state.earlier:
+            size = max(k, held + 1)
+            if self._pushed(state, size) <= until:
+                return size
+            held += bisect.bisect_right(
+                range(held + 1, size), until, key=functools.partial(self._pushed, state)
+            )
+        return max(state.k, held + 1)
+
+    def _pushed(self, state: AdaState, k: int) -> float:
+        """Return the time [s] of the k-th push for the next update."""
+        row = self._clock.extend(state.protocol, 1, k=k)[1]
+        return float((row.start + row.busy).max())  # in `k_batch_sync` all are busy until then
 
     def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Decision:
         """Return the protocol's decision, with the K of the state."""
@@ -331,21 +352,11 @@ class _Adaptive:
         return state._replace(protocol=self._server.begun(state.protocol, worker, version, now))
 
     def planned(self, state: AdaState, seconds: float, loss: float) -> AdaState:
-        """Choose K as `observe` does, for a plan in which an update is under way.
-
-        The update under way keeps earlier pushes; if these are K or more, the next push ends it.
-        """
-
-        def pushed(k: int) -> float:
-            """Return the time [s] of the k-th push; in `k_batch_sync` `busy` goes on until it."""
-            row = self._clock.extend(state.protocol, 1, k=k)[1]
-            return float((row.start + row.busy).max())
-
-        held = bisect.bisect_right(range(1, state.first + 1), seconds, key=pushed)
-        state = self.observe(state, seconds, loss)
-        if held < state.first:  # else the update is made and on its way to the workers
-            state = state._replace(first=max(state.k, held + 1))
-        return state
+        """Choose K as `observe` does, for a plan, where earlier pushes keep their K."""
+        new = self.observe(state, seconds, loss)
+        if new.k == state.k:
+            return new
+        return new._replace(earlier=(*state.earlier, (seconds, state.k)))
 
     def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:
         """Record the first loss; once the interval is over, choose K anew by a later loss."""

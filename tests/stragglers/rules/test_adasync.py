@@ -89,7 +89,7 @@ def test_the_table_knows_laws_without_a_mean_and_without_variance():
     assert tabled_k(heavy, P, 1)(1e9) == P - 1
     with pytest.raises(ValueError, match=r"the k=16-th of 16 .* has no mean; set k to at most 15"):
         tabled_k(heavy, P, P)
-    with pytest.raises(ValueError, match="adasync: the tail of .*; set mini_batches=1, or proto"):
+    with pytest.raises(ValueError, match=r"adasync: the tail of .*; set mini_batches=1, or proto"):
         tabled_k(heavy, P, 1, mini_batches=2)
     equal = delays.deterministic(2.0)
     assert tabled_k(equal, P, 4)(1.0) == P  # more gradients at no cost
@@ -113,6 +113,29 @@ def test_a_smaller_k_ends_the_update_under_way_with_the_next_push(protocol):
         made = seconds >= pushes[2]  # by its three pushes, before the loss was known
         expected = pushes[2] if made else next(push for push in pushes if push > seconds)
         assert row.time == [expected] and row.workers.size == pushes.index(expected) + 1
+
+
+@pytest.mark.parametrize("protocol", ["k_async", "k_batch_async"])
+def test_updates_that_are_on_their_way_to_the_workers_keep_their_k(protocol):
+    """Of two changes, one while updates with the K before the first one are still on their way."""
+    own = {"protocol": protocol, "interval": 0.1, "k": 2}
+    rule = planned.rule("adasync", EXPONENTIAL, P, 1, 4, communication=2.0, **own)
+    state, _ = rule.extend(rule.observe(rule.init(), 0.0, 1.0), 80)
+    _, before = rule.extend(state, 40)
+    made = (before.start + before.busy).max(axis=1)
+    first, second = made[3] + 1e-3, made[8]
+    changed = rule.observe(rule.observe(state, first, 0.01), second, 1.0)
+    assert changed.k == 2 and rule.observe(state, first, 0.01).k > 8
+    _, after = rule.extend(changed, 40)
+    kept = int((made <= first).sum())
+    assert kept >= 4
+    for name in ("workers", "start", "first", "version"):
+        ours, theirs = (getattr(rows, name)[:kept, :2] for rows in (after, before))
+        np.testing.assert_array_equal(ours, theirs)
+    sizes = (after.workers < P).sum(axis=1)
+    last = np.where(after.workers < P, after.start + after.busy, 0).max(axis=1)
+    assert (sizes[:kept] == 2).all() and sizes[kept] > 2 and (sizes[kept + 1 :] == 2).all()
+    assert last[kept] > second
 
 
 test_bad_values_are_refused = refused(
