@@ -209,7 +209,8 @@ def exponential_k(workers: int, k: int) -> Callable[[float], float]:
 def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[[float], float]:
     """Return the function F_0 / F -> K in 1..P that minimises F E[X_{K:P}] + c / K, for any law.
 
-    X is the time of `mini_batches` mini-batches. Raises ValueError if E[X_{k:P}] is infinite, and
+    X is the time of `mini_batches` mini-batches. With F_0 / F = 1, K is k, unless k is best for no
+    c, as where a longer wait hardly takes longer. Raises ValueError if E[X_{k:P}] is infinite, and
     for sums of durations with too heavy a tail.
     """
     try:
@@ -226,10 +227,14 @@ def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[
             f"adasync: the k={k}-th of {workers} durations {law} has no mean; set k to at most "
             f"{finite.sum()}"
         )
+    # Equal times differ by rounding if they are times of sums.
+    seconds = np.where(np.isclose(seconds, seconds[k - 1], 1e-12, 0), seconds[k - 1], seconds)
     # K_0 is the minimiser at F_0 = 1 for every c between these two; the last K is for any large c.
-    low = k * (k - 1) * (seconds[k - 1] - seconds[k - 2]) if k > 1 else 0.0
+    weights = ks * k / np.maximum(abs(ks - k), 1)  # 1 / |1 / K - 1 / K_0|
+    bounds = weights * (seconds - seconds[k - 1])
+    low = float(np.max(-bounds[: k - 1], initial=0.0))
     last = k == workers or not finite[k]
-    high = 2 * low if last else k * (k + 1) * (seconds[k] - seconds[k - 1])
+    high = 2 * low if last else float(np.min(bounds[k:]))
     c = (low + high) / 2 or 1.0  # where waiting for more takes no longer, any c leads to all
 
     def chosen(ratio: float) -> float:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from stragglers import delays, processes
+from stragglers.order_statistics import order_statistic_mean
 from stragglers.rules.server import exponential_k, tabled_k
 from tests import planned
 from tests.refusals import refused
@@ -35,6 +36,18 @@ def test_the_table_starts_with_k_0_and_grows_as_the_loss_falls(law):
         if k > 1:
             assert ks[-1] == P
             assert tabled_k(law, P, k)(1e-9) == 1
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_every_k_that_is_best_for_some_noise_stays_at_the_initial_loss(probability):
+    """Also where two K are each better than those between them, as the last wait for pauses."""
+    pause = delays.bernoulli_slowdown(1.0, 5.0, probability)
+    seconds = np.array([order_statistic_mean(pause, k, P) for k in range(1, P + 1)])
+    noise = np.geomspace(1e-6, 1e4, 20_000)[:, None]
+    best = set((seconds + noise / np.arange(1, P + 1)).argmin(axis=1) + 1)
+    assert 1 < len(best) < P and P in best
+    for k in best:
+        assert tabled_k(pause, P, k)(1.0) == k
 
 
 def adaptive(protocol, delay=EXPONENTIAL, **options):
@@ -92,7 +105,8 @@ def test_the_table_knows_laws_without_a_mean_and_without_variance():
     with pytest.raises(ValueError, match=r"adasync: the tail of .*; set mini_batches=1, or proto"):
         tabled_k(heavy, P, 1, mini_batches=2)
     equal = delays.deterministic(2.0)
-    assert tabled_k(equal, P, 4)(1.0) == P  # more gradients at no cost
+    for mini_batches in (1, 4):  # more gradients at no cost
+        assert tabled_k(equal, P, 4, mini_batches)(1.0) == P
 
 
 @pytest.mark.parametrize("protocol", ["k_sync", "k_batch_sync", "k_async", "k_batch_async"])
