@@ -46,7 +46,7 @@ def drawn_in_blocks(
     of_block = functools.lru_cache(maxsize=8)(lambda index: draw(index, block))
 
     def rows(first: int, count: int) -> np.ndarray:
-        blocks = range(first // block, (first + count - 1) // block + 1)
+        blocks = range(first // block, (first + max(count, 1) - 1) // block + 1)
         whole = np.concatenate([of_block(index) for index in blocks])
         skipped = first - blocks[0] * block
         return whole[skipped : skipped + count]

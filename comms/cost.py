@@ -98,7 +98,7 @@ def _depth(collective: str, workers: int, power: bool = False) -> int:
     """Return ceil(log2 n); raise ValueError for n < 1, and if `power` unless n is a power of 2."""
     if workers < 1:
         raise ValueError(f"{collective}: needs at least 1 worker, got {workers}; set workers")
-    depth = (workers - 1).bit_length()
+    depth = (int(workers) - 1).bit_length()
     if power and workers != 2**depth:
         raise ValueError(
             f"{collective}: {workers} workers are no power of two; use {2**depth}, or ring"

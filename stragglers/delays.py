@@ -183,9 +183,11 @@ def bernoulli_slowdown(value: float, factor: float, probability: float) -> Law:
             f"bernoulli_slowdown: needs 0 <= probability <= 1, got probability={probability}; "
             "give a share"
         )
+    quickest = value if probability < 1 else value * factor  # also at u = 0
+
     return _law(
         "bernoulli_slowdown",
-        lambda u: np.where(u <= 1 - probability, value, value * factor),
+        lambda u: np.where(u <= 1 - probability, quickest, value * factor),
         value * (1 + (factor - 1) * probability),
         atoms=((value, 1 - probability), (value * factor, probability)),
         value=value,

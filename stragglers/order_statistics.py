@@ -248,13 +248,16 @@ def _pareto_order(k: int, n: int, minimum: float, shape: float) -> float:
 
 
 def _weibull_order(k: int, n: int, scale: float, shape: float) -> float | None:
-    if n > 30:  # the alternating sum loses its digits
+    if n > 30:  # its terms may overflow
         return None
-    terms = (
+    terms = [
         math.comb(k - 1, j) * (-1) ** j * (n - k + 1 + j) ** (-1 - 1 / shape) for j in range(k)
-    )
+    ]
+    total = math.fsum(terms)
+    if max(map(abs, terms)) > 1e6 * total:  # the alternating sum loses its digits
+        return None
     mean = scale * float(scipy.special.gamma(1 + 1 / shape))
-    return math.inf if math.isinf(mean) else mean * k * math.comb(n, k) * math.fsum(terms)
+    return math.inf if math.isinf(mean) else mean * k * math.comb(n, k) * total
 
 
 def _exponential_order(k: int, n: int, scale: float) -> float:

@@ -199,7 +199,8 @@ def trial_rate(law: Law, limit: float) -> float:
     for _ in range(50):  # F(t) lies between these
         middle = (low + high) / 2
         low, high = (middle, high) if law.quantile(middle) <= limit else (low, middle)
-    ended = below[last] + (limits[last] + limit) / 2 * (low - levels[last])
+    # Where the limit lies between two atoms, no duration is as long as the limit.
+    ended = below[last] + (limits[last] + law.quantile(low)) / 2 * (low - levels[last])
     return float(low / (ended + (1 - low) * limit))
 
 

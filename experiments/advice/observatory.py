@@ -175,7 +175,8 @@ def read(text: str, mini_batches: int, workers: int | None = None) -> Measured:
 
 def slowest(measured: Measured, rounds: np.ndarray) -> list[dict[str, Any]]:
     """Return the SHOWN slowest workers, slowest first; rounds [workers, rounds] in seconds."""
-    last = np.bincount(rounds.argmax(axis=0), minlength=len(rounds)) / rounds.shape[1]
+    latest = rounds == rounds.max(axis=0)
+    last = (latest / latest.sum(axis=0)).mean(axis=1)  # workers that end together share a round
     order = np.argsort(-rounds.mean(axis=1), kind="stable")[:SHOWN]
     return [
         {

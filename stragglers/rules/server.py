@@ -29,6 +29,8 @@ With c such that K_0 is best at the initial loss F_0, rate, smoothness and varia
     k_sync, k_async, otherwise     E[X_{K:P}] ~ log(P / (P - K)) of exponential durations, solved
 """
 
+import bisect
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -180,10 +182,10 @@ class AdaState(NamedTuple):
     """State of an adaptive rule."""
 
     protocol: Any  # state of the protocol's clock, or of its server
-    k: int  # for the next update
+    k: int  # the newest
     first_loss: float  # initial loss above the lowest one; nan before it is known
     next_choice: float  # s, begin of the next choice of k
-    first: int  # contributions of the update under way; above k if it held k or more at k's choice
+    earlier: tuple[tuple[float, int], ...] = ()  # (s, k) that holds for pushes up to these seconds
 
     update = property(lambda self: self.protocol.update)
 
@@ -204,9 +206,17 @@ def exponential_k(workers: int, k: int) -> Callable[[float], float]:
 def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[[float], float]:
     """Return the function F_0 / F -> K in 1..P that minimises F E[X_{K:P}] + c / K, for any law.
 
-    X is the time of `mini_batches` mini-batches. Raises ValueError if E[X_{k:P}] is infinite.
+    X is the time of `mini_batches` mini-batches. With F_0 / F = 1, K is k, unless k is best for no
+    c, as where a longer wait hardly takes longer. Raises ValueError if E[X_{k:P}] is infinite, and
+    for sums of durations with too heavy a tail.
     """
-    seconds = sums_means(law, workers, mini_batches)
+    try:
+        seconds = sums_means(law, workers, mini_batches)
+    except ValueError as error:
+        raise ValueError(
+            f"adasync: the tail of {law} is too heavy for the mean times of {mini_batches} "
+            "mini-batches; set mini_batches=1, or protocol=k_batch_sync or k_batch_async"
+        ) from error
     finite = np.isfinite(seconds)
     ks = np.arange(1, workers + 1)
     if not finite[k - 1]:
@@ -214,10 +224,14 @@ def tabled_k(law: Law, workers: int, k: int, mini_batches: int = 1) -> Callable[
             f"adasync: the k={k}-th of {workers} durations {law} has no mean; set k to at most "
             f"{finite.sum()}"
         )
+    # Equal times differ by rounding if they are times of sums.
+    seconds = np.where(np.isclose(seconds, seconds[k - 1], 1e-12, 0), seconds[k - 1], seconds)
     # K_0 is the minimiser at F_0 = 1 for every c between these two; the last K is for any large c.
-    low = k * (k - 1) * (seconds[k - 1] - seconds[k - 2]) if k > 1 else 0.0
+    weights = ks * k / np.maximum(abs(ks - k), 1)  # 1 / |1 / K - 1 / K_0|
+    bounds = weights * (seconds - seconds[k - 1])
+    low = float(np.max(-bounds[: k - 1], initial=0.0))
     last = k == workers or not finite[k]
-    high = 2 * low if last else k * (k + 1) * (seconds[k] - seconds[k - 1])
+    high = 2 * low if last else float(np.min(bounds[k:]))
     c = (low + high) / 2 or 1.0  # where waiting for more takes no longer, any c leads to all
 
     def chosen(ratio: float) -> float:
@@ -239,7 +253,7 @@ def adasync(
 
     protocol: k_sync, k_batch_sync, k_async or k_batch_async; interval: seconds for which a K holds;
     k: K_0, the K at the beginning; lowest_loss: lower limit of the training loss. K is rounded and
-    lies in 1..P. A row has the K of its time. Bad values raise ValueError.
+    lies in 1..P. A row has the K of its last push. Bad values raise ValueError.
     """
     workers = setting.workers
     if protocol not in PROTOCOLS:
@@ -298,17 +312,37 @@ class _Adaptive:
         )
 
     def _begun(self, protocol) -> AdaState:
-        return AdaState(protocol, self._clock.k, math.nan, self._interval, self._clock.k)
+        return AdaState(protocol, self._clock.k, math.nan, self._interval)
 
     def extend(self, state: AdaState, updates: int) -> tuple[AdaState, Schedule]:
-        """Return the next state and `updates` rows, with the K of the state."""
-        clock, k = state.protocol, state.k
-        if state.first == k or not updates:
-            after, schedule = self._clock.extend(clock, updates, k=k)
-            return state._replace(protocol=after), schedule
-        after, under_way = self._clock.extend(clock, 1, k=state.first)
-        state, rest = self.extend(state._replace(protocol=after, first=k), updates - 1)
-        return state, concatenate([under_way, rest])
+        """Return the next state and `updates` rows; an update has the K of its last push."""
+        rows = []
+        while state.earlier and len(rows) < updates:
+            size = self._size(state)
+            pushed = self._pushed(state, size)
+            after, row = self._clock.extend(state.protocol, 1, k=size)
+            still = tuple(one for one in state.earlier if one[0] > pushed)
+            state = state._replace(protocol=after, earlier=still)
+            rows.append(row)
+        after, rest = self._clock.extend(state.protocol, updates - len(rows), k=state.k)
+        return state._replace(protocol=after), concatenate([*rows, rest]) if rows else rest
+
+    def _size(self, state: AdaState) -> int:
+        """Return the contributions of the next update: it is made by the push that brings K."""
+        held = 0  # pushes before the present K
+        for until, k in state.earlier:
+            size = max(k, held + 1)
+            if self._pushed(state, size) <= until:
+                return size
+            held += bisect.bisect_right(
+                range(held + 1, size), until, key=functools.partial(self._pushed, state)
+            )
+        return max(state.k, held + 1)
+
+    def _pushed(self, state: AdaState, k: int) -> float:
+        """Return the time [s] of the k-th push for the next update."""
+        row = self._clock.extend(state.protocol, 1, k=k)[1]
+        return float((row.start + row.busy).max())  # in `k_batch_sync` all are busy until then
 
     def on_arrival(self, state: AdaState, worker: int, version: int, now: float) -> Decision:
         """Return the protocol's decision, with the K of the state."""
@@ -320,16 +354,11 @@ class _Adaptive:
         return state._replace(protocol=self._server.begun(state.protocol, worker, version, now))
 
     def planned(self, state: AdaState, seconds: float, loss: float) -> AdaState:
-        """Choose K as `observe` does, for a plan in which an update is under way.
-
-        The update under way keeps earlier pushes; if these are K or more, the next push ends it.
-        """
-        _, row = self._clock.extend(state.protocol, 1, k=state.first)
-        held = int((row.start + row.busy <= seconds).sum())
-        state = self.observe(state, seconds, loss)
-        if held < state.first:  # else the update is made and on its way to the workers
-            state = state._replace(first=max(state.k, held + 1))
-        return state
+        """Choose K as `observe` does, for a plan, where earlier pushes keep their K."""
+        new = self.observe(state, seconds, loss)
+        if new.k == state.k:
+            return new
+        return new._replace(earlier=(*state.earlier, (seconds, state.k)))
 
     def observe(self, state: AdaState, seconds: float, loss: float) -> AdaState:
         """Record the first loss; once the interval is over, choose K anew by a later loss."""

@@ -28,7 +28,7 @@ def test_rows_do_not_depend_on_how_they_are_cut():
 
     rows = drawn_in_blocks(draw, block)
     whole = rows(0, 100)
-    assert whole.shape == (100, 3)
+    assert whole.shape == (100, 3) and rows(0, 0).shape == rows(block, 0).shape == (0, 3)
     parts = [rows(first, last - first) for first, last in pairwise(CUTS)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     np.testing.assert_array_equal(drawn_in_blocks(draw, block)(61, 20), whole[61:81])

@@ -43,6 +43,7 @@ def test_collectives_by_hand():
             of_whole(6, **LINK)
     for collective in (cost.ring, cost.double_binary_tree, cost.halving_doubling):
         assert collective(1, **LINK) == (0, 0)
+        assert collective(np.int64(8), **LINK) == collective(8, **LINK)
         with pytest.raises(ValueError, match="needs at least 1 worker, got 0"):
             collective(0, **LINK)
 

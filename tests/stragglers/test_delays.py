@@ -25,6 +25,8 @@ def test_quantiles_worked_out():
     assert delays.lognormal(0.0, 1.0).quantile(0.5) == pytest.approx(1.0)
     law = delays.bernoulli_slowdown(2.0, 5.0, 0.25)
     np.testing.assert_array_equal(law.quantile([0.0, 0.75, 0.76, 1.0]), [2, 2, 10, 10])
+    always = delays.bernoulli_slowdown(2.0, 5.0, 1.0)
+    np.testing.assert_array_equal(always.quantile([0.0, 0.5]), [10, 10])
     assert delays.exponential(1.0).quantile(1.0) == math.inf
     a, b = (law.quantile(np.random.default_rng(3).random(50)) for law in (LAWS[1], LAWS[2]))
     np.testing.assert_allclose(b, 1 + a)  # the same uniforms

@@ -22,7 +22,7 @@ CLOSED = [law for law in LAWS if law.name not in ("gamma", "lognormal", "bernoul
 
 @pytest.mark.parametrize("law", CLOSED, ids=str)
 def test_closed_forms_equal_the_quadrature(law):
-    for workers, k in ((1, 1), (2, 1), (8, 4), (30, 30), (64, 1), (64, 32), (64, 64)):
+    for workers, k in ((1, 1), (2, 1), (8, 4), (30, 21), (30, 30), (64, 1), (64, 32), (64, 64)):
         closed = order_statistic_mean(law, k, workers)
         assert closed == pytest.approx(quadrature(law, k, workers), rel=1e-8)
 

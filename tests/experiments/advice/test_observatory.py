@@ -67,6 +67,7 @@ def test_gains_are_those_of_known_durations():
     }  # fmt: skip
     assert "first_finisher finishes 3.25 times as many" in observatory.advice(record)
     equal = observatory.observed(Measured(tuple(np.ones((4, 400))), "equal"), 8)
+    assert {one["share_of_rounds_last"] for one in equal["slowest"]} == {0.25}  # all end together
     assert observatory.advice(equal).endswith("no rule gains 10%, so keep the barrier.")
     assert "| first_finisher | 3.25 | 1.00 |" in page(observatory.as_numbers([record, equal]))
 

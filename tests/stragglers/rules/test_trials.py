@@ -52,6 +52,9 @@ def test_the_rate_of_trials():
     pause = delays.bernoulli_slowdown(1.0, 5.0, 0.2)  # 1 s, or 5 s
     for t in (1.0, 3.0, 4.9):
         assert theory.trial_rate(pause, t) == pytest.approx(0.8 / (0.8 + 0.2 * t), rel=2e-3)
+    rare = delays.bernoulli_slowdown(1.0, 1e4, 0.0101)  # none is nearly as long as the limit
+    expected = 0.9899 / (0.9899 + 0.0101 * 1000)
+    assert theory.trial_rate(rare, 1000.0) == pytest.approx(expected, rel=1e-3)
     heaviest = delays.pareto(1.0, 1.05)  # a quarter of the mean lies beyond any limit
     assert theory.trial_rate(heaviest, np.inf) == pytest.approx(1 / heaviest.mean())
     with pytest.raises(ValueError, match=r"is too long for .*; set at most .* s, or inf"):
@@ -64,5 +67,6 @@ def test_the_rate_of_trials():
     for law in (delays.shifted_exponential(1.0, 1.0), delays.uniform(0.0, 2.0)):
         without = theory.best_limit(law)  # whoever has worked for long is nearly done
         assert without == np.inf and theory.trial_rate(law, without) == 1 / law.mean()
-    with pytest.raises(ValueError, match="no mini-batch of"):
-        theory.trial_rate(HEAVY, 0.1)
+    for law, limit in ((HEAVY, 0.1), (delays.bernoulli_slowdown(1.0, 5.0, 1.0), 3.0)):
+        with pytest.raises(ValueError, match="no mini-batch of"):
+            theory.trial_rate(law, limit)
