@@ -2,6 +2,7 @@
 
 In a step every learner of the group computes one mini-batch. A learner whose mini-batch takes
 longer than a step has failed. The step is lost, and the other learners stop to form a new group.
+They compute their mini-batches again, in which they may fail as in any other.
 When the failed learner is back, the group stops again to take it in. A learner that comes back
 during a stop causes another stop. No other work is lost, as every learner has the model.
 
@@ -74,6 +75,7 @@ def elastic_all_reduce(
         if not failing.any():
             continue
         time += step
+        left[there] -= 1  # all draw anew
         for learner in np.flatnonzero(failing):
             back[learner] = time + away[learner]
             left[learner], away[learner] = failure(learner)

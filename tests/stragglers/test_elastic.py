@@ -26,15 +26,14 @@ def step_by_step(process, learners, step, stop, seconds):
             lasts = {i: float(process.duration(i, 0.0, attempts[i])) for i in there}
             failed = [i for i in there if lasts[i] > step]
             time += step
-            for i in failed:
+            for i in there:
                 attempts[i] += 1
+            for i in failed:
                 back[i] = time + lasts[i] - step
             if failed:
                 time, stops = time + stop, stops + 1
             else:
                 made += len(there)
-                for i in there:
-                    attempts[i] += 1
     return time, made, stops
 
 
