@@ -130,7 +130,7 @@ def rows_of(algorithm, losses, augment, stale: bool) -> Callable[..., Model]:
     """
     body = body_of(algorithm, stale)
 
-    @functools.partial(jax.jit, static_argnames="known")
+    @functools.partial(jax.jit, static_argnames="known", inline=True)
     def update(model, row, examples, known):  # traced once for stacks of all lengths
         def take(places):
             return worker.taken(examples, *places, augment)
