@@ -17,6 +17,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import re
@@ -185,7 +186,8 @@ def address(experiment: Experiment) -> str:
     determining = [
         *(flag.replace(str(ROOT), "") for flag in experiment.flags),
         *(name + importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")),
-        platform.python_version(), *(path.read_text() for path in files if path.is_absolute()),
+        platform.python_version(), str(len(os.sched_getaffinity(0))),  # cores divide sums
+        *(path.read_text() for path in files if path.is_absolute()),
     ]  # fmt: skip
     return hashlib.sha256("\n".join(determining).encode()).hexdigest()[:12]
 
