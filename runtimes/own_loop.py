@@ -271,7 +271,6 @@ def _varying(tree):
 
     A state that is equal on all workers would change its type in the carry of a `jax.lax.scan`.
     """
-
     try:
         worker = jax.lax.axis_index(AXIS)
     except NameError:  # in jax.vmap(tx.init), which needs no axis
