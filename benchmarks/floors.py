@@ -342,6 +342,7 @@ def dispatched(program: Callable, carry, *rest, rounds: int = 20) -> Callable:
 
 ROW, DENSITY, COPY = 500, 0.02, "copy"
 SMALL = 10_000_000  # coordinates
+LEAST = 20 * ROW  # of these, for which every codec saves bytes
 # Two workers, as one does not round; with halves, as an output of two wholes would have new pages.
 BOTH = ", 2 workers with a half each"
 IN_TWO_PHASES = {

@@ -294,7 +294,7 @@ CODEC_GOALS = {
 
 def codec_rows(names, size: int) -> Iterator[Row]:
     """Yield rows that compare coding once, both ways, with a copy; codecs with a goal first."""
-    names = names or [name for name in floors.codecs(500) if name != floors.COPY]
+    names = names or [name for name in floors.codecs(floors.LEAST) if name != floors.COPY]
     goals = {n: g for n in names for start, g in CODEC_GOALS.items() if n.startswith(start)}
     calls = functools.lru_cache(maxsize=1)(floors.codecs)
 

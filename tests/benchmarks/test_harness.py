@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import accelerator, floors, harness
+from benchmarks import accelerator, floors, harness, suite
 from benchmarks.harness import Line, Row, Skip, compared, run
 from experiments import stopwatch
 from tests.launcher import program
@@ -86,6 +86,15 @@ def test_both_sides_of_a_step_train_the_same_model():
         ours = both.pop("ours")().params
         for floor in both.values():
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, floor()[0])
+
+
+def test_the_whole_suite_has_the_rows_that_are_published_and_a_device_all_codecs():
+    rows = {row.name for row in suite.rows(suite.Sizes(), 8)}
+    published = json.loads((harness.FOLDER / "suite.json").read_text())["rows"]
+    assert rows == {row["name"] for row in published}
+    codecs = {name for name in rows if name.endswith(", 1e7")}
+    on_device = {row.name for row in accelerator.rows(accelerator.ACCELERATOR, 4, None)}
+    assert len(codecs) == len(floors.codecs(floors.LEAST)) - 1 and codecs < on_device
 
 
 def command(module, *arguments):
