@@ -107,7 +107,7 @@ def easgd(
     (0, 1]; the paper takes 0.9. The centre is evaluated. momentum: delta of EAMSGD, in [0, 1); the
     paper takes 0.99. Above 0 a round is one step, and `optimizer` needs no momentum of its own.
     """
-    whole("easgd", workers=workers)
+    whole("easgd", 1, workers=workers)
     if not 0 < beta <= 1:
         raise ValueError(f"easgd: needs 0 < beta <= 1, got {beta}; the paper takes 0.9")
     check_shares("easgd", momentum=momentum)

@@ -171,7 +171,7 @@ def ef21_sgdm(
 
 
 def _estimated(name, optimizer, workers, eta, exchange, broadcast) -> Algorithm:
-    whole(name, workers=workers)
+    whole(name, 1, workers=workers)
     inner = reducers.top_k() if exchange is None else exchange
     compression.check_reducer(name, inner)
     if reducers.remembers(inner):

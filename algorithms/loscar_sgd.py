@@ -90,11 +90,12 @@ def loscar_sgd(
     a waiting rule in rounds. `neighbour_barrier` waits only in rounds with messages.
     """
     check_ratio("loscar_sgd", ratio)
-    whole("loscar_sgd", workers=workers, every=every, overlap=overlap)
-    if not 0 <= overlap <= every or every < 1:
+    whole("loscar_sgd", 1, workers=workers, every=every)
+    whole("loscar_sgd", 0, overlap=overlap)
+    if overlap > every:
         raise ValueError(
-            f"loscar_sgd: needs every >= 1 and 0 <= overlap <= every, got {every} and {overlap}; "
-            "a message arrives before the next one leaves"
+            f"loscar_sgd: needs overlap <= every, got {overlap} and {every}; a message arrives "
+            "before the next one leaves"
         )
     # Every worker hears all others, in the same rounds.
     partners = (np.arange(workers) + np.arange(1, max(workers, 2))[:, None]) % workers

@@ -129,7 +129,7 @@ def one_bit_adam(
     b1, b2, eps: of Adam. A parameter whose signs would save no bytes is all-reduced dense.
     Every update needs all workers: take a waiting rule in rounds.
     """
-    whole("one_bit_adam", workers=workers)
+    whole("one_bit_adam", 1, workers=workers)
     whole("one_bit_adam", 1, warmup_updates=warmup_updates)  # which find the variance
     check_shares("one_bit_adam", b1=b1, b2=b2)
     reducer = compression.with_dense_warmup(signs_both_ways(workers), warmup_updates)

@@ -75,7 +75,8 @@ def sgp(optimizer: optax.GradientTransformation, workers: int, *, overlap: int =
     waits. Waiting rules in rounds wait accordingly; on a mesh no part of the exchange is hidden.
     Every update needs all workers: take a waiting rule in rounds.
     """
-    whole("sgp", 0, workers=workers, overlap=overlap)
+    whole("sgp", 1, workers=workers)
+    whole("sgp", 0, overlap=overlap)
     hops = 2 ** np.arange(max(1, (workers - 1).bit_length()))
     sources = (np.arange(workers) - hops[:, None]) % workers
 

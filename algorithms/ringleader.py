@@ -145,7 +145,7 @@ def ringleader(optimizer: optax.GradientTransformation, workers: int) -> Algorit
     Take the waiting rule `k_async(k=1)`. Choose the learning rate as for SGD on all data: the n
     steps of a round have nearly the same direction.
     """
-    whole("ringleader", workers=workers)
+    whole("ringleader", 1, workers=workers)
     return Algorithm(
         exchange=gathered(),
         server=average_of_averages(optimizer, workers),

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.all_reduce import all_reduce
-from algorithms.base import AXIS, Algorithm, choose
+from algorithms.base import AXIS, Algorithm, choose, whole
 from algorithms.mean import mean_over_workers
 from comms import collectives
 
@@ -98,7 +98,7 @@ def before_all_reduce(transform, optimizer) -> Algorithm:
 
 def delay_adaptive(optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
     """Weigh by min(1, workers / staleness): full steps up to staleness `workers` (2206.08307)."""
-    _refuse("delay_adaptive", workers >= 1, f"workers >= 1, got {workers}")
+    whole("delay_adaptive", 1, workers=workers)
     return before_all_reduce(
         scale_by_staleness(lambda s: workers / jnp.maximum(s, workers)), optimizer
     )
