@@ -16,6 +16,7 @@ import json
 import os
 import re
 import string
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,71 +77,63 @@ def places(root: Path) -> Iterator[Path]:
 def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     """Return the finished arms, in the order of the sweep's summary, and the unfinished runs.
 
-    If runs of one name are not the seeds of one arm, as after several launches, each run is named
-    after its folder. Raises ValueError if a record cannot be read, or if the runs of one folder are
-    not the seeds of one arm.
+    An arm is a folder with a run, or with a run per seed. Arms of one name, as of several launches,
+    are named after their folders. Raises ValueError if a record cannot be read, or if the runs of
+    one folder are not the seeds of one arm.
     """
-    members: dict[str, list[tuple[Path, dict, dict]]] = {}
-    unfinished = []
+    folders: dict[Path, list[tuple[Path, dict, dict]]] = {}
+    unfinished, arms = [], []
     for place in places(root):
         summary = records.read_summary(place, formats.WHOLE_SUMMARY)
         if summary is None:
             unfinished.append(Unfinished(str(place.relative_to(root)), _state(place)))
             continue
+        folder = place.parent if place.name.startswith("seed_") else place
         config = records.read_config(place / records.CONFIG).to_dict()
-        members.setdefault(summary["name"], []).append((place, config, summary))
-    together = records.read_summary(root, formats.SWEEP) or {}
-    order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]
-    members = {name: members[name] for name in dict.fromkeys([*order, *members])}
-    for name, runs in members.items():  # some may already be trained longer
-        members[name], shorter = _longest(runs)
-        for place, _, _ in shorter:
-            unfinished.append(Unfinished(str(place.relative_to(root)), "as long as before"))
-    mixed = [name for name in members if _mixed(members[name])]
-    for name in mixed:
-        for place, config, summary in members.pop(name):
-            folder = place.parent if place.name.startswith("seed_") else place
-            own = str(folder.relative_to(root))
-            names = {"name": own}
-            if summary["baseline"] in mixed and own.endswith(f"/{name}"):
-                names["baseline"] = own.removesuffix(name) + summary["baseline"]
-            members.setdefault(own, []).append((place, config, summary | names))
-    arms = []
-    for name, runs in members.items():
-        if fault := _mixed(runs):
-            raise ValueError(f"report: {fault}; give the --workdir of a single sweep")
-        seeds = sorted(runs, key=lambda member: member[2]["seed"])
-        found, configs, summaries = map(list, zip(*seeds, strict=True))
+        folders.setdefault(folder, []).append((place, config, summary))
+    count = Counter(runs[0][2]["name"] for runs in folders.values())
+    for folder, runs in folders.items():
+        runs, shorter = _longest(sorted(runs, key=lambda run: run[2]["seed"]))
+        unfinished += [Unfinished(str(place.relative_to(root)), "as long as before")
+                       for place, _, _ in shorter]  # fmt: skip
+        seeds, configs, summaries = map(list, zip(*runs, strict=True))
+        name, baseline = (summaries[0][field] for field in ("name", "baseline"))
+        if count[name] > 1:
+            old, name = name, str(folder.relative_to(root))
+            if count[baseline] > 1 and name.endswith(f"/{old}"):
+                baseline = name.removesuffix(old) + baseline
+        summaries = [summary | {"name": name, "baseline": baseline} for summary in summaries]
         config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
-        runs = [records.read_metrics(place, whole=True) for place in found]
-        arms.append(Arm(name, found, config, records.aggregate(summaries), summaries, runs))
-    return arms, unfinished
+        runs = [records.read_metrics(place, whole=True) for place in seeds]
+        arms.append(Arm(name, seeds, config, records.aggregate(summaries), summaries, runs))
+    together = records.read_summary(root, formats.SWEEP) or {}
+    order = {arm["name"]: place for place, arm in enumerate(together.get("arms", ()))}
+    return sorted(arms, key=lambda arm: order.get(arm.name, len(order))), unfinished
 
 
 def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
-    """Return the longest runs of an arm, and its shorter runs; (all runs, []) for mixed arms."""
-    found = [[config.get(name) for name in records.LENGTHS] for _, config, _ in runs]
-    lengths = [[value if registry.is_number(value) else 0 for value in values] for values in found]
-    equal = [{**config, "seed": None, **dict.fromkeys(records.LENGTHS)} for _, config, _ in runs]
-    several = len({summary["seed"] for *_, summary in runs}) < len(runs)  # of several launches
-    if several or any(config != equal[0] for config in equal):
-        return list(runs), []
-    kept = [length == max(lengths) for length in lengths]
-    return (
-        [run for run, keep in zip(runs, kept, strict=True) if keep],
-        [run for run, keep in zip(runs, kept, strict=True) if not keep],
-    )
+    """Return an arm's longest runs and its shorter ones, of seeds that are not trained longer yet.
 
+    Raises ValueError for two runs that are not seeds of one arm and have no mean.
+    """
 
-def _mixed(runs: Sequence[tuple[Path, dict, dict]]) -> str:
-    """Return a text on two runs that are not seeds of one arm and have no mean, or ""."""
-    seeds = sorted(runs, key=lambda member: member[2]["seed"])
-    for (one, its, summary), (other, theirs, _) in itertools.pairwise(seeds):
+    def settings(config: dict) -> dict:
+        return {key: value for key, value in config.items() if key != "seed" and not
+                (key in records.LENGTHS and (value is None or registry.is_number(value)))}
+
+    for (one, its, summary), (other, theirs, _) in itertools.pairwise(runs):
         same = its.get("seed") == theirs.get("seed")
-        if same or its | {"seed": None} != theirs | {"seed": None}:
+        if same or settings(its) != settings(theirs):
             how = "the same seed" if same else "other settings"
-            return f"{one} and {other} are both runs of {summary['name']!r}, with {how}"
-    return ""
+            raise ValueError(
+                f"report: {one} and {other} are both runs of {summary['name']!r}, with {how}; give "
+                "the --workdir of a single sweep"
+            )
+    lengths = [[config.get(name) or 0 for name in records.LENGTHS] for _, config, _ in runs]
+    parts = [], []
+    for run, length in zip(runs, lengths, strict=True):
+        parts[length != max(lengths)].append(run)
+    return parts
 
 
 def _state(place: Path) -> str:

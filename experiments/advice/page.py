@@ -10,7 +10,7 @@ from rich.console import Console
 
 from experiments import config_files, files, prepare, provenance, records, registry, report
 from experiments.advice import durations, play
-from experiments.advice.observatory import Loss
+from experiments.advice.observatory import LOSS
 from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
@@ -196,8 +196,8 @@ def _facts(advice: Advice) -> Iterator[str]:
     """Yield sentences on the straggler, the exchange and the noise."""
     measured, count = advice.source.measured, advice.config.mini_batches
     found = play.straggler(measured, count)
-    lost = sum(found[name] for name in Loss._fields)
-    parts = [f"{found[name] / lost:.0%} {name}" for name in Loss._fields if lost]
+    lost = sum(found[name] for name in LOSS)
+    parts = [f"{found[name] / lost:.0%} {name}" for name in LOSS if lost]
     yield (
         f"straggler: worker {found['worker']} takes {found['times_the_mean']:.2f} times the mean, "
         f"and is last in {found['share_of_rounds_last']:.0%} of the rounds; a barrier's takes "
