@@ -207,19 +207,15 @@ def state(sweep: Sweep, folder: Path = FOLDER) -> str:
         return "drifted: the command"
     if "arms" not in found:
         return "published"
-    today = configs(sweep)
+    words, flags = config_files.overrides(shlex.split(sweep.arguments))
+    file = config_files.read(str(ROOT / words[0].removeprefix("--config=")), flags)
+    today = {arm.path: arm.config
+             for arm in expand(file.config, file.module, file.values, seeds=1)}  # fmt: skip
     if {arm["name"] for arm in arms(found)} != set(today):
         return "drifted: the arms"
     now = settings(today)  # an entry that configs have gained since is no change
     changed = [key for key, value in found["settings"].items() if now.get(key, value) != value]
     return f"drifted: {', '.join(changed)}" if changed else "published"
-
-
-def configs(sweep: Sweep) -> dict[str, ConfigDict]:
-    """Return the configs that the sweep's arms have today, by name."""
-    words, flags = config_files.overrides(shlex.split(sweep.arguments))
-    file = config_files.read(str(ROOT / words[0].removeprefix("--config=")), flags)
-    return {arm.path: arm.config for arm in expand(file.config, file.module, file.values, seeds=1)}
 
 
 def commit_of(name: str) -> str:
@@ -383,8 +379,7 @@ def _verdict(claim: stats.Claim, answer: stats.Answer, apart: stats.Answer) -> s
     if answer.reason not in ("", stats.NOISE):
         words += f": {answer.reason}"
     words += f" ({apart.verdict})" * (apart.verdict != answer.verdict)
-    lacks = stats.lacking(claim, record(claim.record)) if claim.headline else []
-    lacks = [word for word in lacks if not word.endswith("if other seeds choose")]
+    lacks = stats.lacking(claim, record(claim.record), answer) if claim.headline else []
     return words + f"; lacks {', '.join(lacks)}" * bool(lacks)
 
 
@@ -401,10 +396,15 @@ def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer, stats.An
     ]
 
 
+def p_values() -> list[float]:
+    """Return the p-values of all claims."""
+    judged = itertools.chain(*map(answers, papers()))
+    return [answer.p for _, answer, _ in judged if answer.p is not None]
+
+
 def threshold() -> float:
     """Return the largest p-value of all claims that stands by the false discovery control."""
-    judged = itertools.chain(*map(answers, papers()))
-    tests = np.sort([answer.p for _, answer, _ in judged if answer.p is not None])
+    tests = np.sort(p_values())
     return float(tests[false_discovery_control(tests) <= stats.LEVEL].max(initial=0.0))
 
 
@@ -430,16 +430,13 @@ def of_headlines(*names: str) -> Iterator[str]:
 
 def of_verdicts() -> Iterator[str]:
     """Give the number of verdicts of each kind, and how many tests stand after correction."""
-    found = [judged for paper in papers() for judged in answers(paper)]
-    usual, apart = [answer for _, answer, _ in found], [answer for *_, answer in found]
-    counts = Counter(answer.verdict for answer in usual)
-    tests, limit = [answer.p for answer in usual if answer.p is not None], threshold()
-    stand = sum(p <= limit for p in tests)
-    few = sum(p < stats.LEVEL for p in tests)
-    changed = sum(a.verdict != b.verdict for a, b in zip(usual, apart, strict=True))
+    found, tests = [*itertools.chain(*map(answers, papers()))], p_values()
+    counts, limit = Counter(answer.verdict for _, answer, _ in found), threshold()
+    stand, few = (sum(p <= limit for p in tests), sum(p < stats.LEVEL for p in tests))
+    changed = sum(answer.verdict != apart.verdict for _, answer, apart in found)
     verdicts = ", ".join(f'"{verdict}" {counts[verdict]}' for verdict in stats.VERDICTS)
     yield (
-        f"Of {len(usual)} claims the verdicts are {verdicts}. Of {len(tests)} p-values {few} are "
+        f"Of {len(found)} claims the verdicts are {verdicts}. Of {len(tests)} p-values {few} are "
         f"below {stats.LEVEL:g}, and {stand} stand by the procedure of Benjamini and Hochberg. "
         f"Where each seed is judged at the settings that the other seeds choose, {changed} "
         f"verdicts change."

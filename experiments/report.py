@@ -164,7 +164,7 @@ def write(root: str | os.PathLike, paper: bool = False) -> Path:
     if paper and not arms:
         raise ValueError(f"report: no run below {root} has finished; leave out --paper")
     looks, lines = looks_of(arms), [(arm.name, arm.runs) for arm in arms]
-    made = figures.every(lines, looks, *_of_all(arms)) if arms else {}
+    made = figures.every(lines, looks, *records.common([arm.summary for arm in arms]))
     strips = strips_of(arms, looks)
     if strips:
         made["strips"] = figures.draw_strips(strips[: figures.MOST_STRIPS])
@@ -239,28 +239,27 @@ def _words(title: str, headings: Sequence[str], rows: Sequence | None) -> Iterat
 
 def headline(arms: Sequence[Arm]) -> str:
     """Return a sentence on the first arm at the target and its speed-up over the baseline."""
-    target, _ = _of_all(arms)
+    target, _ = records.common([arm.summary for arm in arms])
     summaries = {arm.name: arm.summary for arm in arms}
     for field, words in (("target_loss", "targets"), ("clock", "clocks")):
         if len({summary[field] for summary in summaries.values()}) > 1:
             return f"The arms have different {words}, so that none is sooner than another."
     names = _ordered(arms)
-    first = summaries[names[0]]
-    seconds = first["seconds_to_target"]
+    seconds = summaries[names[0]]["seconds_to_target"]
     if seconds is None:
-        losses = {name: summary["train_loss"] for name, summary in summaries.items()}
-        loss, name = min((np.inf if losses[name] is None else losses[name], name) for name in names)
-        first, loss = summaries[name], losses[name]
+        loss, name = min((np.inf if summary["train_loss"] is None else summary["train_loss"], name)
+                         for name, summary in summaries.items())  # fmt: skip
         missed = "" if target is None else f"No arm reaches loss {target:.3g} with every seed. "
         lowest = ", the lowest" if len(arms) > 1 else ""
-        end = "without a loss" if loss is None else f"with a training loss of {loss:.3g}{lowest}"
-        return f"{missed}{first['name']} ends {end}."
+        end = f"with a training loss of {loss:.3g}{lowest}" if loss < np.inf else "without a loss"
+        return f"{missed}{name} ends {end}."
     others = [name for name in names[1:] if summaries[name]["seconds_to_target"] is not None]
-    reaches = f"{first['name']} reaches loss {target:.3g}"
+    reaches = f"{names[0]} reaches loss {target:.3g}"
     if not others or not seconds:
         only = ", and no other arm does with every seed" if len(arms) > 1 and not others else ""
         return f"{reaches} after {seconds:.3g} s{only}."
-    baseline = first["baseline"] if first["baseline"] in others else others[0]
+    baseline = summaries[names[0]]["baseline"]
+    baseline = baseline if baseline in others else others[0]
     other = summaries[baseline]["seconds_to_target"]
     if seconds == other:
         return f"{reaches} as soon as {baseline}, after {seconds:.3g} s."
@@ -301,12 +300,9 @@ def slow(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> str:
 def _ordered(arms: Sequence[Arm]) -> list[str]:
     """Return the names of arms in the order in which they reach the target, the others last."""
     seconds = {arm.name: arm.summary["seconds_to_target"] for arm in arms}
-    names = figures.ranked([(arm.name, arm.runs) for arm in arms], _of_all(arms)[0])
+    target, _ = records.common([arm.summary for arm in arms])
+    names = figures.ranked([(arm.name, arm.runs) for arm in arms], target)
     return sorted(names, key=lambda name: np.inf if seconds[name] is None else seconds[name])
-
-
-def _of_all(arms: Sequence[Arm]) -> tuple[float | None, str]:
-    return records.common([arm.summary for arm in arms])
 
 
 def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look]:
@@ -387,7 +383,7 @@ def _figures(
 ) -> Iterator[str]:
     """Yield the pictures and, if live, the data and the elements in which report.js draws them."""
     yield "<h2>Figures</h2>"
-    target, clock = _of_all(arms) if arms else (None, "")
+    target, clock = records.common([arm.summary for arm in arms])
     names, strips = [name for name, _ in lines], strips_of(arms, looks)
     ranked, styles = figures.ranked(lines, target), figures.styles(names)
     traces, entries = [], []

@@ -1,10 +1,8 @@
 """The parts of a paper's file: its sweeps, and the panels of its figures."""
 
 import functools
-import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,21 +43,6 @@ def swept(
     """Return a sweep; config: a file in configs/ with its arguments; last: further flags."""
     arguments = f"--config=configs/{config} --sweep --seeds={seeds}{last}"
     return Sweep(name, arguments, hours, tier)
-
-
-def judged(paper: ModuleType, record: str, flags: frozenset[str]) -> Callable:
-    """Return `claims(arms)` of the record that a command makes, else of `record`; see `Judged`."""
-    made = {
-        frozenset(flag for flag in shlex.split(one.arguments) if flag.startswith("--config")): one
-        for one in paper.SWEEPS
-    }
-    here = ""
-    if flags in made:
-        record = made[flags].name
-    elif any(":" in flag or flag.startswith("--config.") for flag in flags):
-        here = f"; here {' '.join(sorted(flags))}"
-    printed = stats.printed(paper.CLAIMS, record)
-    return lambda arms: ((claim + here, measured) for claim, measured in printed(arms))
 
 
 class Panel(NamedTuple):
