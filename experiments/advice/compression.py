@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
 from experiments import codec_times, optimizers, prepare, registry, stopwatch
+from experiments.advice import durations
 from experiments.analysis import Analysis
 from experiments.config_files import override
 from experiments.stats import Numbers
@@ -54,9 +55,7 @@ def explain(config: ConfigDict) -> Analysis:
     """
     config = prepare.to_the_end(config)
     workers = config.workers
-    simulated = override(config, {"runtime": "simulate", "devices": 1})
-    if config.delay.name == prepare.NO_DELAY:
-        simulated = override(simulated, {"delay": registry.part("deterministic", value=1.0)})
+    simulated = durations.as_simulated(config)
     own = prepare.prepare(simulated)  # with its own rule, as not every method can wait for barrier
     simulated = override(simulated, {"wait": "barrier"})
     dense = own._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
@@ -167,11 +166,10 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
     )  # fmt: skip
     yield pivot(
         "gain of an exchange | of an update that hides it behind its gradient as far as it can",
-        [one | {"method": row["method"]} for row in summary["methods"] for one in row["networks"]],
-        lambda one: one["method"],
-        lambda one: one["network"],
-        lambda one: f"{one['gain']:.2f}x | {one['gain_of_overlapped_update']:.2f}x",
-    )
+        {(row["method"], one["network"]):
+         f"{one['gain']:.2f}x | {one['gain_of_overlapped_update']:.2f}x"
+         for row in summary["methods"] for one in row["networks"]},
+    )  # fmt: skip
 
 
 def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
