@@ -170,10 +170,11 @@ def printed(
     """Return the function `claims(arms)` of a config, which judges the claims on record `name`."""
 
     def judged(arms: Sequence[Arm]) -> Iterator[tuple[str, str]]:
+        arms = [*map(_with_bytes, arms)]
         for claim in claims:
             if claim.record == name:
                 source = f" ({claim.source})" if claim.source else ""
-                yield f"{claim.claim}{source}", str(judge(claim, map(_with_bytes, arms), record))
+                yield f"{claim.claim}{source}", str(judge(claim, arms, record))
 
     return judged
 
