@@ -24,19 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from plotly.offline import get_plotlyjs
 
-from experiments import (
-    checkpoints,
-    figures,
-    files,
-    formats,
-    provenance,
-    records,
-    registry,
-    slurm,
-    stats,
-    tables,
-    timeline,
-)
+from experiments import figures, files, formats, provenance, records, registry, tables, timeline
+from experiments.stats import NOISE, Claim, judge
 from stragglers import slow_worker
 from stragglers.slow_worker import SLOW
 
@@ -68,7 +57,7 @@ class Unfinished(NamedTuple):
 def places(root: Path) -> Iterator[Path]:
     """Yield the directories of all runs below a workdir, begun or not; links are not followed."""
     for folder, below, names in os.walk(root):
-        below[:] = sorted(set(below) - {checkpoints.CHECKPOINT, slurm.FOLDER})
+        below[:] = sorted(set(below) - records.FOLDERS)
         is_analysis = records.SUMMARY in names and records.METRICS not in names
         if {records.METRICS, records.ERROR, records.CONFIG} & set(names) and not is_analysis:
             yield Path(folder)
@@ -203,20 +192,24 @@ def whole(
         facts.append(datetime.datetime.fromisoformat(note["date"]).strftime("%d %B %Y, %H:%M %Z"))
     own = [path for path in sorted(root.glob("*.png"))
            if path.name not in (STRIP, FIGURE) and path.is_file()]  # fmt: skip
+    words = [
+        ("Not finished", ("run", "state"), unfinished),
+        ("Claims and measurements", ("claim", "measured"), note.get("claims")),
+    ]
     sections = [
         f'<p class="headline">{text(headline(arms))}</p>' if arms else "",
         f"<p>{text(slow(arms, looks))}</p>" if looks else "",
         *_about(note),
-        *_results(arms),
-        *_words("Not finished", ("run", "state"), unfinished),
-        *_words("Claims and measurements", ("claim", "measured"), note.get("claims")),
+        *(_results(arms) if arms else ()),
+        *(f"<h2>{title}</h2>\n{table('words', names, [rows])}"
+          for title, names, rows in words if rows),
         *(table("words", t["columns"], [t["rows"]], t["title"]) for t in note.get("numbers", ())),
         *(_figures(arms, lines, looks, pictures, is_live) if lines else ()),
-        *_schedules(looks),
+        *(_schedules(looks) if looks else ()),
         "<h2>Figures of this experiment</h2>" if own else "",
         *(image("picture", files.read(at), at.stem.replace("_", " ")) for at in own),
-        *_settings(arms),
-    ]
+        *(_settings(arms) if arms else ()),
+    ]  # fmt: skip
     return page(root.resolve().name, " · ".join(facts), "", sections, is_live, **watched)
 
 
@@ -229,12 +222,6 @@ def _about(note: Mapping) -> Iterator[str]:
     if note:
         versions = ", ".join(f"{name} {version}" for name, version in note["versions"].items())
         yield f'<pre>{text(note["command"])}</pre><p class="quiet">{text(versions)}</p>'
-
-
-def _words(title: str, headings: Sequence[str], rows: Sequence | None) -> Iterator[str]:
-    if rows:
-        yield f"<h2>{title}</h2>"
-        yield table("words", headings, [rows])
 
 
 def headline(arms: Sequence[Arm]) -> str:
@@ -263,9 +250,8 @@ def headline(arms: Sequence[Arm]) -> str:
     other = summaries[baseline]["seconds_to_target"]
     if seconds == other:
         return f"{reaches} as soon as {baseline}, after {seconds:.3g} s."
-    claim = stats.Claim("", "", "", names[0], baseline)
-    noisy = stats.judge(claim, summaries.values()).reason == stats.NOISE
-    doubt = "; the spread of the seeds leaves that inconclusive" if noisy else ""
+    found = judge(Claim("", "", "", names[0], baseline), summaries.values())
+    doubt = "; the spread of the seeds leaves that inconclusive" if found.reason == NOISE else ""
     times = f"{other / seconds:.2g}" if other < 1.95 * seconds else f"{other / seconds:.1f}"
     return (
         f"{reaches} {times} times sooner than {baseline}, after {seconds:.3g} s instead of "
@@ -355,8 +341,6 @@ def strips_of(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> list[fi
 
 def _results(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield the table of `tables.of_arms`, and a sentence per seed that stopped or lost nodes."""
-    if not arms:
-        return
     shown = tables.of_arms([arm.summary for arm in arms])
     bodies: list[list] = [[]]
     for row, *values in zip(shown.rows, *(column.cells for column in shown.columns), strict=True):
@@ -515,16 +499,14 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
 
 def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:
     """Yield the table of tree distances, staleness, shares of workers and waits for workers."""
-    if not looks:
-        return
     rows = []
     for name, look in looks.items():
         found = look.found
         shares = [f"{100 * s.min():.1f} to {100 * s.max():.1f}" for s in (found.share, found.sent)]
-        limits = int(found.limits.argmax())
-        most = f"{limits} ({found.limits[limits]:.0%})" if found.limits[limits] else tables.NONE
-        distances = (f"{found.tree_distance:,}", f"{found.mean_distance:,.1f}")
-        rows.append((name, *distances, f"{found.staleness:.2f}", *shares, most))
+        limits, most = int(found.limits.argmax()), found.limits.max()
+        rows.append((name, f"{found.tree_distance:,}", f"{found.mean_distance:,.1f}",
+                     f"{found.staleness:.2f}", *shares,
+                     f"{limits} ({most:.0%})" if most else tables.NONE))  # fmt: skip
     headings = (
         "arm", "largest tree\ndistance", "mean tree\ndistance", "effective\nstaleness",
         "workers' shares\nof mini-batches [%]", "workers' shares\nof bytes [%]",
@@ -543,8 +525,6 @@ def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:
 
 def _settings(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield a table of the entries in which configs differ, and one of their common entries."""
-    if not arms:
-        return
     configs = [arm.config for arm in arms]
     written = {key: [registry.text(config[key]) if config.get(key) is not None else tables.NONE
                      for config in configs]
