@@ -16,7 +16,6 @@ import json
 import os
 import re
 import string
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +46,9 @@ class Arm(NamedTuple):
     runs: list[list[dict]]  # the metrics of each seed
 
 
+Run = tuple[Path, dict, dict]  # its directory, config and summary
+
+
 class Unfinished(NamedTuple):
     """A run that has not ended."""
 
@@ -66,63 +68,58 @@ def places(root: Path) -> Iterator[Path]:
 def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     """Return the finished arms, in the order of the sweep's summary, and the unfinished runs.
 
-    An arm is a folder with a run, or with a run per seed. Arms of one name, as of several launches,
-    are named after their folders. Raises ValueError if a record cannot be read, or if the runs of
-    one folder are not the seeds of one arm.
+    If runs of one name are not the seeds of one arm, as after several launches, arms are named
+    after their folders. Raises ValueError if a record cannot be read, or if the runs of one folder
+    are not the seeds of one arm.
     """
-    folders: dict[Path, list[tuple[Path, dict, dict]]] = {}
-    unfinished, arms = [], []
+    members: dict[str, list[Run]] = {}
+    unfinished, arms, mixed, by_folder = [], [], {}, {}
     for place in places(root):
         summary = records.read_summary(place, formats.WHOLE_SUMMARY)
         if summary is None:
             unfinished.append(Unfinished(str(place.relative_to(root)), _state(place)))
             continue
-        folder = place.parent if place.name.startswith("seed_") else place
         config = records.read_config(place / records.CONFIG).to_dict()
-        folders.setdefault(folder, []).append((place, config, summary))
-    count = Counter(runs[0][2]["name"] for runs in folders.values())
-    for folder, runs in folders.items():
-        runs, shorter = _longest(sorted(runs, key=lambda run: run[2]["seed"]))
+        members.setdefault(summary["name"], []).append((place, config, summary))
+    for name in [name for name, runs in members.items() if _fault(runs)]:
+        for run in mixed.setdefault(name, members.pop(name)):
+            folder = run[0].parent if run[0].name.startswith("seed_") else run[0]
+            by_folder.setdefault(str(folder.relative_to(root)), []).append(run)
+    for name, runs in (members | by_folder).items():
+        if fault := _fault(runs):
+            raise ValueError(f"report: {fault}; give the --workdir of a single sweep")
+        lengths = [[config.get(key) or 0 for key in records.LENGTHS] for _, config, _ in runs]
+        kept = [length == max(lengths) for length in lengths]  # others are not trained longer yet
         unfinished += [Unfinished(str(place.relative_to(root)), "as long as before")
-                       for place, _, _ in shorter]  # fmt: skip
+                       for (place, *_), keep in zip(runs, kept, strict=True) if not keep]
+        runs = sorted(itertools.compress(runs, kept), key=lambda run: run[2]["seed"])
         seeds, configs, summaries = map(list, zip(*runs, strict=True))
-        name, baseline = (summaries[0][field] for field in ("name", "baseline"))
-        if count[name] > 1:
-            old, name = name, str(folder.relative_to(root))
-            if count[baseline] > 1 and name.endswith(f"/{old}"):
-                baseline = name.removesuffix(old) + baseline
+        old, baseline = (summaries[0][field] for field in ("name", "baseline"))
+        if baseline in mixed and name.endswith(f"/{old}"):
+            baseline = name.removesuffix(old) + baseline
         summaries = [summary | {"name": name, "baseline": baseline} for summary in summaries]
         config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
-        runs = [records.read_metrics(place, whole=True) for place in seeds]
-        arms.append(Arm(name, seeds, config, records.aggregate(summaries), summaries, runs))
+        metrics = [records.read_metrics(place, whole=True) for place in seeds]
+        arms.append(Arm(name, seeds, config, records.aggregate(summaries), summaries, metrics))
     together = records.read_summary(root, formats.SWEEP) or {}
     order = {arm["name"]: place for place, arm in enumerate(together.get("arms", ()))}
     return sorted(arms, key=lambda arm: order.get(arm.name, len(order))), unfinished
 
 
-def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
-    """Return an arm's longest runs and its shorter ones, of seeds that are not trained longer yet.
+def _fault(runs: Sequence[Run]) -> str:
+    """Return a text on two runs that are not seeds of one arm and have no mean, or ""."""
 
-    Raises ValueError for two runs that are not seeds of one arm and have no mean.
-    """
-
-    def settings(config: dict) -> dict:
+    def settings(config: dict) -> dict:  # all but the seed and a length
         return {key: value for key, value in config.items() if key != "seed" and not
                 (key in records.LENGTHS and (value is None or registry.is_number(value)))}
 
+    runs = sorted(runs, key=lambda run: run[2]["seed"])
     for (one, its, summary), (other, theirs, _) in itertools.pairwise(runs):
         same = its.get("seed") == theirs.get("seed")
         if same or settings(its) != settings(theirs):
             how = "the same seed" if same else "other settings"
-            raise ValueError(
-                f"report: {one} and {other} are both runs of {summary['name']!r}, with {how}; give "
-                "the --workdir of a single sweep"
-            )
-    lengths = [[config.get(name) or 0 for name in records.LENGTHS] for _, config, _ in runs]
-    parts = [], []
-    for run, length in zip(runs, lengths, strict=True):
-        parts[length != max(lengths)].append(run)
-    return parts
+            return f"{one} and {other} are both runs of {summary['name']!r}, with {how}"
+    return ""
 
 
 def _state(place: Path) -> str:

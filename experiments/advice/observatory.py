@@ -183,7 +183,7 @@ def advice(record: dict) -> str:
     """Return a sentence on the barrier's loss and on the rules with the largest gains."""
     said = f"A barrier's round takes {1 + sum(record['loss'].values()):.2f} times the mean worker's"
     others = [(round(gain["mean"], 2), gain["staleness"], call)
-              for call, gain in record["gains"].items() if call != BARRIER]  # fmt: skip
+              for call, gain in [*record["gains"].items()][1:]]  # without the barrier
     most, age, call = max(others, key=lambda one: one[0])  # the first of equal ones
     best, _, rule = max((one for one in others if not one[1]), key=lambda one: one[0])
     if most < WORTH:
