@@ -386,14 +386,18 @@ def _figures(
         axes: dict[str, dict] = {}
         for plot in figures.plots(lines, looks, target, clock):
             columns = [_columns(plot.curves.get(name), points) for name in names]
-            axes.setdefault(plot.y, {})[plot.x] = {"columns": columns, "layout": _layout(plot)}
+            axes.setdefault(plot.y, {})[plot.x] = {
+                "columns": columns, "logarithmic": plot.logarithmic, "target": plot.target,
+                "label": "" if plot.target is None else f"target loss {plot.target:.3g}",
+                "top": plot.top,
+            }  # fmt: skip
         few = len(names) <= figures.MOST_ARMS
         data = {
             "names": names,
             "shown": names if few else ranked[: figures.MOST_ARMS],
             "traces": traces,
             "axes": axes,
-            "templates": [_template("#1b1d21", "#e4e6ea"), _template("#e6e8ea", "#3a3f46")],
+            "kinds": figures.KIND_COLOURS,
             "strips": [_strip(one) for one in strips[:MOST_STRIPS]],
         }
         yield packed("data", json.dumps(data, allow_nan=False, separators=(",", ":")))
@@ -427,68 +431,24 @@ def _rounded(values: np.ndarray) -> list[float | None]:
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
-def _layout(plot: figures.Plot) -> dict[str, Any]:
-    up = {"title": {"text": plot.y}, "type": "log" if plot.logarithmic else "linear",
-          "tickformat": "~g"}  # whole numbers between the powers of ten, too
-    if plot.top is not None:
-        up["autorangeoptions"] = {"clipmax": plot.top}
-    across, shapes = {"title": {"text": plot.x}, "rangemode": "tozero"}, []
-    if plot.target is not None:
-        label = {"text": f"target loss {plot.target:.3g}", "textposition": "end"}
-        shapes = [{"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": plot.target,
-                   "y1": plot.target, "label": label,
-                   "line": {"width": 1, "dash": "dash", "color": "#808080"}}]  # fmt: skip
-    return {"xaxis": across, "yaxis": up, "shapes": shapes}
-
-
-def _template(ink: str, rule: str) -> dict[str, Any]:
-    """Return plotly's template of all figures; ink and rule: the colours of text and of lines."""
-    axis = {"gridcolor": rule, "linecolor": rule, "zeroline": False, "automargin": True}
-    clear = "rgba(0,0,0,0)"
-    return {"layout": {
-        "font": {"family": "system-ui, 'Segoe UI', Arial, sans-serif", "size": 13, "color": ink},
-        "paper_bgcolor": clear, "plot_bgcolor": clear, "xaxis": axis, "yaxis": axis,
-        "margin": {"l": 60, "r": 12, "t": 28, "b": 48},
-        "hoverlabel": {"align": "left", "namelength": -1},
-        "modebar": {"bgcolor": clear, "color": "#8a9099", "activecolor": ink},
-    }}  # fmt: skip
-
-
 def _strip(strip: figures.Strip) -> dict[str, Any]:
+    """Return a strip's bars and events, one per row, and the seconds up to which it is known."""
     lanes = figures.lanes_of(strip)
     inside, begin = np.flatnonzero(np.isin(strip.first.worker, lanes)), strip.first.begin
     drawn = timeline.Stretches(*(column[inside[:MOST_SPANS]] for column in strip.first))
     cut = begin.size == timeline.MOST_STRETCHES  # later stretches are left out
     missing = [*begin[inside[MOST_SPANS:]][:1], *begin[-1:][:cut]]
-    kinds = [timeline.KINDS[kind] for kind in drawn.kind]
-    met = np.where(
-        drawn.partner == drawn.worker, "", np.char.mod("<br>meets worker %d", drawn.partner)
-    )
-    lasts = _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS)
-    about = (drawn.worker, kinds, drawn.update, drawn.mini_batches, drawn.staleness, met, lasts)
-    hover = (
-        "worker %{customdata[0]}: %{customdata[1]} %{customdata[6]} s<br>from %{base} s, for "
-        "update %{customdata[2]}<br>%{customdata[3]} mini-batches, %{customdata[4]} updates old"
-        "%{customdata[5]}<extra></extra>"
-    )
-    bars = {
-        "type": "bar", "orientation": "h", "width": 0.84, "hovertemplate": hover,
-        "base": _rounded(drawn.begin / timeline.NANOSECONDS),
-        "x": lasts,
-        "y": np.searchsorted(lanes, drawn.worker).tolist(),
-        "customdata": [*zip(*(np.asarray(column).tolist() for column in about), strict=True)],
-        "marker": {"line": {"width": 0}, "color": [figures.KIND_COLOURS[kind] for kind in kinds]},
-    }  # fmt: skip
-    events = [event for event in strip.events if event.worker in lanes]
-    marks = {
-        "type": "scatter", "mode": "markers", "hovertemplate": "%{text}, %{x} s<extra></extra>",
-        "x": [event.time for event in events],
-        "y": [int(np.searchsorted(lanes, event.worker)) for event in events],
-        "text": [f"worker {event.worker} is {event.kind}" for event in events],
-        "marker": {"symbol": "x", "size": 9, "color": "#808080"},
-    }  # fmt: skip
+    bars = (
+        _rounded(drawn.begin / timeline.NANOSECONDS),
+        _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS),
+        [timeline.KINDS[kind] for kind in drawn.kind],
+        *(column.tolist() for column in (drawn.worker, drawn.update, drawn.mini_batches,
+                                         drawn.staleness, drawn.partner)),
+    )  # fmt: skip
     return {"name": strip.name, "title": html.escape(strip.name, quote=False),
-            "traces": [bars, marks], "lanes": lanes.tolist(),
+            "bars": [*zip(*bars, strict=True)], "lanes": lanes.tolist(),
+            "events": [(float(event.time), int(event.worker), event.kind)
+                       for event in strip.events if event.worker in lanes],
             # The seconds that are shown at first, and the time from which on bars are missing.
             "until": figures.window([strip]),
             "known": float(min(missing) / timeline.NANOSECONDS) if missing else None}  # fmt: skip
