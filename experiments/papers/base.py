@@ -56,7 +56,7 @@ class Panel(NamedTuple):
     by: str = ""  # the quantity by which the best setting is chosen; "": the shown one
     log: bool = False
 
-    note = (
+    note = (  # below the figure
         "A large dot is the mean of the seeds, a small one a seed, and a hollow one lies at the "
         "end of its grid."
     )
@@ -89,8 +89,6 @@ class Scatter(NamedTuple):
     groups: Mapping[str, str]  # group of arms -> its label
     x: str
     y: str  # the quantity by which the best setting is chosen, too
-
-    note = ""
 
     def draw(self, axes: Axes, records: Records) -> list[str]:
         """Draw the dots; return the labels of the groups without one. Near dots share a label."""
@@ -131,8 +129,6 @@ class Lines(NamedTuple):
     by: str  # the field that tells lines apart
     labels: tuple[str, str]  # of the two axes
     share: bool = False  # the vertical axis is one from 0 to 100 %
-
-    note = ""
 
     def draw(self, axes: Axes, records: Records | None = None) -> Sequence[str]:
         """Draw the lines; no group is missing."""
@@ -240,7 +236,7 @@ def draw(
         names |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     for axes in places[len(panels) :]:
         axes.set_visible(False)
-    notes = [note for note in dict.fromkeys(panel.note for panel in panels) if note]
+    notes = [*dict.fromkeys(panel.note for panel in panels if hasattr(panel, "note"))]
     if missing:
         left_out = ", ".join(dict.fromkeys(missing))
         notes.append(f"Left out, as not every seed comes there: {left_out}.")
