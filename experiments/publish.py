@@ -46,6 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER, FIGURES = ROOT / "docs" / "results", ROOT / "docs" / "figures"
 WORKDIRS = ROOT / "runs" / "evidence"
 ALL = "all"  # tiers
+Judged = tuple[stats.Claim, stats.Answer, stats.Answer]  # see `answers`
 FIELDS = (
     "name", "baseline", "clock", "target_loss", "seeds", "reached", "updates", "samples", "seconds",
     "seconds_to_target", "seconds_to_target_std", "updates_to_target", "samples_to_target",
@@ -300,12 +301,11 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
 
     Neighbours that begin alike up to a colon, or end alike after it, share a row with these words.
     """
-    limit, judged, rows = threshold(), answers(paper), []
-    for shared, run in _runs([claim.claim for claim, *_ in judged]):
+    limit, rows = threshold(), []
+    for shared, run in _runs(answers(paper)):
         if shared:
             rows.append((shared,))
-        for place, words in run:
-            claim, answer, apart = judged[place]
+        for words, (claim, answer, apart) in run:
             alone = answer.p is not None and limit < answer.p < stats.LEVEL
             rows.append((
                 _sourced(words, claim.source),
@@ -335,28 +335,28 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
         yield f"{', '.join(names)}: {remark}"
 
 
-def _runs(claims: Sequence[str]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """Give claims in order: the words that some share, or "", and each one's place and other words.
+def _runs(rows: Sequence[Judged]) -> Iterator[tuple[str, list[tuple[str, Judged]]]]:
+    """Give the words that neighbours share, or "", and each one's other words with its row.
 
-        >>> [*_runs(["a ring: it takes less time", "a line: it takes less time", "it ends"])]
-        [('…it takes less time', [(0, 'a ring…'), (1, 'a line…')]), ('', [(2, 'it ends')])]
+    Of "a ring: it is sooner" and "a line: it is sooner" these are "…it is sooner" and "a ring…".
     """
-    halves, place = [claim.partition(": ") for claim in claims], 0
-    while place < len(claims):
+    halves, place = [row[0].claim.partition(": ") for row in rows], 0
+    while place < len(rows):
         choices = []
         for side in (0, 2):
             half, end = halves[place][side], place
-            while end < len(claims) and halves[end][1] and halves[end][side] == half:
+            while end < len(rows) and halves[end][1] and halves[end][side] == half:
                 end += 1
             choices.append(((end - place - 1) * len(half.split()), side, end))
         saved, side, end = max(choices)
+        first, _, last = halves[place]
         if saved <= 2:  # a row of its own costs two bars
-            yield "", [(place, claims[place])]
             end = place + 1
+            yield "", [(rows[place][0].claim, rows[place])]
         elif side:
-            yield f"…{halves[place][2]}", [(n, f"{halves[n][0]}…") for n in range(place, end)]
+            yield f"…{last}", [(f"{halves[n][0]}…", rows[n]) for n in range(place, end)]
         else:
-            yield f"{halves[place][0]}…", [(n, f"…{halves[n][2]}") for n in range(place, end)]
+            yield f"{first}…", [(f"…{halves[n][2]}", rows[n]) for n in range(place, end)]
         place = end
 
 
@@ -384,7 +384,7 @@ def _verdict(claim: stats.Claim, answer: stats.Answer, apart: stats.Answer) -> s
 
 
 @functools.cache
-def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer, stats.Answer]]:
+def answers(paper: ModuleType) -> list[Judged]:
     """Return the claims of a paper that have a record, each with two answers.
 
     For the second answer each seed is judged at settings that the other seeds choose.
