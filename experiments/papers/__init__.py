@@ -1,7 +1,6 @@
 """The evidence: a file per paper or family of methods, with sweeps, claims and a figure."""
 
 import importlib
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,9 +14,8 @@ PAPERS = (
 class Judged(NamedTuple):
     """The function `claims(arms)` of a config, which judges a sweep by the claims about a record.
 
-    A command that makes another record of the paper is judged by that record's claims. Without a
-    record of the command, claims name its flags. The paper's file, which loads Matplotlib, and the
-    statistics are only loaded when a sweep has ended.
+    A command that makes another record of the paper is judged by that record's claims. The paper's
+    file, which loads Matplotlib, and the statistics are only loaded when a sweep has ended.
     """
 
     paper: str
@@ -25,17 +23,9 @@ class Judged(NamedTuple):
     flags: frozenset[str] = frozenset()  # of the command: --config=... and --config.ENTRY=...
 
     def __call__(self, arms: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-        """Yield pairs (claim, verdict)."""
-        paper, here = _module(f"papers.{self.paper}"), ""
-        words = {sweep.name: shlex.split(sweep.arguments) for sweep in paper.SWEEPS}
-        made = {frozenset(word for word in arguments if word.startswith("--config")): name
-                for name, arguments in words.items()}  # fmt: skip
-        own = any(":" in flag or flag.startswith("--config.") for flag in self.flags)
-        if own and self.flags not in made:
-            here = f"; here {' '.join(sorted(self.flags))}"
-        judged = _module("stats").printed(paper.CLAIMS, made.get(self.flags, self.record))
-        for claim, verdict in judged(arms):
-            yield claim + here, verdict
+        """Yield pairs (claim, verdict); without a record of the command, claims name its flags."""
+        found = _module("papers.base").judged(_module(f"papers.{self.paper}"), *self[1:])
+        return found(arms)
 
 
 def analyse(paper: str, function: str = "analyse") -> Callable[[Any], Any]:

@@ -1,8 +1,10 @@
 """The parts of a paper's file: its sweeps, and the panels of its figures."""
 
 import functools
+import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +45,17 @@ def swept(
     """Return a sweep; config: a file in configs/ with its arguments; last: further flags."""
     arguments = f"--config=configs/{config} --sweep --seeds={seeds}{last}"
     return Sweep(name, arguments, hours, tier)
+
+
+def judged(paper: ModuleType, record: str, flags: frozenset[str]) -> Callable:
+    """Return `claims(arms)` of the record that a command makes, else of `record`; see `Judged`."""
+    words = {sweep.name: shlex.split(sweep.arguments) for sweep in paper.SWEEPS}
+    made = {frozenset(word for word in arguments if word.startswith("--config")): name
+            for name, arguments in words.items()}  # fmt: skip
+    own = any(":" in flag or flag.startswith("--config.") for flag in flags)
+    here = f"; here {' '.join(sorted(flags))}" if own and flags not in made else ""
+    printed = stats.printed(paper.CLAIMS, made.get(flags, record))
+    return lambda arms: ((claim + here, measured) for claim, measured in printed(arms))
 
 
 class Panel(NamedTuple):
