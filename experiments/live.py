@@ -39,20 +39,16 @@ class State(NamedTuple):
 
     def __str__(self):
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.finished} of {self.total} runs have finished{failed}"
-
-    @property
-    def total(self) -> int:
-        return self.finished + self.failed + len(self.left)
+        total = self.finished + self.failed + len(self.left)
+        return f"{self.finished} of {total} runs have finished{failed}"
 
 
 def state(root: Path) -> State:
     """Return the progress of the runs below a workdir."""
     every = list(report.places(root))
-    finished = {place for place in every if (place / records.SUMMARY).exists()}
-    rest = [place for place in every if place not in finished]
+    rest = [place for place in every if not (place / records.SUMMARY).exists()]
     left = [place for place in rest if not (place / records.ERROR).exists()]
-    return State(len(finished), len(rest) - len(left), left)
+    return State(len(every) - len(rest), len(rest) - len(left), left)
 
 
 class Attendance:
@@ -69,56 +65,52 @@ class Attendance:
                     files.check_lock(path)
                 except files.InUse:
                     return True
-        if (self._root / slurm.FOLDER).is_dir():
-            if time.monotonic() - self._asked >= BETWEEN_QUEUES:
-                self._asked = time.monotonic()
-                try:
-                    self._queued = bool(slurm.under_way(self._root))
-                except ValueError:  # Slurm does not answer, and its jobs go on, if any are left
-                    self._queued = bool(state(self._root).left)
-            return self._queued
-        return False
+        if not (self._root / slurm.FOLDER).is_dir():
+            return False
+        if time.monotonic() - self._asked >= BETWEEN_QUEUES:
+            self._asked = time.monotonic()
+            try:
+                self._queued = bool(slurm.under_way(self._root))
+            except ValueError:  # Slurm does not answer, and its jobs go on, if any are left
+                self._queued = bool(state(self._root).left)
+        return self._queued
 
 
-def page(root: Path, version: int, looks: dict[tuple, figures.Look]) -> tuple[str, str]:
+def page(root: Path, version: int, looks: dict[tuple, figures.Look | None]) -> tuple[str, str]:
     """Return the page of the records so far, and the progress of its runs in a sentence.
 
-    looks: key of `_schedules` -> facts about an arm's schedules; new arms are added.
+    looks: paths and times of change of an arm's schedules -> facts about them; new ones are added.
     """
     arms, unfinished = report.gather(root)
     failed = sum(one.state.startswith("failed") for one in unfinished)
-    left, finished = unfinished[failed:], sum(len(arm.places) for arm in arms)
-    now = str(State(finished, failed, left))  # as the page has it
-    lines, taken = [(arm.name, arm.runs) for arm in arms], {arm.name for arm in arms}
+    now = str(State(sum(len(arm.places) for arm in arms), failed, unfinished[failed:]))
+    lines = {arm.name: arm.runs for arm in arms}
     for one in unfinished:
         place = root / one.place
         begun = records.read_metrics(place) if (place / records.METRICS).exists() else []
         metrics = [line for line in begun if formats.fits(line, formats.WHOLE_LINE)]
         if metrics:
             name = records.read_config(place / records.CONFIG).get("name", one.place)
-            name = f"{name}, {one.place}" if name in taken else name
-            taken.add(name)
-            lines.append((name, [metrics]))
-    keys = {arm.name: _schedules(arm) for arm in arms}
-    found = report.looks_of([arm for arm in arms if keys[arm.name] not in looks], writes=False)
-    looks |= {keys[name]: look for name, look in found.items()}
-    seen = {name: looks[key] for name, key in keys.items() if key in looks}
-    return report.whole(root, arms, unfinished, seen, lines, state=now, version=version), now
+            lines[f"{name}, {one.place}" if name in lines else name] = [metrics]
+    seen = {}
+    for arm in arms:
+        paths = [place / records.SCHEDULE for place in arm.places]
+        key = tuple((path, path.stat().st_mtime_ns) for path in paths if path.exists())
+        if key not in looks:
+            looks[key] = report.looks_of([arm], writes=False).get(arm.name)
+        if looks[key] is not None:
+            seen[arm.name] = looks[key]
+    page = report.whole(root, arms, unfinished, seen, [*lines.items()], state=now, version=version)
+    return page, now
 
 
-def _schedules(arm: report.Arm) -> tuple:
-    """Return a key of an arm's schedules, with their times of change, as a run may get longer."""
-    paths = [place / records.SCHEDULE for place in arm.places]
-    return tuple((path, path.stat().st_mtime_ns) for path in paths if path.exists())
-
-
-class Server(http.server.ThreadingHTTPServer):
+class Server(socketserver.ThreadingTCPServer):
     """A server of one page, which runs in threads of its own within a `with` block.
 
     Each connection has a thread, so that slow ones do not block others.
     """
 
-    daemon_threads = True
+    allow_reuse_address = daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, port: int):
@@ -134,11 +126,6 @@ class Server(http.server.ThreadingHTTPServer):
             raise ValueError(f"port {port} of {HOST} {reason}; give another --port") from error
         self.port = self.server_address[1]
         self.names = {f"{name}:{self.port}" for name in (HOST, "localhost")}
-
-    def server_bind(self) -> None:
-        """Bind as usual, without asking a network for this machine's name."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = HOST, self.server_address[1]
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -204,37 +191,34 @@ def watch(root: str | os.PathLike, port: int) -> str | None:
         raise ValueError(f"there is no workdir {root}; {again}")
     attended, now = Attendance(root), state(root)
     attends = bool(attended)
-    if not attends and not now.total:
+    if not attends and now == (0, 0, []):
         raise ValueError(
             f"workdir {root} holds no records of runs, and nobody is at work there; {again}"
         )
-    if not attends and now.left:
-        raise ValueError(_abandoned(root, now))
     if attends:
         with Server(port) as server:
             print(f"watching {root} at http://{HOST}:{server.port}/", flush=True)
             _follow(root, attended, server)
             if time.monotonic() - server.asked < RECENT:
                 server.has_heard.wait(RECENT)
-    now = state(root)
+        now = state(root)
     if now.left:
-        return _abandoned(root, now)
+        abandoned = (
+            f"nobody works on {root} any more, and {len(now.left)} of its runs are not finished, "
+            f"such as {now.left[0]}; the command that began them goes on with them"
+        )
+        if not attends:
+            raise ValueError(abandoned)
+        return abandoned
     path = root / report.REPORT
     where = f"the report of {root} is {path}" if path.exists() else f"--report={root} writes one"
     print(f"{now}; {where}")
     return None
 
 
-def _abandoned(root: Path, now: State) -> str:
-    return (
-        f"nobody works on {root} any more, and {len(now.left)} of its runs are not finished, "
-        f"such as {now.left[0]}; the command that began them goes on with them"
-    )
-
-
 def _follow(root: Path, attended: Attendance, server: Server) -> None:
     """Show records as they arrive, until nobody works on the workdir and nothing is new."""
-    looks: dict[tuple, figures.Look] = {}
+    looks: dict[tuple, figures.Look | None] = {}
     stamp, changed, is_shown = None, time.monotonic(), False
     while True:
         began = time.monotonic()

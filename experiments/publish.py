@@ -46,6 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER, FIGURES = ROOT / "docs" / "results", ROOT / "docs" / "figures"
 WORKDIRS = ROOT / "runs" / "evidence"
 ALL = "all"  # tiers
+Judged = tuple[stats.Claim, stats.Answer, stats.Answer]  # see `answers`
 FIELDS = (
     "name", "baseline", "clock", "target_loss", "seeds", "reached", "updates", "samples", "seconds",
     "seconds_to_target", "seconds_to_target_std", "updates_to_target", "samples_to_target",
@@ -207,19 +208,15 @@ def state(sweep: Sweep, folder: Path = FOLDER) -> str:
         return "drifted: the command"
     if "arms" not in found:
         return "published"
-    today = configs(sweep)
+    words, flags = config_files.overrides(shlex.split(sweep.arguments))
+    file = config_files.read(str(ROOT / words[0].removeprefix("--config=")), flags)
+    today = {arm.path: arm.config
+             for arm in expand(file.config, file.module, file.values, seeds=1)}  # fmt: skip
     if {arm["name"] for arm in arms(found)} != set(today):
         return "drifted: the arms"
     now = settings(today)  # an entry that configs have gained since is no change
     changed = [key for key, value in found["settings"].items() if now.get(key, value) != value]
     return f"drifted: {', '.join(changed)}" if changed else "published"
-
-
-def configs(sweep: Sweep) -> dict[str, ConfigDict]:
-    """Return the configs that the sweep's arms have today, by name."""
-    words, flags = config_files.overrides(shlex.split(sweep.arguments))
-    file = config_files.read(str(ROOT / words[0].removeprefix("--config=")), flags)
-    return {arm.path: arm.config for arm in expand(file.config, file.module, file.values, seeds=1)}
 
 
 def commit_of(name: str) -> str:
@@ -304,12 +301,11 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
 
     Neighbours that begin alike up to a colon, or end alike after it, share a row with these words.
     """
-    limit, judged, rows = threshold(), answers(paper), []
-    for shared, run in _runs([claim.claim for claim, *_ in judged]):
+    limit, rows = threshold(), []
+    for shared, run in _runs(answers(paper)):
         if shared:
             rows.append((shared,))
-        for place, words in run:
-            claim, answer, apart = judged[place]
+        for words, (claim, answer, apart) in run:
             alone = answer.p is not None and limit < answer.p < stats.LEVEL
             rows.append((
                 _sourced(words, claim.source),
@@ -339,28 +335,28 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
         yield f"{', '.join(names)}: {remark}"
 
 
-def _runs(claims: Sequence[str]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """Give claims in order: the words that some share, or "", and each one's place and other words.
+def _runs(rows: Sequence[Judged]) -> Iterator[tuple[str, list[tuple[str, Judged]]]]:
+    """Give the words that neighbours share, or "", and each one's other words with its row.
 
-        >>> [*_runs(["a ring: it takes less time", "a line: it takes less time", "it ends"])]
-        [('…it takes less time', [(0, 'a ring…'), (1, 'a line…')]), ('', [(2, 'it ends')])]
+    Of "a ring: it is sooner" and "a line: it is sooner" these are "…it is sooner" and "a ring…".
     """
-    halves, place = [claim.partition(": ") for claim in claims], 0
-    while place < len(claims):
+    halves, place = [row[0].claim.partition(": ") for row in rows], 0
+    while place < len(rows):
         choices = []
         for side in (0, 2):
             half, end = halves[place][side], place
-            while end < len(claims) and halves[end][1] and halves[end][side] == half:
+            while end < len(rows) and halves[end][1] and halves[end][side] == half:
                 end += 1
             choices.append(((end - place - 1) * len(half.split()), side, end))
         saved, side, end = max(choices)
+        first, _, last = halves[place]
         if saved <= 2:  # a row of its own costs two bars
-            yield "", [(place, claims[place])]
             end = place + 1
+            yield "", [(rows[place][0].claim, rows[place])]
         elif side:
-            yield f"…{halves[place][2]}", [(n, f"{halves[n][0]}…") for n in range(place, end)]
+            yield f"…{last}", [(f"{halves[n][0]}…", rows[n]) for n in range(place, end)]
         else:
-            yield f"{halves[place][0]}…", [(n, f"…{halves[n][2]}") for n in range(place, end)]
+            yield f"{first}…", [(f"…{halves[n][2]}", rows[n]) for n in range(place, end)]
         place = end
 
 
@@ -383,13 +379,12 @@ def _verdict(claim: stats.Claim, answer: stats.Answer, apart: stats.Answer) -> s
     if answer.reason not in ("", stats.NOISE):
         words += f": {answer.reason}"
     words += f" ({apart.verdict})" * (apart.verdict != answer.verdict)
-    lacks = stats.lacking(claim, record(claim.record)) if claim.headline else []
-    lacks = [word for word in lacks if not word.endswith("if other seeds choose")]
+    lacks = stats.lacking(claim, record(claim.record), answer) if claim.headline else []
     return words + f"; lacks {', '.join(lacks)}" * bool(lacks)
 
 
 @functools.cache
-def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer, stats.Answer]]:
+def answers(paper: ModuleType) -> list[Judged]:
     """Return the claims of a paper that have a record, each with two answers.
 
     For the second answer each seed is judged at settings that the other seeds choose.
@@ -401,10 +396,15 @@ def answers(paper: ModuleType) -> list[tuple[stats.Claim, stats.Answer, stats.An
     ]
 
 
+def p_values() -> list[float]:
+    """Return the p-values of all claims."""
+    judged = itertools.chain(*map(answers, papers()))
+    return [answer.p for _, answer, _ in judged if answer.p is not None]
+
+
 def threshold() -> float:
     """Return the largest p-value of all claims that stands by the false discovery control."""
-    judged = itertools.chain(*map(answers, papers()))
-    tests = np.sort([answer.p for _, answer, _ in judged if answer.p is not None])
+    tests = np.sort(p_values())
     return float(tests[false_discovery_control(tests) <= stats.LEVEL].max(initial=0.0))
 
 
@@ -430,16 +430,13 @@ def of_headlines(*names: str) -> Iterator[str]:
 
 def of_verdicts() -> Iterator[str]:
     """Give the number of verdicts of each kind, and how many tests stand after correction."""
-    found = [judged for paper in papers() for judged in answers(paper)]
-    usual, apart = [answer for _, answer, _ in found], [answer for *_, answer in found]
-    counts = Counter(answer.verdict for answer in usual)
-    tests, limit = [answer.p for answer in usual if answer.p is not None], threshold()
-    stand = sum(p <= limit for p in tests)
-    few = sum(p < stats.LEVEL for p in tests)
-    changed = sum(a.verdict != b.verdict for a, b in zip(usual, apart, strict=True))
+    found, tests = [*itertools.chain(*map(answers, papers()))], p_values()
+    counts, limit = Counter(answer.verdict for _, answer, _ in found), threshold()
+    stand, few = (sum(p <= limit for p in tests), sum(p < stats.LEVEL for p in tests))
+    changed = sum(answer.verdict != apart.verdict for _, answer, apart in found)
     verdicts = ", ".join(f'"{verdict}" {counts[verdict]}' for verdict in stats.VERDICTS)
     yield (
-        f"Of {len(usual)} claims the verdicts are {verdicts}. Of {len(tests)} p-values {few} are "
+        f"Of {len(found)} claims the verdicts are {verdicts}. Of {len(tests)} p-values {few} are "
         f"below {stats.LEVEL:g}, and {stand} stand by the procedure of Benjamini and Hochberg. "
         f"Where each seed is judged at the settings that the other seeds choose, {changed} "
         f"verdicts change."

@@ -21,10 +21,17 @@
   }
 
   function plot(id, traces, layout) {
-    const narrow = innerWidth < 640;
+    const narrow = innerWidth < 640, clear = "rgba(0,0,0,0)";
+    const [ink, rule] = dark.matches ? ["#e6e8ea", "#3a3f46"] : ["#1b1d21", "#e4e6ea"];
+    const axis = {gridcolor: rule, linecolor: rule, zeroline: false, automargin: true};
+    const template = {layout: {
+      font: {family: "system-ui, 'Segoe UI', Arial, sans-serif", size: 13, color: ink},
+      paper_bgcolor: clear, plot_bgcolor: clear, xaxis: axis, yaxis: axis,
+      margin: {l: 60, r: 12, t: 28, b: 48}, hoverlabel: {align: "left", namelength: -1},
+      modebar: {bgcolor: clear, color: "#8a9099", activecolor: ink},
+    }};
     Plotly.react(at(id), traces, {
-      hovermode: "closest", dragmode: narrow ? false : "zoom",
-      template: data.templates[Number(dark.matches)], ...layout,
+      hovermode: "closest", dragmode: narrow ? false : "zoom", template, ...layout,
     }, {
       responsive: true, displaylogo: false, displayModeBar: !narrow, scrollZoom: false,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
@@ -35,8 +42,8 @@
   function drawCurves() {
     const up = options("up", Object.keys(data.axes));
     const across = options("across", Object.keys(data.axes[up]));
-    const {columns, layout} = data.axes[up][across];
-    const logarithmic = (chosen[`${up} log`] ??= layout.yaxis.type === "log");
+    const {columns, target, label, top, ...axes} = data.axes[up][across];
+    const logarithmic = (chosen[`${up} log`] ??= axes.logarithmic);
     at("logarithmic").checked = logarithmic;
     const traces = data.traces.flatMap((trace, arm) => {
       if (hidden.has(trace.meta) || !columns[arm]) return [];
@@ -53,13 +60,43 @@
       }];
     });
     plot("curves", traces, {
-      ...layout, height: innerWidth < 640 ? 340 : 460, showlegend: false,
-      yaxis: {...layout.yaxis, type: logarithmic ? "log" : "linear"},
+      height: innerWidth < 640 ? 340 : 460, showlegend: false,
+      xaxis: {title: {text: across}, rangemode: "tozero"},
+      yaxis: {
+        title: {text: up}, type: logarithmic ? "log" : "linear",
+        tickformat: "~g", // whole numbers between the powers of ten, too
+        ...(top !== null && {autorangeoptions: {clipmax: top}}),
+      },
+      shapes: target === null ? [] : [{
+        type: "line", x0: 0, x1: 1, xref: "paper", y0: target, y1: target,
+        label: {text: label, textposition: "end"},
+        line: {width: 1, dash: "dash", color: "#808080"},
+      }],
       uirevision: `${up} ${across} ${logarithmic}`, // what keeps a zoom
     });
     for (const box of document.querySelectorAll("[data-arm]")) {
       box.checked = !hidden.has(data.names[box.dataset.arm]);
     }
+  }
+
+  function tracesOf({bars, events, lanes}) {
+    const lane = new Map(lanes.map((worker, place) => [worker, place]));
+    const about = ([, seconds, kind, worker, update, batches, age, partner]) => [
+      worker, kind, update, batches, age, partner === worker ? "" : `<br>meets worker ${partner}`, seconds,
+    ];
+    return [{
+      type: "bar", orientation: "h", width: 0.84, base: bars.map((bar) => bar[0]),
+      x: bars.map((bar) => bar[1]), y: bars.map((bar) => lane.get(bar[3])), customdata: bars.map(about),
+      marker: {line: {width: 0}, color: bars.map((bar) => data.kinds[bar[2]])},
+      hovertemplate: "worker %{customdata[0]}: %{customdata[1]} %{customdata[6]} s<br>from %{base} s, for " +
+        "update %{customdata[2]}<br>%{customdata[3]} mini-batches, %{customdata[4]} updates old" +
+        "%{customdata[5]}<extra></extra>", // the bar's own x is its end
+    }, {
+      type: "scatter", mode: "markers", marker: {symbol: "x", size: 9, color: "#808080"},
+      x: events.map(([time]) => time), y: events.map(([, worker]) => lane.get(worker)),
+      text: events.map(([, worker, kind]) => `worker ${worker} is ${kind}`),
+      hovertemplate: "%{text}, %{x} s<extra></extra>",
+    }];
   }
 
   function drawStrips() {
@@ -71,7 +108,7 @@
     const layout = {barmode: "overlay", height: 110 + 22 * Math.max(4, all) + 34 * strips.length};
     layout.annotations = [];
     let top = 1;
-    const traces = strips.flatMap(({traces, lanes, title}, place) => {
+    const traces = strips.flatMap(({lanes, title}, place) => {
       const gap = 26 / (layout.height - 76), axis = place ? "y2" : "y";
       const share = (1 - gap * strips.length) * lanes.length / all;
       const step = Math.ceil(lanes.length / 16);
@@ -86,7 +123,7 @@
         xanchor: "left", yanchor: "bottom",
       });
       top -= gap + share;
-      return traces.map((trace) => ({...trace, yaxis: axis}));
+      return tracesOf(strips[place]).map((trace) => ({...trace, yaxis: axis}));
     });
     const drawn = strips.map(({known}) => known).filter((seconds) => seconds !== null);
     plot("strips", traces, {

@@ -23,19 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from plotly.offline import get_plotlyjs
 
-from experiments import (
-    checkpoints,
-    figures,
-    files,
-    formats,
-    provenance,
-    records,
-    registry,
-    slurm,
-    stats,
-    tables,
-    timeline,
-)
+from experiments import figures, files, formats, provenance, records, registry, tables, timeline
+from experiments.stats import NOISE, Claim, judge
 from stragglers import slow_worker
 from stragglers.slow_worker import SLOW
 
@@ -57,6 +46,9 @@ class Arm(NamedTuple):
     runs: list[list[dict]]  # the metrics of each seed
 
 
+Run = tuple[Path, dict, dict]  # its directory, config and summary
+
+
 class Unfinished(NamedTuple):
     """A run that has not ended."""
 
@@ -67,7 +59,7 @@ class Unfinished(NamedTuple):
 def places(root: Path) -> Iterator[Path]:
     """Yield the directories of all runs below a workdir, begun or not; links are not followed."""
     for folder, below, names in os.walk(root):
-        below[:] = sorted(set(below) - {checkpoints.CHECKPOINT, slurm.FOLDER})
+        below[:] = sorted(set(below) - records.FOLDERS)
         is_analysis = records.SUMMARY in names and records.METRICS not in names
         if {records.METRICS, records.ERROR, records.CONFIG} & set(names) and not is_analysis:
             yield Path(folder)
@@ -76,12 +68,12 @@ def places(root: Path) -> Iterator[Path]:
 def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
     """Return the finished arms, in the order of the sweep's summary, and the unfinished runs.
 
-    If runs of one name are not the seeds of one arm, as after several launches, each run is named
-    after its folder. Raises ValueError if a record cannot be read, or if the runs of one folder are
-    not the seeds of one arm.
+    If runs of one name are not the seeds of one arm, as after several launches, arms are named
+    after their folders. Raises ValueError if a record cannot be read, or if the runs of one folder
+    are not the seeds of one arm.
     """
-    members: dict[str, list[tuple[Path, dict, dict]]] = {}
-    unfinished = []
+    members: dict[str, list[Run]] = {}
+    unfinished, arms, mixed, by_folder = [], [], {}, {}
     for place in places(root):
         summary = records.read_summary(place, formats.WHOLE_SUMMARY)
         if summary is None:
@@ -89,55 +81,42 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
             continue
         config = records.read_config(place / records.CONFIG).to_dict()
         members.setdefault(summary["name"], []).append((place, config, summary))
-    together = records.read_summary(root, formats.SWEEP) or {}
-    order = [arm["name"] for arm in together.get("arms", ()) if arm["name"] in members]
-    members = {name: members[name] for name in dict.fromkeys([*order, *members])}
-    for name, runs in members.items():  # some may already be trained longer
-        members[name], shorter = _longest(runs)
-        for place, _, _ in shorter:
-            unfinished.append(Unfinished(str(place.relative_to(root)), "as long as before"))
-    mixed = [name for name in members if _mixed(members[name])]
-    for name in mixed:
-        for place, config, summary in members.pop(name):
-            folder = place.parent if place.name.startswith("seed_") else place
-            own = str(folder.relative_to(root))
-            names = {"name": own}
-            if summary["baseline"] in mixed and own.endswith(f"/{name}"):
-                names["baseline"] = own.removesuffix(name) + summary["baseline"]
-            members.setdefault(own, []).append((place, config, summary | names))
-    arms = []
-    for name, runs in members.items():
-        if fault := _mixed(runs):
+    for name in [name for name, runs in members.items() if _fault(runs)]:
+        for run in mixed.setdefault(name, members.pop(name)):
+            folder = run[0].parent if run[0].name.startswith("seed_") else run[0]
+            by_folder.setdefault(str(folder.relative_to(root)), []).append(run)
+    for name, runs in (members | by_folder).items():
+        if fault := _fault(runs):
             raise ValueError(f"report: {fault}; give the --workdir of a single sweep")
-        seeds = sorted(runs, key=lambda member: member[2]["seed"])
-        found, configs, summaries = map(list, zip(*seeds, strict=True))
+        lengths = [[config.get(key) or 0 for key in records.LENGTHS] for _, config, _ in runs]
+        kept = [length == max(lengths) for length in lengths]  # others are not trained longer yet
+        unfinished += [Unfinished(str(place.relative_to(root)), "as long as before")
+                       for (place, *_), keep in zip(runs, kept, strict=True) if not keep]
+        runs = sorted(itertools.compress(runs, kept), key=lambda run: run[2]["seed"])
+        seeds, configs, summaries = map(list, zip(*runs, strict=True))
+        old, baseline = (summaries[0][field] for field in ("name", "baseline"))
+        if baseline in mixed and name.endswith(f"/{old}"):
+            baseline = name.removesuffix(old) + baseline
+        summaries = [summary | {"name": name, "baseline": baseline} for summary in summaries]
         config = configs[0] | {"seed": ", ".join(str(summary["seed"]) for summary in summaries)}
-        runs = [records.read_metrics(place, whole=True) for place in found]
-        arms.append(Arm(name, found, config, records.aggregate(summaries), summaries, runs))
-    return arms, unfinished
+        metrics = [records.read_metrics(place, whole=True) for place in seeds]
+        arms.append(Arm(name, seeds, config, records.aggregate(summaries), summaries, metrics))
+    together = records.read_summary(root, formats.SWEEP) or {}
+    order = {arm["name"]: place for place, arm in enumerate(together.get("arms", ()))}
+    return sorted(arms, key=lambda arm: order.get(arm.name, len(order))), unfinished
 
 
-def _longest(runs: Sequence[tuple[Path, dict, dict]]) -> tuple[list, list]:
-    """Return the longest runs of an arm, and its shorter runs; (all runs, []) for mixed arms."""
-    found = [[config.get(name) for name in records.LENGTHS] for _, config, _ in runs]
-    lengths = [[value if registry.is_number(value) else 0 for value in values] for values in found]
-    equal = [{**config, "seed": None, **dict.fromkeys(records.LENGTHS)} for _, config, _ in runs]
-    several = len({summary["seed"] for *_, summary in runs}) < len(runs)  # of several launches
-    if several or any(config != equal[0] for config in equal):
-        return list(runs), []
-    kept = [length == max(lengths) for length in lengths]
-    return (
-        [run for run, keep in zip(runs, kept, strict=True) if keep],
-        [run for run, keep in zip(runs, kept, strict=True) if not keep],
-    )
-
-
-def _mixed(runs: Sequence[tuple[Path, dict, dict]]) -> str:
+def _fault(runs: Sequence[Run]) -> str:
     """Return a text on two runs that are not seeds of one arm and have no mean, or ""."""
-    seeds = sorted(runs, key=lambda member: member[2]["seed"])
-    for (one, its, summary), (other, theirs, _) in itertools.pairwise(seeds):
+
+    def settings(config: dict) -> dict:  # all but the seed and a length
+        return {key: value for key, value in config.items() if key != "seed" and not
+                (key in records.LENGTHS and (value is None or registry.is_number(value)))}
+
+    runs = sorted(runs, key=lambda run: run[2]["seed"])
+    for (one, its, summary), (other, theirs, _) in itertools.pairwise(runs):
         same = its.get("seed") == theirs.get("seed")
-        if same or its | {"seed": None} != theirs | {"seed": None}:
+        if same or settings(its) != settings(theirs):
             how = "the same seed" if same else "other settings"
             return f"{one} and {other} are both runs of {summary['name']!r}, with {how}"
     return ""
@@ -171,7 +150,7 @@ def write(root: str | os.PathLike, paper: bool = False) -> Path:
     if paper and not arms:
         raise ValueError(f"report: no run below {root} has finished; leave out --paper")
     looks, lines = looks_of(arms), [(arm.name, arm.runs) for arm in arms]
-    made = figures.every(lines, looks, *_of_all(arms)) if arms else {}
+    made = figures.every(lines, looks, *records.common([arm.summary for arm in arms]))
     strips = strips_of(arms, looks)
     if strips:
         made["strips"] = figures.draw_strips(strips[: figures.MOST_STRIPS])
@@ -210,20 +189,24 @@ def whole(
         facts.append(datetime.datetime.fromisoformat(note["date"]).strftime("%d %B %Y, %H:%M %Z"))
     own = [path for path in sorted(root.glob("*.png"))
            if path.name not in (STRIP, FIGURE) and path.is_file()]  # fmt: skip
+    words = [
+        ("Not finished", ("run", "state"), unfinished),
+        ("Claims and measurements", ("claim", "measured"), note.get("claims")),
+    ]
     sections = [
         f'<p class="headline">{text(headline(arms))}</p>' if arms else "",
         f"<p>{text(slow(arms, looks))}</p>" if looks else "",
         *_about(note),
-        *_results(arms),
-        *_words("Not finished", ("run", "state"), unfinished),
-        *_words("Claims and measurements", ("claim", "measured"), note.get("claims")),
+        *(_results(arms) if arms else ()),
+        *(f"<h2>{title}</h2>\n{table('words', names, [rows])}"
+          for title, names, rows in words if rows),
         *(table("words", t["columns"], [t["rows"]], t["title"]) for t in note.get("numbers", ())),
         *(_figures(arms, lines, looks, pictures, is_live) if lines else ()),
-        *_schedules(looks),
+        *(_schedules(looks) if looks else ()),
         "<h2>Figures of this experiment</h2>" if own else "",
         *(image("picture", files.read(at), at.stem.replace("_", " ")) for at in own),
-        *_settings(arms),
-    ]
+        *(_settings(arms) if arms else ()),
+    ]  # fmt: skip
     return page(root.resolve().name, " · ".join(facts), "", sections, is_live, **watched)
 
 
@@ -238,42 +221,34 @@ def _about(note: Mapping) -> Iterator[str]:
         yield f'<pre>{text(note["command"])}</pre><p class="quiet">{text(versions)}</p>'
 
 
-def _words(title: str, headings: Sequence[str], rows: Sequence | None) -> Iterator[str]:
-    if rows:
-        yield f"<h2>{title}</h2>"
-        yield table("words", headings, [rows])
-
-
 def headline(arms: Sequence[Arm]) -> str:
     """Return a sentence on the first arm at the target and its speed-up over the baseline."""
-    target, _ = _of_all(arms)
+    target, _ = records.common([arm.summary for arm in arms])
     summaries = {arm.name: arm.summary for arm in arms}
     for field, words in (("target_loss", "targets"), ("clock", "clocks")):
         if len({summary[field] for summary in summaries.values()}) > 1:
             return f"The arms have different {words}, so that none is sooner than another."
     names = _ordered(arms)
-    first = summaries[names[0]]
-    seconds = first["seconds_to_target"]
+    seconds = summaries[names[0]]["seconds_to_target"]
     if seconds is None:
-        losses = {name: summary["train_loss"] for name, summary in summaries.items()}
-        loss, name = min((np.inf if losses[name] is None else losses[name], name) for name in names)
-        first, loss = summaries[name], losses[name]
+        loss, name = min((np.inf if summary["train_loss"] is None else summary["train_loss"], name)
+                         for name, summary in summaries.items())  # fmt: skip
         missed = "" if target is None else f"No arm reaches loss {target:.3g} with every seed. "
         lowest = ", the lowest" if len(arms) > 1 else ""
-        end = "without a loss" if loss is None else f"with a training loss of {loss:.3g}{lowest}"
-        return f"{missed}{first['name']} ends {end}."
+        end = f"with a training loss of {loss:.3g}{lowest}" if loss < np.inf else "without a loss"
+        return f"{missed}{name} ends {end}."
     others = [name for name in names[1:] if summaries[name]["seconds_to_target"] is not None]
-    reaches = f"{first['name']} reaches loss {target:.3g}"
+    reaches = f"{names[0]} reaches loss {target:.3g}"
     if not others or not seconds:
         only = ", and no other arm does with every seed" if len(arms) > 1 and not others else ""
         return f"{reaches} after {seconds:.3g} s{only}."
-    baseline = first["baseline"] if first["baseline"] in others else others[0]
+    baseline = summaries[names[0]]["baseline"]
+    baseline = baseline if baseline in others else others[0]
     other = summaries[baseline]["seconds_to_target"]
     if seconds == other:
         return f"{reaches} as soon as {baseline}, after {seconds:.3g} s."
-    claim = stats.Claim("", "", "", names[0], baseline)
-    noisy = stats.judge(claim, summaries.values()).reason == stats.NOISE
-    doubt = "; the spread of the seeds leaves that inconclusive" if noisy else ""
+    found = judge(Claim("", "", "", names[0], baseline), summaries.values())
+    doubt = "; the spread of the seeds leaves that inconclusive" if found.reason == NOISE else ""
     times = f"{other / seconds:.2g}" if other < 1.95 * seconds else f"{other / seconds:.1f}"
     return (
         f"{reaches} {times} times sooner than {baseline}, after {seconds:.3g} s instead of "
@@ -308,12 +283,9 @@ def slow(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> str:
 def _ordered(arms: Sequence[Arm]) -> list[str]:
     """Return the names of arms in the order in which they reach the target, the others last."""
     seconds = {arm.name: arm.summary["seconds_to_target"] for arm in arms}
-    names = figures.ranked([(arm.name, arm.runs) for arm in arms], _of_all(arms)[0])
+    target, _ = records.common([arm.summary for arm in arms])
+    names = figures.ranked([(arm.name, arm.runs) for arm in arms], target)
     return sorted(names, key=lambda name: np.inf if seconds[name] is None else seconds[name])
-
-
-def _of_all(arms: Sequence[Arm]) -> tuple[float | None, str]:
-    return records.common([arm.summary for arm in arms])
 
 
 def looks_of(arms: Sequence[Arm], writes: bool = True) -> dict[str, figures.Look]:
@@ -366,8 +338,6 @@ def strips_of(arms: Sequence[Arm], looks: Mapping[str, figures.Look]) -> list[fi
 
 def _results(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield the table of `tables.of_arms`, and a sentence per seed that stopped or lost nodes."""
-    if not arms:
-        return
     shown = tables.of_arms([arm.summary for arm in arms])
     bodies: list[list] = [[]]
     for row, *values in zip(shown.rows, *(column.cells for column in shown.columns), strict=True):
@@ -394,7 +364,7 @@ def _figures(
 ) -> Iterator[str]:
     """Yield the pictures and, if live, the data and the elements in which report.js draws them."""
     yield "<h2>Figures</h2>"
-    target, clock = _of_all(arms) if arms else (None, "")
+    target, clock = records.common([arm.summary for arm in arms])
     names, strips = [name for name, _ in lines], strips_of(arms, looks)
     ranked, styles = figures.ranked(lines, target), figures.styles(names)
     traces, entries = [], []
@@ -416,14 +386,18 @@ def _figures(
         axes: dict[str, dict] = {}
         for plot in figures.plots(lines, looks, target, clock):
             columns = [_columns(plot.curves.get(name), points) for name in names]
-            axes.setdefault(plot.y, {})[plot.x] = {"columns": columns, "layout": _layout(plot)}
+            axes.setdefault(plot.y, {})[plot.x] = {
+                "columns": columns, "logarithmic": plot.logarithmic, "target": plot.target,
+                "label": "" if plot.target is None else f"target loss {plot.target:.3g}",
+                "top": plot.top,
+            }  # fmt: skip
         few = len(names) <= figures.MOST_ARMS
         data = {
             "names": names,
             "shown": names if few else ranked[: figures.MOST_ARMS],
             "traces": traces,
             "axes": axes,
-            "templates": [_template("#1b1d21", "#e4e6ea"), _template("#e6e8ea", "#3a3f46")],
+            "kinds": figures.KIND_COLOURS,
             "strips": [_strip(one) for one in strips[:MOST_STRIPS]],
         }
         yield packed("data", json.dumps(data, allow_nan=False, separators=(",", ":")))
@@ -457,68 +431,24 @@ def _rounded(values: np.ndarray) -> list[float | None]:
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
-def _layout(plot: figures.Plot) -> dict[str, Any]:
-    up = {"title": {"text": plot.y}, "type": "log" if plot.logarithmic else "linear",
-          "tickformat": "~g"}  # whole numbers between the powers of ten, too
-    if plot.top is not None:
-        up["autorangeoptions"] = {"clipmax": plot.top}
-    across, shapes = {"title": {"text": plot.x}, "rangemode": "tozero"}, []
-    if plot.target is not None:
-        label = {"text": f"target loss {plot.target:.3g}", "textposition": "end"}
-        shapes = [{"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": plot.target,
-                   "y1": plot.target, "label": label,
-                   "line": {"width": 1, "dash": "dash", "color": "#808080"}}]  # fmt: skip
-    return {"xaxis": across, "yaxis": up, "shapes": shapes}
-
-
-def _template(ink: str, rule: str) -> dict[str, Any]:
-    """Return plotly's template of all figures; ink and rule: the colours of text and of lines."""
-    axis = {"gridcolor": rule, "linecolor": rule, "zeroline": False, "automargin": True}
-    clear = "rgba(0,0,0,0)"
-    return {"layout": {
-        "font": {"family": "system-ui, 'Segoe UI', Arial, sans-serif", "size": 13, "color": ink},
-        "paper_bgcolor": clear, "plot_bgcolor": clear, "xaxis": axis, "yaxis": axis,
-        "margin": {"l": 60, "r": 12, "t": 28, "b": 48},
-        "hoverlabel": {"align": "left", "namelength": -1},
-        "modebar": {"bgcolor": clear, "color": "#8a9099", "activecolor": ink},
-    }}  # fmt: skip
-
-
 def _strip(strip: figures.Strip) -> dict[str, Any]:
+    """Return a strip's bars and events, one per row, and the seconds up to which it is known."""
     lanes = figures.lanes_of(strip)
     inside, begin = np.flatnonzero(np.isin(strip.first.worker, lanes)), strip.first.begin
     drawn = timeline.Stretches(*(column[inside[:MOST_SPANS]] for column in strip.first))
     cut = begin.size == timeline.MOST_STRETCHES  # later stretches are left out
     missing = [*begin[inside[MOST_SPANS:]][:1], *begin[-1:][:cut]]
-    kinds = [timeline.KINDS[kind] for kind in drawn.kind]
-    met = np.where(
-        drawn.partner == drawn.worker, "", np.char.mod("<br>meets worker %d", drawn.partner)
-    )
-    lasts = _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS)
-    about = (drawn.worker, kinds, drawn.update, drawn.mini_batches, drawn.staleness, met, lasts)
-    hover = (
-        "worker %{customdata[0]}: %{customdata[1]} %{customdata[6]} s<br>from %{base} s, for "
-        "update %{customdata[2]}<br>%{customdata[3]} mini-batches, %{customdata[4]} updates old"
-        "%{customdata[5]}<extra></extra>"
-    )
-    bars = {
-        "type": "bar", "orientation": "h", "width": 0.84, "hovertemplate": hover,
-        "base": _rounded(drawn.begin / timeline.NANOSECONDS),
-        "x": lasts,
-        "y": np.searchsorted(lanes, drawn.worker).tolist(),
-        "customdata": [*zip(*(np.asarray(column).tolist() for column in about), strict=True)],
-        "marker": {"line": {"width": 0}, "color": [figures.KIND_COLOURS[kind] for kind in kinds]},
-    }  # fmt: skip
-    events = [event for event in strip.events if event.worker in lanes]
-    marks = {
-        "type": "scatter", "mode": "markers", "hovertemplate": "%{text}, %{x} s<extra></extra>",
-        "x": [event.time for event in events],
-        "y": [int(np.searchsorted(lanes, event.worker)) for event in events],
-        "text": [f"worker {event.worker} is {event.kind}" for event in events],
-        "marker": {"symbol": "x", "size": 9, "color": "#808080"},
-    }  # fmt: skip
+    bars = (
+        _rounded(drawn.begin / timeline.NANOSECONDS),
+        _rounded((drawn.end - drawn.begin) / timeline.NANOSECONDS),
+        [timeline.KINDS[kind] for kind in drawn.kind],
+        *(column.tolist() for column in (drawn.worker, drawn.update, drawn.mini_batches,
+                                         drawn.staleness, drawn.partner)),
+    )  # fmt: skip
     return {"name": strip.name, "title": html.escape(strip.name, quote=False),
-            "traces": [bars, marks], "lanes": lanes.tolist(),
+            "bars": [*zip(*bars, strict=True)], "lanes": lanes.tolist(),
+            "events": [(float(event.time), int(event.worker), event.kind)
+                       for event in strip.events if event.worker in lanes],
             # The seconds that are shown at first, and the time from which on bars are missing.
             "until": figures.window([strip]),
             "known": float(min(missing) / timeline.NANOSECONDS) if missing else None}  # fmt: skip
@@ -526,16 +456,14 @@ def _strip(strip: figures.Strip) -> dict[str, Any]:
 
 def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:
     """Yield the table of tree distances, staleness, shares of workers and waits for workers."""
-    if not looks:
-        return
     rows = []
     for name, look in looks.items():
         found = look.found
         shares = [f"{100 * s.min():.1f} to {100 * s.max():.1f}" for s in (found.share, found.sent)]
-        limits = int(found.limits.argmax())
-        most = f"{limits} ({found.limits[limits]:.0%})" if found.limits[limits] else tables.NONE
-        distances = (f"{found.tree_distance:,}", f"{found.mean_distance:,.1f}")
-        rows.append((name, *distances, f"{found.staleness:.2f}", *shares, most))
+        limits, most = int(found.limits.argmax()), found.limits.max()
+        rows.append((name, f"{found.tree_distance:,}", f"{found.mean_distance:,.1f}",
+                     f"{found.staleness:.2f}", *shares,
+                     f"{limits} ({most:.0%})" if most else tables.NONE))  # fmt: skip
     headings = (
         "arm", "largest tree\ndistance", "mean tree\ndistance", "effective\nstaleness",
         "workers' shares\nof mini-batches [%]", "workers' shares\nof bytes [%]",
@@ -554,8 +482,6 @@ def _schedules(looks: Mapping[str, figures.Look]) -> Iterator[str]:
 
 def _settings(arms: Sequence[Arm]) -> Iterator[str]:
     """Yield a table of the entries in which configs differ, and one of their common entries."""
-    if not arms:
-        return
     configs = [arm.config for arm in arms]
     written = {key: [registry.text(config[key]) if config.get(key) is not None else tables.NONE
                      for config in configs]

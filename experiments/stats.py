@@ -128,40 +128,33 @@ def side(claim: Claim, arms: Sequence[Arm], names: Names, apart: bool = False) -
     return best(found, quantity, apart) if len(found) != 1 else found[0]
 
 
-def lacking(claim: Claim, record: Mapping[str, Any]) -> list[str]:
+def lacking(claim: Claim, record: Mapping[str, Any], answer: Answer) -> list[str]:
     """Return the weaknesses of a claim's evidence that a headline must not have, in a few words.
 
-    A headline has five seeds, and the same verdict if other seeds choose the settings. Its learning
-    rates are tuned on a grid with factors of at most 1.5, unless rates do not matter.
+    A headline has five seeds, and learning rates that are tuned on a grid with factors of at most
+    1.5, unless rates do not matter. answer: the verdict of the claim.
     """
-    found = arms(record)
-    usual, apart = (judge(claim, found, record, other) for other in (False, True))
-    words = [f"{apart.verdict} if other seeds choose"] if usual.verdict != apart.verdict else []
-    counted = claim.quantity in COUNTED
+    found, words, counted = arms(record), [], claim.quantity in COUNTED
     if claim.judge is not None:
-        seeds = FEW if usual.p is None else record.get("seeds", FEW)
+        seeds = FEW if answer.p is None else record.get("seeds", FEW)
     else:
         try:
             pair = [side(claim, found, names) for names in (claim.ours, claim.theirs)]
         except Inconclusive:
-            return words  # the verdict is then inconclusive
+            return []  # the verdict is then inconclusive
         seeds = FEW if counted else min(len(arm.get("seeds", ())) for arm in pair)
-        factor = max(spacing(arm, found) for arm in pair) if claim.tuned else 1.0
-        if factor > STEP:
-            words.insert(0, f"rates {factor:.3g}x apart")
         if "arms" in record and not (counted or claim.tuned or claim.condition):
-            words.insert(0, "one rate")
+            words.append("one rate")
+        factor = max(_spacing(arm, found) for arm in pair) if claim.tuned else 1.0
+        if factor > STEP:
+            words.append(f"rates {factor:.3g}x apart")
     return [f"{seeds} seeds", *words] if seeds < FEW else words
 
 
-def spacing(arm: Arm, members: Iterable[Arm]) -> float:
-    """Return the largest factor between a learning rate of an arm and its neighbours in the grid.
-
-        >>> spacing({"name": "sgp/rate=0.2"}, [{"name": f"sgp/rate={r}"} for r in (0.1, 0.2, 0.3)])
-        2.0
-    """
-    own, group_of, factors = settings(arm["name"]), _without_rates(arm["name"]), [1.0]
-    grid = [settings(one["name"]) for one in members if _without_rates(one["name"]) == group_of]
+def _spacing(arm: Arm, members: Iterable[Arm]) -> float:
+    """Return the largest factor between a learning rate of an arm and its neighbours in a grid."""
+    own, name, factors = settings(arm["name"]), groups([arm]), [1.0]
+    grid = [settings(one["name"]) for one in members if groups([one]) == name]
     for key in own.keys() & set(RATES):
         rest = own.items() - {(key, own[key])}
         tried = sorted({one[key] for one in grid if key in one and rest <= one.items()})
@@ -177,10 +170,11 @@ def printed(
     """Return the function `claims(arms)` of a config, which judges the claims on record `name`."""
 
     def judged(arms: Sequence[Arm]) -> Iterator[tuple[str, str]]:
+        arms = [*map(_with_bytes, arms)]
         for claim in claims:
             if claim.record == name:
                 source = f" ({claim.source})" if claim.source else ""
-                yield f"{claim.claim}{source}", str(judge(claim, map(_with_bytes, arms), record))
+                yield f"{claim.claim}{source}", str(judge(claim, arms, record))
 
     return judged
 
@@ -231,19 +225,18 @@ def point(points: Iterable[Arm], fields: Mapping[str, Any], quantity: str) -> Ar
 
 
 def finite(quantity: str, *arms: Arm) -> None:
-    """Raise Inconclusive unless the quantity is finite in every seed; a diverged loss is not."""
-    for arm in arms:
-        values = [arm.get(quantity), *(arm.get(f"{quantity}_by_seed") or ())]
-        if any(value is None or not math.isfinite(value) for value in values):
-            raise Inconclusive(f"not every seed of {arm['name']} has a finite {words(quantity)}")
+    """Raise Inconclusive unless every seed has a finite quantity; a diverged loss is not finite.
 
-
-def reached(*arms: Arm) -> None:
-    """Raise Inconclusive unless every seed reached the target."""
-    for arm in arms:
+    For a quantity until the target every seed must have reached the target, too.
+    """
+    for arm in arms if "_to_target" in quantity else ():
         count, _, seeds = str(arm.get("reached", "1/1")).partition("/")
         if arm.get(SECONDS) is None or count != seeds:
             raise Inconclusive(f"{arm.get('reached', '0/1')} seeds of {arm['name']} came there")
+    for arm in arms:
+        values = [arm.get(quantity), *(arm.get(f"{quantity}_by_seed") or ())]
+        if any(value is None or not math.isfinite(value) for value in values):
+            raise Inconclusive(f"not every seed of {arm['name']} has a finite {_words(quantity)}")
 
 
 def equal(quantity: str, *arms: Arm, within: float = SAME) -> None:
@@ -251,16 +244,11 @@ def equal(quantity: str, *arms: Arm, within: float = SAME) -> None:
     finite(quantity, *arms)
     values = [arm[quantity] for arm in arms]
     if min(values) < (1 - within) * max(values):
-        shown = " and ".join(f"{value:,.0f}" for value in values)
-        raise Inconclusive(f"the {words(quantity)} of the arms differ: {shown}")
+        numbers = " and ".join(f"{value:,.0f}" for value in values)
+        raise Inconclusive(f"the {_words(quantity)} of the arms differ: {numbers}")
 
 
-def words(quantity: str) -> str:
-    """Return the name of a quantity in words.
-
-        >>> words("train_loss")
-        'train loss'
-    """
+def _words(quantity: str) -> str:
     return quantity.replace("_", " ")
 
 
@@ -268,11 +256,7 @@ def words(quantity: str) -> str:
 
 
 def settings(name: str) -> dict[str, float]:
-    """Return the numbers in an arm's name, as {"K": 2, "rate": 0.5} of fixed/K=2/rate=0.5.
-
-        >>> settings("fixed/K=2/rate=0.5")
-        {'K': 2.0, 'rate': 0.5}
-    """
+    """Return the numbers in an arm's name, as {"K": 2, "rate": 0.5} of fixed/K=2/rate=0.5."""
     found = {}
     for piece in name.split("/"):
         key, _, value = piece.partition("=")
@@ -295,16 +279,10 @@ def group(arms: Iterable[Arm], name: str, least: int = 1) -> list[Arm]:
 
 
 def groups(arms: Iterable[Arm]) -> list[str]:
-    """Return the names of the arms without their rates, in their order, each once.
-
-        >>> groups([{"name": "sgp/rate=0.1"}, {"name": "sgp/rate=0.2"}])
-        ['sgp']
-    """
-    return list(dict.fromkeys(_without_rates(arm["name"]) for arm in arms))
-
-
-def _without_rates(name: str) -> str:
-    return "/".join(p for p in name.split("/") if p.partition("=")[0] not in RATES)
+    """Return the names of the arms without their rates, in their order, each once."""
+    names = ([piece for piece in arm["name"].split("/") if piece.partition("=")[0] not in RATES]
+             for arm in arms)  # fmt: skip
+    return list(dict.fromkeys("/".join(pieces) for pieces in names))
 
 
 def best(members: Sequence[Arm], quantity: str, apart: bool = False) -> Arm:
@@ -314,13 +292,28 @@ def best(members: Sequence[Arm], quantity: str, apart: bool = False) -> Arm:
     judged at a setting which it has helped to choose; Inconclusive if a seed has no number there.
     The result has the name of the setting that all seeds choose together.
     """
-    complete = [arm for arm in members if _complete(arm, quantity)]
+    complete, sign = [arm for arm in members if _complete(arm, quantity)], _sign(quantity)
+    name = groups(members)[0] if members else "the grid"
     if not complete:
-        name = groups(members)[0] if members else "the grid"
-        what = "came to the target" if "_to_target" in quantity else f"has a {words(quantity)}"
+        what = "came to the target" if "_to_target" in quantity else f"has a {_words(quantity)}"
         raise Inconclusive(f"no arm of {name} {what} in every seed")
-    found = min(complete, key=lambda arm: _sign(quantity) * arm[quantity])
-    return _of_other_seeds(found, members, quantity) if apart else found
+    found = min(complete, key=lambda arm: sign * arm[quantity])
+    members = [arm for arm in members if arm.get(f"{quantity}_by_seed")]
+    values = [arm[f"{quantity}_by_seed"] for arm in members]
+    if not apart or len(set(map(len, values))) != 1 or len(values[0]) < 2:
+        return found
+    table = sign * np.array(values, float)  # [members, seeds]; nan: no number
+    table = np.where(np.isfinite(table), table, np.inf)
+    chosen = [int(np.delete(table, seed, 1).sum(1).argmin()) for seed in range(table.shape[1])]
+    if np.isinf([table[choice, seed] for seed, choice in enumerate(chosen)]).any():
+        raise Inconclusive(f"a setting of {name} that other seeds choose fails for one")
+    result = dict(found)
+    for key in [key for key in found if key.endswith("_by_seed")]:
+        lists = [members[choice].get(key) for choice in chosen]
+        of_seeds = [of[seed] for seed, of in enumerate(lists) if of]
+        if len(of_seeds) == len(chosen) and None not in of_seeds:
+            result |= {key: of_seeds, key.removesuffix("_by_seed"): float(np.mean(of_seeds))}
+    return result
 
 
 def _sign(quantity: str) -> int:
@@ -330,8 +323,6 @@ def _sign(quantity: str) -> int:
 def _complete(arm: Arm, quantity: str) -> bool:
     with contextlib.suppress(Inconclusive):
         finite(quantity, arm)
-        if "_to_target" in quantity:
-            reached(arm)
         return True
     return False
 
@@ -369,26 +360,6 @@ def tuned(
     return found
 
 
-def _of_other_seeds(found: Arm, members: Sequence[Arm], quantity: str) -> Arm:
-    members = [arm for arm in members if arm.get(f"{quantity}_by_seed")]
-    values = [arm[f"{quantity}_by_seed"] for arm in members]
-    if len(set(map(len, values))) != 1 or len(values[0]) < 2:
-        return found
-    table = _sign(quantity) * np.array(values, float)  # [members, seeds]; nan: no number
-    table = np.where(np.isfinite(table), table, np.inf)
-    chosen = [int(np.delete(table, seed, 1).sum(1).argmin()) for seed in range(table.shape[1])]
-    if np.isinf([table[choice, seed] for seed, choice in enumerate(chosen)]).any():
-        name = groups(members)[0]
-        raise Inconclusive(f"a setting of {name} that other seeds choose fails for one")
-    result = dict(found)
-    for key in [key for key in found if key.endswith("_by_seed")]:
-        lists = [members[choice].get(key) for choice in chosen]
-        of_seeds = [of[seed] for seed, of in enumerate(lists) if of]
-        if len(of_seeds) == len(chosen) and None not in of_seeds:
-            result |= {key: of_seeds, key.removesuffix("_by_seed"): float(np.mean(of_seeds))}
-    return result
-
-
 # --- comparisons ---
 
 
@@ -401,8 +372,6 @@ def compare(
     in accuracy count from half a test sample on, as seeds may agree by rounding. COUNTED quantities
     need no test. A claim on any other quantity holds untested if each seed is at the bound.
     """
-    if "_to_target" in quantity:
-        reached(ours, theirs)
     finite(quantity, ours, theirs)
     unit = UNITS.get(quantity, (1.0, ""))[1]
     measured = f"{shown(ours, quantity).removesuffix(unit)} against {shown(theirs, quantity)}"
@@ -466,9 +435,6 @@ def sampling_error(accuracy: float, samples: float) -> float:
     """Return sqrt(a (1 - a) / n), the standard error of an accuracy a from n test samples.
 
     A deviation over seeds does not contain this error, as all seeds have the same test samples.
-
-        >>> round(sampling_error(0.9, 900), 6)
-        0.01
     """
     return math.sqrt(max(0.0, accuracy * (1 - accuracy)) / samples)  # older records may exceed 1
 
@@ -500,7 +466,7 @@ def _moments(arm: Arm, quantity: str) -> tuple[float, float, int]:
     if values is not None and len(values) > 1:
         spread = float(np.std(values, ddof=1))
     if seeds < 2 or spread is None:
-        raise Inconclusive(f"{arm['name']} has no deviation of its {words(quantity)}")
+        raise Inconclusive(f"{arm['name']} has no deviation of its {_words(quantity)}")
     return float(arm[quantity]), float(spread), seeds
 
 
@@ -522,7 +488,7 @@ def at_best(*quantities: str) -> Callable[[Sequence[Arm]], Iterator[Numbers]]:
     def numbers(arms: Sequence[Arm]) -> Iterator[Numbers]:
         rows = []
         for name in groups(arms):
-            members = [arm for arm in arms if _without_rates(arm["name"]) == name]
+            members = [arm for arm in arms if groups([arm]) == [name]]
             try:
                 found = best(members, quantities[0])
             except Inconclusive:
@@ -533,7 +499,7 @@ def at_best(*quantities: str) -> Callable[[Sequence[Arm]], Iterator[Numbers]]:
                                 for key, value in settings(found["name"]).items())  # fmt: skip
             values = [shown(found, q) if _complete(found, q) else "–" for q in quantities]
             rows.append((name, setting, *values))
-        title = f"best {words(quantities[0])} of every grid, * at its end"
-        yield Numbers(title, ("arms", "settings", *map(words, quantities)), rows)
+        title = f"best {_words(quantities[0])} of every grid, * at its end"
+        yield Numbers(title, ("arms", "settings", *map(_words, quantities)), rows)
 
     return numbers

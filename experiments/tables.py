@@ -1,7 +1,7 @@
 """The tables of a terminal and of a page: results of arms, claims and other numbers."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from rich import box
@@ -95,17 +95,10 @@ def print_claims(console: Console, claims: Iterable[tuple[str, str]]) -> None:
     print_table(console, table)
 
 
-def pivot(
-    title: str,
-    points: Sequence[Mapping],
-    row: Callable[[Mapping], str],
-    column: Callable[[Mapping], str],
-    cell: Callable[[Mapping], str],
-) -> Numbers:
-    """Return a table of points; the functions give a point's row, its column and its cell."""
-    cells = {(row(point), column(point)): cell(point) for point in points}
+def pivot(title: str, cells: Mapping[tuple[str, str], str]) -> Numbers:
+    """Return a table of cells by their row and column, both in the order of the cells."""
     rows, columns = (dict.fromkeys(key[place] for key in cells) for place in (0, 1))
-    shown = [(name, *(cells.get((name, place), NONE) for place in columns)) for name in rows]
+    shown = [(row, *(cells.get((row, column), NONE) for column in columns)) for row in rows]
     return Numbers(title, ("", *columns), shown)
 
 

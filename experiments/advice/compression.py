@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 from algorithms.all_reduce import all_reduce
 from comms import cost, messages
 from experiments import codec_times, optimizers, prepare, registry, stopwatch
+from experiments.advice import durations
 from experiments.analysis import Analysis
 from experiments.config_files import override
 from experiments.stats import Numbers
@@ -54,9 +55,7 @@ def explain(config: ConfigDict) -> Analysis:
     """
     config = prepare.to_the_end(config)
     workers = config.workers
-    simulated = override(config, {"runtime": "simulate", "devices": 1})
-    if config.delay.name == prepare.NO_DELAY:
-        simulated = override(simulated, {"delay": registry.part("deterministic", value=1.0)})
+    simulated = durations.as_simulated(config)
     own = prepare.prepare(simulated)  # with its own rule, as not every method can wait for barrier
     simulated = override(simulated, {"wait": "barrier"})
     dense = own._replace(algorithm=all_reduce(optimizers.build(config.optimizer)))
@@ -97,70 +96,54 @@ def explain(config: ConfigDict) -> Analysis:
 
 
 def _line(name: str, arm: prepare.Prepared, workers: int, latency: float, codec: float) -> Line:
-    method, shape = arm.algorithm, (workers, workers)
-    latency, traffic = (
-        messages.exchange_seconds(
-            method, arm.shapes, workers, cost.Network(np.full(shape, alpha), np.full(shape, beta))
-        )(method.settled)
-        for alpha, beta in ((latency, 0.0), (0.0, 1.0))
-    )
+    method, parts = arm.algorithm, []
+    for alpha, beta in ((latency, 0.0), (0.0, 1.0)):
+        network = cost.Network(*(np.full((workers, workers), value) for value in (alpha, beta)))
+        seconds = messages.exchange_seconds(method, arm.shapes, workers, network)
+        parts.append(seconds(method.settled))
     payloads = method.messages(arm.shapes, workers, messages.Row(method.settled))
     sent = sum(messages.collective_bytes(payload, workers) for payload in payloads)
-    return Line(name, float(sent), latency, traffic, codec)
+    return Line(name, float(sent), *parts, codec)
 
 
-def break_even(line: Line, dense: Line, hidden: float = 0.0) -> float | None:
-    """Return the bandwidth [byte/s] below which a method is faster; None: never, inf: always.
+def faster_between(line: Line, dense: Line, hidden: float = 0.0) -> tuple[float, float] | None:
+    """Return the bandwidths [byte/s] between which a method is faster; None: at none.
 
-    A method that sends equally many bytes in fewer messages can also be always faster.
-
-    hidden: seconds of an exchange that cost nothing, because a gradient hides them.
+    The lower end is 0 for a method that saves traffic, whose upper end is where it breaks even.
+    More traffic but less latency pay above the lower end. hidden: seconds of an exchange that cost
+    nothing, because a gradient hides them.
     """
     saved = dense.traffic - line.traffic
     paid = line.codec + line.latency - dense.latency
-    if saved < 0 or saved == 0 <= paid:
-        return None
-    if hidden:
-        # At the bandwidth `alone` the dense exchange takes `hidden` seconds plus the codec's.
-        shown = hidden + line.codec - dense.latency
-        alone = dense.traffic / shown if shown > 0 else float("inf")
-        if line.seconds(alone) <= hidden:
-            return alone
-    return saved / paid if paid > 0 else float("inf")
-
-
-def faster_above(line: Line, dense: Line, hidden: float = 0.0) -> tuple[float, float] | None:
-    """Return the bandwidths [byte/s] between which more bytes but less latency pay, or None.
-
-    hidden: as in `break_even`; if it is 0, or the latency long, the upper end is infinite.
-    """
-    saved = dense.traffic - line.traffic
-    paid = line.codec + line.latency - dense.latency
-    if saved >= 0 or paid >= 0:
-        return None
+    # At the bandwidth `alone` the dense exchange takes `hidden` seconds plus the codec's.
     shown = hidden + line.codec - dense.latency
-    most = dense.traffic / shown if hidden and shown > 0 else float("inf")
-    return (saved / paid, most) if saved / paid < most else None
+    alone = dense.traffic / shown if hidden and shown > 0 else float("inf")
+    if saved < 0:
+        return (saved / paid, alone) if paid < 0 and saved / paid < alone else None
+    if saved == 0 <= paid:
+        return None
+    if hidden and line.seconds(alone) <= hidden:
+        return 0.0, alone
+    return 0.0, saved / paid if paid > 0 else float("inf")
 
 
 def _row(
     line: Line, dense: Line, gradient: float, bandwidths: Mapping[str, float], overlaps: bool
 ) -> dict[str, Any]:
-    found = []
+    networks = []
     for name, bandwidth in bandwidths.items():
         alone, sent = dense.seconds(bandwidth), line.seconds(bandwidth)
         both = max if overlaps else operator.add
-        overlapped = both(gradient, alone) / (line.codec + both(gradient, sent))
-        found.append({"network": name, "seconds": line.codec + sent,
-                      "gain": alone / (line.codec + sent),
-                      "gain_of_overlapped_update": overlapped})  # fmt: skip
-    return {
-        "method": line.method, "bytes": line.sent, "codec_seconds": line.codec,
-        "break_even": break_even(line, dense), "faster_above": faster_above(line, dense),
-        "break_even_overlapped": break_even(line, dense, gradient if overlaps else 0.0),
-        "faster_above_overlapped": faster_above(line, dense, gradient if overlaps else 0.0),
-        "networks": found,
-    }  # fmt: skip
+        update = both(gradient, alone) / (line.codec + both(gradient, sent))
+        networks.append({"network": name, "seconds": line.codec + sent,
+                         "gain": alone / (line.codec + sent),
+                         "gain_of_overlapped_update": update})  # fmt: skip
+    row = {"method": line.method, "bytes": line.sent, "codec_seconds": line.codec}
+    for how, hidden in (("", 0.0), ("_overlapped", gradient if overlaps else 0.0)):
+        found = faster_between(line, dense, hidden)
+        row[f"break_even{how}"] = found[1] if found and not found[0] else None
+        row[f"faster_above{how}"] = found if found and found[0] else None
+    return row | {"networks": networks}
 
 
 def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
@@ -183,11 +166,10 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[Numbers]:
     )  # fmt: skip
     yield pivot(
         "gain of an exchange | of an update that hides it behind its gradient as far as it can",
-        [one | {"method": row["method"]} for row in summary["methods"] for one in row["networks"]],
-        lambda one: one["method"],
-        lambda one: one["network"],
-        lambda one: f"{one['gain']:.2f}x | {one['gain_of_overlapped_update']:.2f}x",
-    )
+        {(row["method"], one["network"]):
+         f"{one['gain']:.2f}x | {one['gain_of_overlapped_update']:.2f}x"
+         for row in summary["methods"] for one in row["networks"]},
+    )  # fmt: skip
 
 
 def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:

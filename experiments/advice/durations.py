@@ -92,32 +92,38 @@ def read(
     Raises ValueError for an unreadable source, too few durations or another number of workers.
     """
     path = Path(text)
+    command, delay, parameters = list(command), None, None
     if is_there(text) and path.is_dir() and (holds_run(path) or not any(path.iterdir())):
-        own = _recorded(path, trusted)
+        own, text = _recorded(path, trusted), f"{path}"
         schedule = records.read_schedule(path / records.SCHEDULE)
         simulated = as_simulated(own)
         trigger = prepare.rule(simulated, prepare.prepare(simulated)).trigger
-        measured = of_schedule(schedule, f"{path}", trigger)
-        _check_workers(f"{path}", measured.workers, config or own)
-        ended, same = path / records.PARAMETERS, lambda config: registry.spec(config.task)
-        trained = ended.exists() and same(config or own) == same(own)
+        measured = of_schedule(schedule, text, trigger)
         measured = measured._replace(exchange=float(np.median(schedule.communication.max(axis=1))))
-        delay, parameters = None if config else "", ended if trained else None
-        recorded = [] if config else [f"--config={path / records.CONFIG}"]
-        return Source(measured, config or own, [*command, *recorded], delay, parameters)
-    made = None if path.suffix == ".npz" else delay_of(text)
-    if config is None:
-        raise ValueError(
-            f"--advise={text} has durations and no config; give --config=..., whose task, method "
-            "and number of workers the advice is for"
-        )
-    if made is None:
-        measured, delay = of_schedule(records.read_schedule(path), text), None
+        if config is None:
+            config, delay, command = own, "", [*command, f"--config={path / records.CONFIG}"]
+        ended = path / records.PARAMETERS
+        if ended.exists() and registry.spec(config.task) == registry.spec(own.task):
+            parameters = ended
     else:
-        measured = of_delay(made, config.workers, config.seed, text)
-        delay = registry.text(as_part(text))
-    _check_workers(text, len(measured.names) or measured.workers, config)
-    return Source(measured, config, list(command), delay)
+        made = None if path.suffix == ".npz" else delay_of(text)
+        if config is None:
+            raise ValueError(
+                f"--advise={text} has durations and no config; give --config=..., whose task, "
+                "method and number of workers the advice is for"
+            )
+        if made is None:
+            measured = of_schedule(records.read_schedule(path), text)
+        else:
+            measured = of_delay(made, config.workers, config.seed, text)
+            delay = registry.text(as_part(text))
+    workers = len(measured.names) or measured.workers
+    if workers != config.workers:
+        raise ValueError(
+            f"--advise={text} has {workers} workers, the config asks for {config.workers}; give "
+            f"--config.workers={workers}, or durations of {config.workers} workers"
+        )
+    return Source(measured, config, command, delay, parameters)
 
 
 def delay_of(text: str) -> Law | Process:
@@ -172,14 +178,6 @@ def _recorded(path: Path, trusted: Collection[str]) -> ConfigDict:
             "on; wait for it, or give another run"
         )
     return config
-
-
-def _check_workers(source: str, workers: int, config: ConfigDict) -> None:
-    if workers != config.workers:
-        raise ValueError(
-            f"--advise={source} has {workers} workers, the config asks for {config.workers}; give "
-            f"--config.workers={workers}, or durations of {config.workers} workers"
-        )
 
 
 def as_simulated(config: ConfigDict, exchange: float = 0.0) -> ConfigDict:
@@ -239,8 +237,9 @@ def of_delay(delay: Law | Process, workers: int, seed: int, source: str) -> Meas
 def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None) -> Measured:
     """Return the durations of a recorded schedule; ValueError if its rule cut any of them short.
 
-    trigger: the trigger of the schedule's rule; None: the rule has no trigger, or is unknown. Such
-    a rule is taken to cut if any row has a worker that was busy and finished nothing.
+    A worker that spent over MOST_GAPS of its time on work without rows is refused, too. trigger:
+    the trigger of the schedule's rule; None: the rule has no trigger, or is unknown. Such a rule is
+    taken to cut if any row has a worker that was busy and finished nothing.
     """
     workers = schedule.all_workers
     full, goes_on = schedule.batches.max(initial=1), False
@@ -268,16 +267,9 @@ def of_schedule(schedule: Schedule, source: str, trigger: Trigger | None = None)
                              (schedule.workers, schedule.busy, schedule.batches))  # fmt: skip
     seconds, who = np.repeat(busy / batches, batches), np.repeat(worker, batches)
     measured = checked(Measured(tuple(seconds[who == i] for i in range(workers)), source))
-    _refuse_lost_work(schedule, source)
-    return measured
-
-
-def _refuse_lost_work(schedule: Schedule, source: str) -> None:
-    """Raise ValueError if a worker spent over MOST_GAPS of its time on work without rows."""
-    if not schedule.staleness[schedule.batches > 0].any():
-        return
-    lost = [event.worker for event in schedule.events]
-    for i in np.setdiff1d(np.arange(schedule.all_workers), lost):
+    is_stale = schedule.staleness[schedule.batches > 0].any()
+    stayed = np.setdiff1d(np.arange(workers), [event.worker for event in schedule.events])
+    for i in stayed if is_stale else ():  # their time without rows went into lost work
         mine = schedule.workers == i
         start, finish = schedule.start[mine], schedule.finish[mine]
         known = (finish - start).sum() / (finish.max() - start.min())
@@ -286,6 +278,7 @@ def _refuse_lost_work(schedule: Schedule, source: str) -> None:
                 f"{source}: {1 - known:.0%} of the time of worker {i} went into work that was "
                 f"ignored or interrupted, of which the schedule has no row; {AGAIN}"
             )
+    return measured
 
 
 def write(measured: Measured, path: str | Path, repeat: int = 0) -> None:

@@ -13,7 +13,7 @@ import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -36,18 +36,7 @@ SHARE = 0.9  # share of the workers for which a quorum or a server waits
 DRIFT = 16  # rounds of a window, in whose mean random delays hardly show
 WORTH = 1.1  # the least gain of a rule that is worth a change
 SHOWN = 5  # slowest workers that are shown
-
-
-class Loss(NamedTuple):
-    """The loss at a barrier: its round divided by the mean worker's round, minus 1.
-
-    persistent: the part from workers with a slow mean. drifting: the part from workers that are
-    slow for a while, in means over DRIFT rounds. random: the rest.
-    """
-
-    persistent: float
-    drifting: float
-    random: float
+LOSS = ("persistent", "drifting", "random")  # parts of the loss at a barrier, see `loss`
 
 
 def rounds_of(measured: Measured, mini_batches: int) -> np.ndarray:
@@ -57,36 +46,33 @@ def rounds_of(measured: Measured, mini_batches: int) -> np.ndarray:
     return np.array(whole_rounds).reshape(len(whole_rounds), count, mini_batches).sum(axis=2)
 
 
-def loss(rounds: np.ndarray) -> Loss:
-    """Return the parts of the loss at a barrier; rounds [workers, rounds] in seconds."""
+def loss(rounds: np.ndarray) -> dict[str, float]:
+    """Return the loss at a barrier, its round over the mean worker's round minus 1, in three parts.
+
+    persistent: from workers with a slow mean. drifting: from workers that are slow for a while, in
+    means over DRIFT rounds. random: the rest. rounds: [workers, rounds] in seconds.
+    """
     mean = rounds.mean()
     window = min(DRIFT, rounds.shape[1])
     smooth = np.lib.stride_tricks.sliding_window_view(rounds, window, axis=1).mean(axis=-1)
     slowest = [rounds.mean(axis=1).max(), smooth.max(axis=0).mean(), rounds.max(axis=0).mean()]
     # Window means weight the ends of a trace less, and may exceed the last mean, which caps them.
     parts = np.diff(np.maximum.accumulate(np.minimum([mean, *slowest], slowest[-1]))) / mean
-    return Loss(*map(float, parts))
+    return dict(zip(LOSS, parts.tolist(), strict=True))
 
 
-class Spells(NamedTuple):
-    """The slow rounds of workers, at least SLOW times as long as the median worker's.
+def spells(rounds: np.ndarray) -> dict[str, float]:
+    """Return the share of slow rounds, the mean length of a spell, and the number of slow workers.
 
-    share: the share of slow rounds. rounds: the mean length of a spell of successive slow rounds,
-    weighted by length, or 0. workers: the number of workers with a slow round.
+    A round is slow if it takes at least SLOW times the median worker's. Spells of successive slow
+    rounds are weighted by their length; without any the mean is 0. rounds: [workers, rounds] in s.
     """
-
-    share: float
-    rounds: float
-    workers: int
-
-
-def spells(rounds: np.ndarray) -> Spells:
-    """Return the slow rounds of workers; rounds [workers, rounds] in seconds."""
     slow = rounds >= SLOW * np.median(rounds, axis=0)
     edges = np.diff(np.pad(slow, ((0, 0), (1, 1))).astype(int), axis=1)
     lengths = np.argwhere(edges < 0)[:, 1] - np.argwhere(edges > 0)[:, 1]
     mean = float(np.average(lengths, weights=lengths)) if lengths.size else 0.0
-    return Spells(float(slow.mean()), mean, int(slow.any(axis=1).sum()))
+    workers = int(slow.any(axis=1).sum())
+    return {"share": float(slow.mean()), "rounds": mean, "workers": workers}
 
 
 def calls(measured: Measured, mini_batches: int) -> list[str]:
@@ -112,19 +98,12 @@ def calls(measured: Measured, mini_batches: int) -> list[str]:
     ]
 
 
-class Gain(NamedTuple):
-    """The mini-batches that a rule finishes in a second, divided by the barrier's."""
+def gains(measured: Measured, mini_batches: int) -> dict[str, dict[str, float]]:
+    """Return {call of a rule in a config: its gain}, without rules that refuse these durations.
 
-    mean: float
-    spread: float  # standard deviation over resampled durations
-    staleness: float  # mean number of updates between a gradient's parameters and its own update
-
-
-def gains(measured: Measured, mini_batches: int) -> dict[str, Gain]:
-    """Return {call of a rule in a config: its gain}.
-
-    The first repeat plays the measured durations, the other repeats play resampled blocks. A rule
-    that refuses these durations is left out.
+    A gain has the `mean` and the `spread`, a standard deviation, of the mini-batches that the rule
+    finishes in a second divided by the barrier's; and the mean `staleness` in updates. The first
+    repeat plays the measured durations, the other repeats play resampled blocks.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     graph = nx.cycle_graph(measured.workers) if measured.workers > 2 else nx.path_graph(2)
@@ -146,10 +125,9 @@ def gains(measured: Measured, mini_batches: int) -> dict[str, Gain]:
             found.setdefault(call, []).append((float(rate), float(age)))
     kept = {call: np.array(rows).T for call, rows in found.items() if len(rows) == REPEATS}
     over = {call: (rates / kept[BARRIER][0], ages) for call, (rates, ages) in kept.items()}
-    return {
-        call: Gain(float(gain.mean()), float(gain.std(ddof=1)), float(ages.mean()))
-        for call, (gain, ages) in over.items()
-    }
+    return {call: {"mean": float(gain.mean()), "spread": float(gain.std(ddof=1)),
+                   "staleness": float(ages.mean())}
+            for call, (gain, ages) in over.items()}  # fmt: skip
 
 
 def read(text: str, mini_batches: int, workers: int | None = None) -> Measured:
@@ -194,22 +172,20 @@ def observed(measured: Measured, mini_batches: int) -> dict[str, Any]:
     return {
         "source": measured.source,
         "workers": measured.workers,
-        "loss": loss(rounds)._asdict(),
-        "spells": spells(rounds)._asdict(),
+        "loss": loss(rounds),
+        "spells": spells(rounds),
         "slowest": slowest(measured, rounds),
-        "gains": {call: gain._asdict() for call, gain in gains(measured, mini_batches).items()},
+        "gains": gains(measured, mini_batches),
     }
 
 
 def advice(record: dict) -> str:
     """Return a sentence on the barrier's loss and on the rules with the largest gains."""
     said = f"A barrier's round takes {1 + sum(record['loss'].values()):.2f} times the mean worker's"
-    _, *gains_of_others = record["gains"].items()  # the first is the barrier
-    gained = dict(gains_of_others)
-    others = [(round(gain["mean"], 2), call) for call, gain in gained.items()]
-    fresh = [one for one in others if not gained[one[1]]["staleness"]]
-    most, call = max(others, key=lambda one: one[0])  # the first of equal ones
-    best, rule = max(fresh, key=lambda one: one[0])
+    others = [(round(gain["mean"], 2), gain["staleness"], call)
+              for call, gain in [*record["gains"].items()][1:]]  # without the barrier
+    most, age, call = max(others, key=lambda one: one[0])  # the first of equal ones
+    best, _, rule = max((one for one in others if not one[1]), key=lambda one: one[0])
     if most < WORTH:
         return f"{said}; no rule gains {WORTH - 1:.0%}, so keep the barrier."
     if best < WORTH:
@@ -217,7 +193,6 @@ def advice(record: dict) -> str:
     else:
         said += f"; {rule} finishes {best:.2f} times as many mini-batches in the same time"
     if most > best:
-        age = gained[call]["staleness"]
         said += f"; {call} finishes {most:.2f} times as many, with gradients {age:.2g} updates old"
     return f"{said}."
 
@@ -240,15 +215,15 @@ def as_numbers(records: Sequence[dict]) -> Numbers:
 def of_workers(records: Sequence[dict]) -> Numbers:
     """Return the table of slow workers: a row per source."""
     columns = ["source", "slowest", "time / mean", "rounds in which it is last", "ever slow",
-               "share of rounds that are slow", "rounds of a spell", *Loss._fields]  # fmt: skip
+               "share of rounds that are slow", "rounds of a spell", *LOSS]  # fmt: skip
     rows = []
     for record in records:
-        first, slow = record["slowest"][0], Spells(**record["spells"])
-        parts = [f"{share:.1%}" for share in record["loss"].values()]
+        first, slow = record["slowest"][0], record["spells"]
         rows.append([
             record["source"], first["worker"], f"{first['times_the_mean']:.2f}",
-            f"{first['share_of_rounds_last']:.0%}", f"{slow.workers} of {record['workers']}",
-            f"{slow.share:.1%}", f"{slow.rounds:.3g}", *parts,
+            f"{first['share_of_rounds_last']:.0%}", f"{slow['workers']} of {record['workers']}",
+            f"{slow['share']:.1%}", f"{slow['rounds']:.3g}",
+            *(f"{share:.1%}" for share in record["loss"].values()),
         ])  # fmt: skip
     return Numbers("", columns, rows)
 
@@ -259,14 +234,8 @@ def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
     axes = drawn.subplots(len(measured), squeeze=False)[:, 0]
     for axis, one in zip(axes, measured, strict=True):
         rounds = rounds_of(one, mini_batches)
-        shown = axis.imshow(
-            rounds / np.median(rounds),
-            aspect="auto",
-            interpolation="nearest",
-            cmap="magma",
-            vmin=0.5,
-            vmax=2.0,
-        )
+        look = {"aspect": "auto", "interpolation": "nearest", "cmap": "magma"}
+        shown = axis.imshow(rounds / np.median(rounds), vmin=0.5, vmax=2.0, **look)
         axis.set(ylabel="worker", yticks=[0, len(rounds) - 1])
         axis.set_title(figures.literal(one.source), fontsize=9)
     axes[-1].set_xlabel(f"round of {mini_batches} mini-batches")

@@ -1,7 +1,8 @@
 """The advice on a waiting rule as a page, as a printed table, and as a command to run."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from experiments import config_files, files, prepare, provenance, records, registry, report
 from experiments.advice import durations, play
-from experiments.advice.observatory import Loss
+from experiments.advice.observatory import LOSS
 from experiments.advice.play import Advice
 from experiments.stats import Numbers
 from experiments.tables import NONE, as_table
@@ -67,7 +68,17 @@ def launch(
     root = Path(workdir or f"{text.rstrip('/')}-advice")
     records.check_path(f"{root}", "workdir")
     source = durations.read(text, given, start, trusted)
-    _check(root, source.measured.digest, overwrite)
+    known = (root / ADVICE).is_file()
+    if not known and root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ValueError(
+            f"workdir {root} holds something else than an advice; choose another --workdir"
+        )
+    digest = source.measured.digest
+    if known and not overwrite and records.read_json(root / ADVICE).get("digest") != digest:
+        raise ValueError(
+            f"workdir {root} holds an advice on other durations; choose another --workdir, or "
+            "--overwrite it"
+        )
     if training:
         play.rate_of(source.config)
     advice = play.weigh(source, named)
@@ -84,22 +95,7 @@ def launch(
         if training:
             advice = play.train(advice, root)
             records.write_json(root / ADVICE, as_json(advice))
-        write(advice, root, command)
-    _show(advice, root)
-
-
-def _check(root: Path, digest: str, overwrite: bool) -> None:
-    """Raise ValueError if `root` has no advice but other files, or an advice on other durations."""
-    known = (root / ADVICE).is_file()
-    if not known and root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ValueError(
-            f"workdir {root} holds something else than an advice; choose another --workdir"
-        )
-    if known and not overwrite and records.read_json(root / ADVICE).get("digest") != digest:
-        raise ValueError(
-            f"workdir {root} holds an advice on other durations; choose another --workdir, or "
-            "--overwrite it"
-        )
+        _show(advice, root, command)
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
@@ -180,11 +176,11 @@ def command(advice: Advice, root: Path) -> list[str]:
     return [*kept, *flags, f"--workdir={place}"]
 
 
-def columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
+def _columns(advice: Advice) -> tuple[list[str], list[list[str]]]:
     """Return the ranking's headings and rows, in the verdict's order, without empty columns."""
     table = [[text.format(**row) for text in COLUMNS.values()] for row in rows(advice)]
-    kept = [n for n in range(len(COLUMNS)) if any(row[n] != NONE for row in table)]
-    return [[*COLUMNS][n] for n in kept], [[row[n] for n in kept] for row in table]
+    kept = [any(cell != NONE for cell in cells) for cells in zip(*table, strict=True)]
+    return [*compress(COLUMNS, kept)], [[*compress(row, kept)] for row in table]
 
 
 def _exchange(advice: Advice) -> float:
@@ -192,92 +188,77 @@ def _exchange(advice: Advice) -> float:
     return float(np.median(advice.reference.schedule.communication.max(axis=1)))
 
 
-def _facts(advice: Advice) -> Iterator[str]:
-    """Yield sentences on the straggler, the exchange and the noise."""
-    measured, count = advice.source.measured, advice.config.mini_batches
-    found = play.straggler(measured, count)
-    lost = sum(found[name] for name in Loss._fields)
-    parts = [f"{found[name] / lost:.0%} {name}" for name in Loss._fields if lost]
-    yield (
-        f"straggler: worker {found['worker']} takes {found['times_the_mean']:.2f} times the mean, "
-        f"and is last in {found['share_of_rounds_last']:.0%} of the rounds; a barrier's takes "
-        f"{1 + lost:.2f} times the mean worker's, a loss that is {', '.join(parts) or 'none'}"
-    )
-    recorded = advice.source.config.communication != advice.config.communication
+def facts(advice: Advice) -> dict[str, str]:
+    """Return sentences on the straggler, the user's job and the noise, by their label."""
+    source, count = advice.source, advice.config.mini_batches
+    found, end = play.straggler(source.measured, count), source.parameters
+    lost = sum(found[name] for name in LOSS)
+    parts = ", ".join(f"{found[name] / lost:.0%} {name}" for name in LOSS if lost) or "none"
+    recorded = source.config.communication != advice.config.communication
     by = "as it was recorded" if recorded else "by config.communication"
-    yield (
-        f"your job: rounds of {count} mini-batch{'es' * (most_mini_batches(count) > 1)} of "
-        f"{advice.config.batch_size} samples, by config.mini_batches and config.batch_size; an "
-        f"exchange takes {_exchange(advice):.3g} s, {by}"
-    )
-    end = advice.source.parameters
     where = (f"at the end of the run, in {end}" if end else
              "at the initial parameters, for lack of a finished run, and grows in training")
-    yield (
-        f"noise: the variance of a mini-batch's gradient is {advice.ratio:.3g} times its squared "
-        f"mean {where}"
-    )
+    return {
+        "straggler": f"worker {found['worker']} takes {found['times_the_mean']:.2f} times the "
+        f"mean, and is last in {found['share_of_rounds_last']:.0%} of the rounds; a barrier's "
+        f"takes {1 + lost:.2f} times the mean worker's, a loss that is {parts}",
+        "your job": f"rounds of {count} mini-batch{'es' * (most_mini_batches(count) > 1)} of "
+        f"{advice.config.batch_size} samples, by config.mini_batches and config.batch_size; an "
+        f"exchange takes {_exchange(advice):.3g} s, {by}",
+        "noise": f"the variance of a mini-batch's gradient is {advice.ratio:.3g} times its squared "
+        f"mean {where}",
+    }
 
 
-def _show(advice: Advice, root: Path) -> None:
-    """Print the facts, the table of rules, the advice, its command and its page."""
-    if advice.source.measured.read:
-        print(f"durations: {advice.source.measured.read}")
-    for fact in _facts(advice):
-        print(fact)
+def _show(advice: Advice, root: Path, launched: str) -> None:
+    """Print the facts, the table of rules and the advice; write the same as advice.html."""
+    measured, own, said = advice.source.measured, advice.reference, facts(advice)
+    headings, table = _columns(advice)
+    smaller, run = play.of_smaller(advice), shlex.join(command(advice, root))
+    if measured.read:
+        print(f"durations: {measured.read}")
+    for label, words in said.items():
+        print(f"{label}: {words}")
     console = Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000)  # so that no name is cut
-    shown = as_table(Numbers(f"yours: {advice.reference.name}", *columns(advice)))
-    console.print(shown, markup=False)
-    print(f"advice: {advice.verdict.reason}")
-    print(f"smaller batch: {play.of_smaller(advice)}")
-    print(f"command: {shlex.join(command(advice, root))}")
-    print(f"page: {root / PAGE}")
+    console.print(as_table(Numbers(f"yours: {own.name}", headings, table)), markup=False)
+    print(f"advice: {advice.verdict.reason}\nsmaller batch: {smaller}\ncommand: {run}")
 
+    def paragraph(words: str, kind: str = "") -> str:
+        return f'<p class="{kind}">{report.text(words[0].upper() + words[1:])}</p>'
 
-def write(advice: Advice, root: Path, launched: str = "") -> None:
-    """Write advice.html into `root`; launched: the command that made the page, for display."""
-    title = f"{root.resolve().name}: which waiting rule"
-    measured = advice.source.measured
-    count = sum(map(len, measured.seconds))
-    facts = f"{count:,} durations of {measured.workers} workers from {measured.source}"
-    sections = _sections(advice, root)
-    text = report.page(title, measured.read or facts, _said(launched, "pre"), sections)
-    files.write(root / PAGE, text, durable=False)
-
-
-def _sections(advice: Advice, root: Path) -> Iterator[str]:
-    decided, own = advice.verdict, advice.reference
-    yield _said(f"{decided.reason[0].upper()}{decided.reason[1:]}.", "headline")
-    if not decided.sure:
-        names = ", ".join(one.name for one in decided.close)
-        yield _said(f"Any of these may be first: {names}. To run the first of them:")
-    yield _said(shlex.join(command(advice, root)), "pre")
-    yield _said(f"A smaller batch: {play.of_smaller(advice)}.")
-    for fact in _facts(advice):
-        yield _said(f"{fact[0].upper()}{fact[1:]}.")
-    yield "<h2>Ranking</h2>"
-    headings, table = columns(advice)
-    yield report.table("numbers long", headings, [table])
+    close = ", ".join(one.name for one in advice.verdict.close)
     trained = (
         f"; trained: mean ± standard deviation over {len(play.DURATIONS) - 1} seeds, each with "
         "resampled durations; * the best rate is the first or the last that was tried"
     ) * bool(advice.results)
-    yield _said(
-        "Every rule at the best parameters with which an update has as many mini-batches (batch) "
-        f"as yours, {own.name}; the last row may have fewer; waits most for: the last to be ready "
-        f"in most updates{trained}. Predicted without training, from each rule's schedule and the "
-        "noise; the range is of resampled durations and "
-        f"{play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. Momentum, codecs and local "
-        "steps are not in it.",
-        "quiet",
-    )
+    sections = [
+        paragraph(f"{advice.verdict.reason}.", "headline"),
+        "" if advice.verdict.sure
+        else paragraph(f"any of these may be first: {close}. To run the first of them:"),
+        f"<pre>{report.text(run)}</pre>",
+        paragraph(f"a smaller batch: {smaller}."),
+        *(paragraph(f"{label}: {words}.") for label, words in said.items()),
+        "<h2>Ranking</h2>",
+        report.table("numbers long", headings, [table]),
+        paragraph(
+            "Every rule at the best parameters with which an update has as many mini-batches "
+            f"(batch) as yours, {own.name}; the last row may have fewer; waits most for: the last "
+            f"to be ready in most updates{trained}. Predicted without training, from each rule's "
+            "schedule and the noise; the range is of resampled durations and "
+            f"{play.RATIOS[0]:g} to {play.RATIOS[-1]:g} times this noise. Momentum, codecs and "
+            "local steps are not in it.",
+            "quiet",
+        ),
+    ]
     if advice.refused:
-        yield "<h2>Not weighed</h2>"
-        yield report.table("words", ("rule", "why"), [advice.refused])
-
-
-def _said(text: str, kind: str = "") -> str:
-    text = report.text(text)
-    return f"<pre>{text}</pre>" if kind == "pre" else f'<p class="{kind}">{text}</p>'
+        sections += ["<h2>Not weighed</h2>",
+                     report.table("words", ("rule", "why"), [advice.refused])]  # fmt: skip
+    count = sum(map(len, measured.seconds))
+    source = f"{count:,} durations of {measured.workers} workers from {measured.source}"
+    title, again = root.resolve().name, f"<pre>{report.text(launched)}</pre>"
+    text = report.page(f"{title}: which waiting rule", measured.read or source, again,
+                       filter(None, sections))  # fmt: skip
+    files.write(root / PAGE, text, durable=False)
+    print(f"page: {root / PAGE}")

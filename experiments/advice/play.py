@@ -98,7 +98,7 @@ class Trained(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean over the seeds, in seconds."""
+        """The mean over the seeds [s]."""
         return float(np.mean(self.seconds))
 
     @property
@@ -106,15 +106,11 @@ class Trained(NamedTuple):
         """The standard deviation over the seeds [s]; nan if a seed has not reached the target."""
         return float(np.std(self.seconds, ddof=1)) if np.isfinite(self.mean) else float("nan")
 
-    @property
-    def arrived(self) -> int:
-        """The number of seeds that have reached the target."""
-        return int(np.isfinite(self.seconds).sum())
-
     def __str__(self) -> str:
         if np.isfinite(self.mean):
             return f"{self.mean:.4g} ± {self.spread:.2g}"
-        return f"{self.arrived} of {len(self.seconds)} seeds" if self.arrived else "never"
+        arrived = np.isfinite(self.seconds).sum()
+        return f"{arrived} of {len(self.seconds)} seeds" if arrived else "never"
 
 
 class Verdict(NamedTuple):
@@ -174,10 +170,9 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
     order = list(best.values())
     if reference.name not in [one.name for one in order]:
         order.insert(0, reference)
-    order[:MOST_RESAMPLED] = [
-        resampled(one, measured, reference.batch) for one in order[:MOST_RESAMPLED]
-    ]
-    reference = resampled(reference, measured, reference.batch)
+    batch = reference.batch
+    order[:MOST_RESAMPLED] = [resampled(one, measured, batch) for one in order[:MOST_RESAMPLED]]
+    reference = resampled(reference, measured, batch)
     shorter, count = [], config.mini_batches
     while np.max(count) > 1:
         count = times(count, 0.5)
@@ -191,9 +186,9 @@ def weigh(source: Source, named: Sequence[registry.Part] = ()) -> Advice:
 
 
 def straggler(measured: Measured, mini_batches: int | Sequence[int]) -> dict[str, Any]:
-    """Return the slowest worker and the parts of the loss at a barrier, see `observatory.Loss`."""
+    """Return the slowest worker and the parts of the loss at a barrier, see `observatory.loss`."""
     rounds = _rounds(measured, most_mini_batches(mini_batches))
-    return slowest(measured, rounds)[0] | loss(rounds)._asdict()
+    return slowest(measured, rounds)[0] | loss(rounds)
 
 
 def _rounds(measured: Measured, most: int) -> np.ndarray:
@@ -217,8 +212,12 @@ def at_equal_batch(
     """
     tried: dict[tuple, Candidate | None] = {}
 
-    def again(one: Candidate, entry: str, value: Any) -> Candidate | None:
-        arm = override(one.arm, {entry: value})
+    def scaled(one: Candidate, name: str, factor: float) -> Candidate | None:
+        """Return the candidate with a parameter times a factor; None if that is impossible."""
+        is_entry = name == "mini_batches"
+        value = (one.arm if is_entry else one.arm.wait)[name]
+        value = float(f"{value * factor:.3g}") if isinstance(value, float) else times(value, factor)
+        arm = override(one.arm, {name if is_entry else f"wait.{name}": value})
         key = registry.text(arm.wait), str(arm.mini_batches)
         if key not in tried:
             tried[key] = next(iter(played([(arm, one.prepared)], measured)[0]), None)
@@ -227,26 +226,16 @@ def at_equal_batch(
     def off(one: Candidate) -> float:
         return abs(np.log(one.batch / own.batch))
 
-    def nearest(one: Candidate, name: str) -> Candidate:
-        entry = name if name == "mini_batches" else f"wait.{name}"
-        for _ in range(ATTEMPTS):
-            factor = own.batch / one.batch
-            value = (one.arm if entry == name else one.arm.wait)[name]
-            value = float(f"{value * factor:.3g}") if isinstance(value, float) \
-                else times(value, factor)  # fmt: skip
-            other = again(one, entry, value)
-            if other is None or not off(other) < off(one):
-                break
-            one = other
-        return one
-
     seen = set()
     for first in found:
-        twice = again(first, "mini_batches", times(first.arm.mini_batches, 2))
-        for one in filter(None, (first, twice)):
+        for one in filter(None, (first, scaled(first, "mini_batches", 2))):
             for name in ("mini_batches", "seconds", "k"):
-                if off(one) > np.log1p(EQUAL) and name in (*one.arm.wait, "mini_batches"):
-                    one = nearest(one, name)
+                is_far = off(one) > np.log1p(EQUAL) and name in (*one.arm.wait, "mini_batches")
+                for _ in range(ATTEMPTS if is_far else 0):
+                    other = scaled(one, name, own.batch / one.batch)
+                    if other is None or not off(other) < off(one):
+                        break
+                    one = other
             if off(one) <= np.log1p(EQUAL) and one.name not in seen:
                 seen.add(one.name)
                 yield one._replace(costs=_at(own.batch, one))
@@ -289,14 +278,12 @@ def variants(wait: registry.Part, grids: Mapping[str, list]) -> list[dict[str, A
     """
     spec = registry.spec(wait)
     known = prepare.RULE.opened(spec["name"])[1]
-    needed = {name for name, one in known.items()
-              if one.default is one.empty and one.kind is one.KEYWORD_ONLY}  # fmt: skip
-    required = needed - {*prepare.RULE.offered}
+    required = {name for name, one in known.items() if name not in prepare.RULE.offered
+                and one.default is one.empty and one.kind is one.KEYWORD_ONLY}  # fmt: skip
     names = [name for name in known if name in grids and (name in required or name in OPTIONAL)]
     missing = required - spec.keys()
-    if missing - {*names}:
-        needed = ", ".join(sorted(missing - {*names}))
-        raise ValueError(f"wait {spec['name']!r}: nothing says which {needed} to weigh; give it")
+    if unknown := ", ".join(sorted(missing - {*names})):
+        raise ValueError(f"wait {spec['name']!r}: nothing says which {unknown} to weigh; give it")
     chosen = product(*(grids[name] for name in names)) if names else ()
     full = [spec | dict(zip(names, values, strict=True)) for values in chosen]
     return full if missing else [spec, *full]
@@ -313,11 +300,11 @@ def to_play(
     known = {spec["name"] for spec in given}
     arms, refused, task = [], [], None
     for spec in [*given, *({"name": name} for name in prepare.RULE.factories if name not in known)]:
-        found, reasons, waits = [], [], []
+        found, reasons = [], []
         try:
             waits = variants(spec, grids)
         except ValueError as error:
-            reasons.append(f"{error}")
+            waits, reasons = [], [f"{error}"]
         for wait in waits:
             try:
                 arm = override(config, {"wait": wait})
@@ -366,11 +353,10 @@ def play(
     return Candidate(arm, prepared, schedule, updates, samples, float(used.mean()), found, costs)
 
 
-def resampled(one: Candidate, measured: Measured, batch: float | None = None) -> Candidate:
-    """Return the candidate with costs over resampled durations, too; batch: see `_at`."""
+def resampled(one: Candidate, measured: Measured, batch: float) -> Candidate:
+    """Return the candidate with costs over resampled durations, too, in updates of `batch`."""
     again = [play(one.arm, one.prepared, measured, repeat) for repeat in range(1, REPEATS)]
-    more = [other.costs if batch is None else _at(batch, other) for other in again]
-    return one._replace(costs=np.concatenate([one.costs[:1], *more]))
+    return one._replace(costs=np.concatenate([one.costs[:1], *(_at(batch, o) for o in again)]))
 
 
 def played(
@@ -517,32 +503,26 @@ def train(advice: Advice, workdir: Path, others: Sequence[Candidate] | None = No
     rate, least = min(first.items(), key=lambda pair: pair[::-1])
     if np.isfinite(least):
         config = override(config, {"seconds": PATIENCE * least})
-    centres = [(one, rate * per_update(own) / per_update(one)) for one in every]
-    found = _tuned(centres, config, workdir)
-    judged = [(one, rate, repeat) for one in every
-              for rate in _in_order(found.get(one.name, {}))[:2]
-              for repeat in range(1, len(DURATIONS))]  # fmt: skip
-    results = _at_best(_seconds(judged, config, workdir), found)
+    found = _tuned([(one, rate * per_update(own) / per_update(one)) for one in every],
+                   config, workdir)  # fmt: skip
+    judged = [(one, rate) for one in every for rate in _in_order(found.get(one.name, {}))[:2]]
+    results = _at_best(_seconds(judged, range(1, len(DURATIONS)), config, workdir), found)
     cases = {name: np.array(result.seconds) for name, result in results.items()}
     return advice._replace(results=results, verdict=verdict(advice.order, own, cases, "was"))
 
 
 def _at_best(
-    seconds: Mapping[tuple[str, float, int], float], found: Mapping[str, Mapping[float, float]]
+    judged: Mapping[str, Mapping[float, Sequence[float]]], found: Mapping[str, Mapping]
 ) -> dict[str, Trained]:
     """Return each rule, by name, at the rate with most seeds at the target and the least mean.
 
-    seconds: to the target by name, rate and seed; found: the first seed's seconds at all rates.
+    judged: seconds of each seed by name and rate; found: the first seed's seconds at all rates.
     """
-    by_rate: dict[tuple[str, float], list[float]] = {}
-    for (name, rate, _), each in seconds.items():
-        by_rate.setdefault((name, rate), []).append(each)
-    results: dict[str, Trained] = {}
-    for (name, rate), each in by_rate.items():
-        edge = rate in (min(found[name]), max(found[name]))
-        one, other = Trained(rate, tuple(each), edge), results.get(name)
-        if other is None or (-one.arrived, one.mean) < (-other.arrived, other.mean):
-            results[name] = one
+    results = {}
+    for name, by_rate in judged.items():
+        edges = (min(found[name]), max(found[name]))
+        made = [Trained(rate, tuple(each), rate in edges) for rate, each in by_rate.items()]
+        results[name] = min(made, key=lambda one: (-np.isfinite(one.seconds).sum(), one.mean))
     return results
 
 
@@ -551,14 +531,14 @@ def _tuned(
 ) -> dict[str, dict[float, float]]:
     """Return seconds to target by name and rate; rates are tried on both sides of the best one."""
     found: dict[str, dict[float, float]] = {}
-    wanted = [(one, centre * factor, 0) for one, centre in centres for factor in COARSE]
+    wanted = [(one, centre * factor) for one, centre in centres for factor in COARSE]
     for _ in range(1 + FURTHER):
-        for (name, rate, _), seconds in _seconds(wanted, config, workdir).items():
-            found.setdefault(name, {})[rate] = seconds
+        for name, by_rate in _seconds(wanted, (0,), config, workdir).items():
+            found.setdefault(name, {}).update({rate: each[0] for rate, each in by_rate.items()})
         wanted = []
         for one, tried in [(one, found[one.name]) for one, _ in centres if one.name in found]:
             if (best := _in_order(tried)[0]) in (min(tried), max(tried)):
-                wanted.append((one, best * (0.5 if best == min(tried) else 2.0), 0))
+                wanted.append((one, best * (0.5 if best == min(tried) else 2.0)))
     return found
 
 
@@ -568,11 +548,12 @@ def _in_order(tried: Mapping[float, float]) -> list[float]:
 
 
 def _seconds(
-    wanted: Sequence[tuple[Candidate, float, int]], config: ConfigDict, workdir: Path
-) -> dict[tuple[str, float, int], float]:
-    """Train candidates at rates with seeds; return seconds to target of arms that did not fail."""
-    arms, places = [], {}
-    for one, rate, repeat in wanted:
+    wanted: Iterable[tuple[Candidate, float]], repeats: Iterable[int], config: ConfigDict,
+    workdir: Path,
+) -> dict[str, dict[float, list[float]]]:
+    """Train candidates at rates; return seconds to target of arms that did not fail, by seed."""
+    arms, places = [], []
+    for (one, rate), repeat in product(wanted, repeats):
         rate, seed = float(f"{rate:.3g}"), config.seed + repeat
         changes = {
             "name": f"{one.name}/rate={rate:g}", "baseline": None, "seed": seed,
@@ -583,11 +564,16 @@ def _seconds(
         }  # fmt: skip
         path = f"{ARMS}/{one.name}/{config.seconds:.4g}s/rate={rate:g}/seed_{seed}"
         arms.append(executors.Arm(path, override(config, changes)))
-        places[one.name, rate, repeat] = path
+        places.append((one.name, rate, path))
     arms = sweep.to_the_end(arms)
     for arm in arms:  # an advice on another config may be there
         records.check(workdir / arm.path, arm.config)
     failures = sweep.run(arms, f"{workdir}", False, together=True) if arms else {}
-    found = {key: records.read_summary(workdir / path, formats.WHOLE_SUMMARY)["seconds_to_target"]
-             for key, path in places.items() if path not in failures}  # fmt: skip
-    return {key: np.inf if seconds is None else seconds for key, seconds in found.items()}
+    found: dict[str, dict[float, list[float]]] = {}
+    for name, rate, path in places:
+        if path not in failures:
+            summary = records.read_summary(workdir / path, formats.WHOLE_SUMMARY)
+            seconds = summary["seconds_to_target"]
+            each = found.setdefault(name, {}).setdefault(rate, [])
+            each.append(np.inf if seconds is None else seconds)
+    return found

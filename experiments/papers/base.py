@@ -49,16 +49,12 @@ def swept(
 
 def judged(paper: ModuleType, record: str, flags: frozenset[str]) -> Callable:
     """Return `claims(arms)` of the record that a command makes, else of `record`; see `Judged`."""
-    made = {
-        frozenset(flag for flag in shlex.split(one.arguments) if flag.startswith("--config")): one
-        for one in paper.SWEEPS
-    }
-    here = ""
-    if flags in made:
-        record = made[flags].name
-    elif any(":" in flag or flag.startswith("--config.") for flag in flags):
-        here = f"; here {' '.join(sorted(flags))}"
-    printed = stats.printed(paper.CLAIMS, record)
+    words = {sweep.name: shlex.split(sweep.arguments) for sweep in paper.SWEEPS}
+    made = {frozenset(word for word in arguments if word.startswith("--config")): name
+            for name, arguments in words.items()}  # fmt: skip
+    own = any(":" in flag or flag.startswith("--config.") for flag in flags)
+    here = f"; here {' '.join(sorted(flags))}" if own and flags not in made else ""
+    printed = stats.printed(paper.CLAIMS, made.get(flags, record))
     return lambda arms: ((claim + here, measured) for claim, measured in printed(arms))
 
 
@@ -73,6 +69,30 @@ class Panel(NamedTuple):
     by: str = ""  # the quantity by which the best setting is chosen; "": the shown one
     log: bool = False
 
+    note = (  # below the figure
+        "A large dot is the mean of the seeds, a small one a seed, and a hollow one lies at the "
+        "end of its grid."
+    )
+
+    def draw(self, axes: Axes, records: Records) -> list[str]:
+        """Draw the rows; return the labels of the groups without a finite number."""
+        scale = stats.UNITS.get(self.quantity, (1.0, ""))[0]
+        found, missing = _best(self, records, self.by or self.quantity, self.quantity)
+        for row, (_, best, look) in enumerate(found):
+            values = best.get(f"{self.quantity}_by_seed") or []
+            axes.plot(scale * best[self.quantity], row, "o", **look)
+            axes.plot(scale * np.array(values), np.full(len(values), row + 0.28), ".",
+                      color=COLOURS[1], markersize=5)  # fmt: skip
+        axes.set_yticks(range(len(found)), [literal(label) for label, *_ in found])
+        axes.set_ylim(len(found) - 0.4, -0.6)
+        if self.log:
+            axes.set_xscale("log")
+            mark(axes.xaxis)
+        elif self.quantity in (stats.SECONDS, "share", "there", *stats.COUNTED):
+            axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * axes.dataLim.x1))  # no dot is cut
+        axes.set_xlabel(_label(self.quantity, self.label), fontsize=9)
+        return missing
+
 
 class Scatter(NamedTuple):
     """A panel with a dot per group of arms, at its best setting, over two logarithmic axes."""
@@ -83,13 +103,33 @@ class Scatter(NamedTuple):
     x: str
     y: str  # the quantity by which the best setting is chosen, too
 
-
-class Curves(NamedTuple):
-    """A panel with a line per group of arms: seconds to the target by M, at each M's best rate."""
-
-    title: str
-    record: str
-    groups: Mapping[str, str]  # group of arms -> its label
+    def draw(self, axes: Axes, records: Records) -> list[str]:
+        """Draw the dots; return the labels of the groups without one. Near dots share a label."""
+        scales = [stats.UNITS.get(quantity, (1.0, ""))[0] for quantity in (self.x, self.y)]
+        found, missing = _best(self, records, self.y, self.x)
+        places = {}
+        for label, best, look in found:
+            x, y = (scale * best[of] for scale, of in zip(scales, (self.x, self.y), strict=True))
+            axes.plot(x, y, "o", **look)
+            places[label] = np.log([x, y])
+        wide = np.ptp([*places.values()], axis=0)
+        last = max(place[0] for place in places.values())
+        while places:
+            place = next(iter(places.values()))
+            near = [label for label, other in places.items()
+                    if np.all(np.abs(other - place) <= 0.06 * wide)]  # fmt: skip
+            left = place[0] > last - 0.25 * wide[0]
+            axes.annotate(literal("\n".join(near)), np.exp(place), xytext=(-7 if left else 7, 0),
+                          textcoords="offset points", fontsize=8, va="center",
+                          ha="right" if left else "left")  # fmt: skip
+            places = {label: other for label, other in places.items() if label not in near}
+        axes.set(xscale="log", yscale="log")
+        axes.margins(0.06, 0.1)
+        mark(axes.xaxis)
+        mark(axes.yaxis)
+        axes.set_xlabel(_label(self.x), fontsize=9)
+        axes.set_ylabel(_label(self.y), fontsize=9)
+        return missing
 
 
 class Lines(NamedTuple):
@@ -103,6 +143,85 @@ class Lines(NamedTuple):
     labels: tuple[str, str]  # of the two axes
     share: bool = False  # the vertical axis is one from 0 to 100 %
 
+    def draw(self, axes: Axes, records: Records | None = None) -> Sequence[str]:
+        """Draw the lines; no group is missing."""
+        for number, name in enumerate(dict.fromkeys(point[self.by] for point in self.points)):
+            points = [point for point in self.points if point[self.by] == name]
+            places, values = ([point[field] for point in points] for field in (self.x, self.y))
+            colour = COLOURS[number % len(COLOURS)]
+            dashes = DASHES[(number // len(COLOURS) + number) % len(DASHES)]
+            look = {"color": colour, "markersize": 4, "label": str(name).replace("_", " ")}
+            axes.plot(places, values, "o", linestyle=dashes, linewidth=1.4, **look)
+        places = sorted({point[self.x] for point in self.points})
+        if places[0] > 0 and places[-1] > 8 * places[0]:
+            axes.set_xscale("log", base=2)
+        shown = places[:: 1 + len(places) // 9]
+        axes.set_xticks(shown, [f"{place:g}" for place in shown])
+        axes.xaxis.set_minor_locator(NullLocator())
+        if self.share:
+            axes.set_ylim(0, 1.03)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_xlabel(self.labels[0], fontsize=9)
+        axes.set_ylabel(self.labels[1], fontsize=9)
+        return ()
+
+
+class Curves(NamedTuple):
+    """A panel with a line per group of arms: seconds to the target by M, at each M's best rate."""
+
+    title: str
+    record: str
+    groups: Mapping[str, str]  # group of arms -> its label
+
+    note = "Lines are means of the seeds, which are small dots."
+
+    def draw(self, axes: Axes, records: Records) -> Sequence[str]:
+        """Draw each group's best arm at every round length, and dots of its seeds."""
+        found, points = stats.arms(records(self.record)), []
+        for number, (name, label) in enumerate(self.groups.items()):
+            lengths: dict[float, list] = {}
+            for arm in stats.group(found, name):
+                lengths.setdefault(stats.settings(arm["name"])["M"], []).append(arm)
+            places, seeds = [], []
+            for length, members in sorted(lengths.items()):
+                best = stats.best(members, stats.SECONDS)
+                points.append({"M": length, "seconds": best[stats.SECONDS], "side": label})
+                seeds += best[f"{stats.SECONDS}_by_seed"]
+                places += [length] * len(best[f"{stats.SECONDS}_by_seed"])
+            axes.plot(places, seeds, ".", color=COLOURS[number], markersize=4)
+        labels = "mini-batches in a round", LABELS[stats.SECONDS]
+        Lines(self.title, points, "M", "seconds", "side", labels).draw(axes)
+        axes.set_yscale("log")
+        mark(axes.yaxis)
+        return ()
+
+
+def _best(
+    panel: Panel | Scatter, records: Records, by: str, shown: str
+) -> tuple[list[tuple[str, stats.Arm, dict]], list[str]]:
+    """Return each group's label, best arm and look of its dot; and labels of groups without one.
+
+    The dot is hollow if the best setting is at an end of its grid.
+    """
+    arms, found, missing = stats.arms(records(panel.record)), [], []
+    for name, label in panel.groups.items():
+        try:
+            members = stats.group(arms, name)
+            best = stats.best(members, by)
+            stats.finite(shown, best)
+        except stats.Inconclusive:
+            missing.append(label)
+            continue
+        face = "white" if stats.ends(best, members) else COLOURS[0]
+        found.append((label, best, {"color": COLOURS[0], "markersize": 7, "markerfacecolor": face}))
+    return found, missing
+
+
+def _label(quantity: str, own: str = "") -> str:
+    """Return the label of an axis, `own` or else the quantity's, with the unit MB or %."""
+    unit = stats.UNITS.get(quantity, (1.0, ""))[1].strip()
+    return (own or LABELS[quantity]) + (f" [{unit}]" if unit in ("MB", "%") else "")
+
 
 def drawn(*panels: Panel | Scatter | Curves, columns: int = 2) -> Callable[[Records], Figure]:
     """Return the function `figure(records)` of a paper."""
@@ -114,157 +233,28 @@ def draw(
     records: Records | None = None,
     columns: int = 2,
 ) -> Figure:
-    """Draw panels in rows, 1500 pixels wide; a line below explains the dots.
+    """Draw panels in rows, 1500 pixels wide, above a line that explains the dots.
 
-    The line below also names the groups in which some seed does not reach the target. All panels
-    with lines share one legend.
+    The line also names the groups in which some seed does not reach the target. All panels with
+    lines share one legend.
     """
-    rows, words, missing, names = -(-len(panels) // columns), [], [], {}
+    rows, missing, names = -(-len(panels) // columns), [], {}
     tall = max(len(one.groups) if isinstance(one, Panel) else 8 for one in panels)
     canvas = Figure(figsize=(10, rows * (1.1 + 0.27 * tall)), dpi=150, layout="constrained")
     places = canvas.subplots(rows, columns, squeeze=False).ravel()
     for axes, panel in zip(places, panels, strict=False):
         axes.set_title(panel.title, fontsize=10)
         plain(axes)
-        if isinstance(panel, Panel):
-            missing += _dots(axes, panel, stats.arms(records(panel.record)))
-        elif isinstance(panel, Scatter):
-            missing += _scatter(axes, panel, stats.arms(records(panel.record)))
-        else:
-            if isinstance(panel, Curves):
-                _curves(axes, panel, stats.arms(records(panel.record)))
-            else:
-                _lines(axes, panel)
-            names |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        missing += panel.draw(axes, records)
+        names |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     for axes in places[len(panels) :]:
         axes.set_visible(False)
-    if any(isinstance(panel, Panel) for panel in panels):
-        words += ["A large dot is the mean of the seeds, a small one a seed, and a hollow one lies "
-                  "at the end of its grid."]  # fmt: skip
-    if any(isinstance(panel, Curves) for panel in panels):
-        words += ["Lines are means of the seeds, which are small dots."]
+    notes = [*dict.fromkeys(panel.note for panel in panels if hasattr(panel, "note"))]
     if missing:
         left_out = ", ".join(dict.fromkeys(missing))
-        words += [f"Left out, as not every seed comes there: {left_out}."]
-    canvas.supxlabel("\n".join(textwrap.wrap(" ".join(words), 150)), fontsize=8)
+        notes.append(f"Left out, as not every seed comes there: {left_out}.")
+    canvas.supxlabel("\n".join(textwrap.wrap(" ".join(notes), 150)), fontsize=8)
     if names:
         canvas.legend(names.values(), names.keys(), loc="outside upper center", ncols=4, fontsize=8,
                       frameon=False)  # fmt: skip
     return canvas
-
-
-def _curves(axes: Axes, panel: Curves, found: Sequence[stats.Arm]) -> None:
-    """Draw each group's best arm at every round length: a line of means, and dots of seeds."""
-    points = []
-    for number, (name, label) in enumerate(panel.groups.items()):
-        members = stats.group(found, name)
-        places, seeds = [], []
-        for length in sorted({stats.settings(arm["name"])["M"] for arm in members}):
-            of_length = [arm for arm in members if stats.settings(arm["name"])["M"] == length]
-            best = stats.best(of_length, stats.SECONDS)
-            points.append({"M": length, "seconds": best[stats.SECONDS], "side": label})
-            seeds += best[f"{stats.SECONDS}_by_seed"]
-            places += [length] * len(best[f"{stats.SECONDS}_by_seed"])
-        axes.plot(places, seeds, ".", color=COLOURS[number], markersize=4)
-    labels = "mini-batches in a round", LABELS[stats.SECONDS]
-    _lines(axes, Lines(panel.title, points, "M", "seconds", "side", labels))
-    axes.set_yscale("log")
-    mark(axes.yaxis)
-
-
-def _scatter(axes: Axes, panel: Scatter, found: Sequence[stats.Arm]) -> list[str]:
-    """Draw a labelled dot per group; return the labels of the groups without a best arm.
-
-    Dots that are close to each other share one label.
-    """
-    scales = [stats.UNITS.get(quantity, (1.0, ""))[0] for quantity in (panel.x, panel.y)]
-    places, missing = {}, []
-    for name, label in panel.groups.items():
-        try:
-            best, inside = _best(stats.group(found, name), panel.y)
-        except stats.Inconclusive:
-            missing.append(label)
-            continue
-        x, y = (scale * best[of] for scale, of in zip(scales, (panel.x, panel.y), strict=True))
-        axes.plot(x, y, "o", color=COLOURS[0], markersize=7,
-                  markerfacecolor=COLOURS[0] if inside else "white")  # fmt: skip
-        places[label] = np.log([x, y])
-    wide = np.ptp([*places.values()], axis=0)
-    last = max(place[0] for place in places.values())
-    while places:
-        place = next(iter(places.values()))
-        near = [label for label, other in places.items()
-                if np.all(np.abs(other - place) <= 0.06 * wide)]  # fmt: skip
-        left = place[0] > last - 0.25 * wide[0]
-        axes.annotate(literal("\n".join(near)), np.exp(place), xytext=(-7 if left else 7, 0),
-                      textcoords="offset points", fontsize=8, va="center",
-                      ha="right" if left else "left")  # fmt: skip
-        places = {label: other for label, other in places.items() if label not in near}
-    axes.set(xscale="log", yscale="log")
-    axes.margins(0.06, 0.1)
-    mark(axes.xaxis)
-    mark(axes.yaxis)
-    axes.set_xlabel(_label(panel.x), fontsize=9)
-    axes.set_ylabel(_label(panel.y), fontsize=9)
-    return missing
-
-
-def _best(members: Sequence[stats.Arm], by: str) -> tuple[stats.Arm, bool]:
-    """Return the best arm of a group, and True unless its setting is at an end of the grid."""
-    best = stats.best(members, by)
-    return best, not stats.ends(best, members)
-
-
-def _label(quantity: str, own: str = "") -> str:
-    """Return the label of an axis, `own` or else the quantity's, with the unit MB or %."""
-    unit = stats.UNITS.get(quantity, (1.0, ""))[1].strip()
-    return (own or LABELS[quantity]) + (f" [{unit}]" if unit in ("MB", "%") else "")
-
-
-def _dots(axes: Axes, panel: Panel, found: Sequence[stats.Arm]) -> list[str]:
-    """Draw a row of dots per group; return the labels of the groups without a finite number."""
-    scale = stats.UNITS.get(panel.quantity, (1.0, ""))[0]
-    labels, missing = [], []
-    for name, label in panel.groups.items():
-        try:
-            best, inside = _best(stats.group(found, name), panel.by or panel.quantity)
-            stats.finite(panel.quantity, best)
-        except stats.Inconclusive:
-            missing.append(label)
-            continue
-        row, values = len(labels), best.get(f"{panel.quantity}_by_seed") or []
-        axes.plot(scale * best[panel.quantity], row, "o", color=COLOURS[0], markersize=7,
-                  markerfacecolor=COLOURS[0] if inside else "white")  # fmt: skip
-        axes.plot(scale * np.array(values), np.full(len(values), row + 0.28), ".",
-                  color=COLOURS[1], markersize=5)  # fmt: skip
-        labels.append(label)
-    axes.set_yticks(range(len(labels)), [literal(label) for label in labels])
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    if panel.log:
-        axes.set_xscale("log")
-        mark(axes.xaxis)
-    elif panel.quantity in (stats.SECONDS, "share", "there", *stats.COUNTED):
-        axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * axes.dataLim.x1))  # no dot is cut
-    axes.set_xlabel(_label(panel.quantity, panel.label), fontsize=9)
-    return missing
-
-
-def _lines(axes: Axes, panel: Lines) -> None:
-    for number, name in enumerate(dict.fromkeys(point[panel.by] for point in panel.points)):
-        points = [point for point in panel.points if point[panel.by] == name]
-        places, values = ([point[field] for point in points] for field in (panel.x, panel.y))
-        colour = COLOURS[number % len(COLOURS)]
-        dashes = DASHES[(number // len(COLOURS) + number) % len(DASHES)]
-        look = {"color": colour, "markersize": 4, "label": str(name).replace("_", " ")}
-        axes.plot(places, values, "o", linestyle=dashes, linewidth=1.4, **look)
-    places = sorted({point[panel.x] for point in panel.points})
-    if places[0] > 0 and places[-1] > 8 * places[0]:
-        axes.set_xscale("log", base=2)
-    shown = places[:: 1 + len(places) // 9]
-    axes.set_xticks(shown, [f"{place:g}" for place in shown])
-    axes.xaxis.set_minor_locator(NullLocator())
-    if panel.share:
-        axes.set_ylim(0, 1.03)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel(panel.labels[0], fontsize=9)
-    axes.set_ylabel(panel.labels[1], fontsize=9)

@@ -106,9 +106,10 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
     )
     titles = {"workers": "number of learners", "between": "seconds between failures of a learner"}
     shown = [
-        tables.pivot(f"goodput by {words}", summary[f"by_{field}"], lambda point: point["method"],
-                     lambda point, field=field: f"{point[field]:,.0f}",
-                     lambda point: f"{point['goodput']:.1%}")
+        tables.pivot(f"goodput by {words}", {
+            (point["method"], f"{point[field]:,.0f}"): f"{point['goodput']:.1%}"
+            for point in summary[f"by_{field}"]
+        })
         for field, words in titles.items()
     ]  # fmt: skip
     return analysis.Analysis(summary, [*shown, assumed], draw(_panels(summary)), CLAIMS)

@@ -183,9 +183,7 @@ def scale(config: ConfigDict) -> analysis.Analysis:
     at = list(config.workers).index(config.at_workers)
     table = tables.pivot(
         f"scaling efficiency, {config.at_workers} workers [%]",
-        curves,
-        lambda curve: f"{curve['trace']}, {curve['network']}",
-        lambda curve: curve["schedule"].replace("_", " "),
-        lambda curve: f"{100 * curve['efficiency'][at]:.1f}",
-    )
+        {(f"{curve['trace']}, {curve['network']}", curve["schedule"].replace("_", " ")):
+         f"{100 * curve['efficiency'][at]:.1f}" for curve in curves},
+    )  # fmt: skip
     return analysis.Analysis({"curves": curves}, [table], _figure(curves), CLAIMS)

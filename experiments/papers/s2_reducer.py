@@ -118,14 +118,15 @@ figure = drawn(
     Panel("hashed features", "s2_hashed_logistic", GROUPS, BYTES, log=True),
     Panel("NCF", "s2_ncf", GROUPS, BYTES, log=True),
 )
-_MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # by id of the first arm
+_MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # by id of a config
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
     """Yield the table of bytes, losses and fallbacks, then a table of steps; measure only once."""
-    if id(arms[0]) not in _MEASURED or _MEASURED[id(arms[0])][0][0] is not arms[0]:
-        _MEASURED[id(arms[0])] = arms, list(_tables(arms))
-    yield from _MEASURED[id(arms[0])][1]
+    key = id(arms[0].get("config"))  # which copies of an arm share
+    if key not in _MEASURED:
+        _MEASURED[key] = arms, list(_tables(arms))
+    yield from _MEASURED[key][1]
 
 
 def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:

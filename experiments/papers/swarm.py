@@ -173,9 +173,7 @@ def analyse(config: ConfigDict) -> analysis.Analysis:
                            "quantile": float(np.quantile(spent, 0.99))})  # fmt: skip
     table = tables.pivot(
         "ms of communication per node and update by number of nodes, mean / 99 %",
-        points,
-        lambda point: point["method"],
-        lambda point: f"{point['workers']}",
-        lambda point: f"{1e3 * point['mean']:,.1f} / {1e3 * point['quantile']:,.1f}",
-    )
+        {(point["method"], f"{point['workers']}"):
+         f"{1e3 * point['mean']:,.1f} / {1e3 * point['quantile']:,.1f}" for point in points},
+    )  # fmt: skip
     return analysis.Analysis({"points": points}, [table], claims=CLAIMS)

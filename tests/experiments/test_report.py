@@ -171,7 +171,7 @@ def test_live_figures_have_the_numbers_of_the_records(sweep):
     x, mean, low, high = both  # of two seeds
     np.testing.assert_allclose(mean, np.exp(-1.05 * np.array(x) / 10), rtol=1e-4)
     np.testing.assert_allclose(np.multiply(low, high), np.square(mean), rtol=1e-3)
-    assert across["updates"]["layout"]["shapes"][0]["label"]["text"] == "target loss 0.1"
+    assert across["updates"]["label"] == "target loss 0.1"
     names = [strip["name"] for strip in data["strips"]]
     assert names == [NASTY, "sync", "pairs"]  # the first at the target beside its baseline
     assert {trace["name"] for trace in data["traces"]} >= {"a/&lt;script&gt;&amp;\"'"}
@@ -337,11 +337,10 @@ def test_a_look_counts_what_the_schedule_says_and_events_are_shown(tmp_path):
     replace(load(path), events=(Event(0.1, 2, "lost"),)).save(path)
     arms, _ = report.gather(tmp_path)
     (strip,) = report.strips_of(arms, report.looks_of(arms))
-    bars, events = report._strip(strip)["traces"]
-    # Plotly's own x of a bar is its end.
-    assert [about[6] for about in bars["customdata"]] == bars["x"]
-    assert "%{customdata[6]} s" in bars["hovertemplate"] and "%{x}" not in bars["hovertemplate"]
-    assert events["text"] == ["worker 2 is lost"] and events["y"] == [2]
+    made = report._strip(strip)
+    assert made["events"] == [(0.1, 2, "lost")] and made["lanes"] == [0, 1, 2, 3, 4]
+    begin, seconds, kind, worker, *_ = made["bars"][0]
+    assert (begin, kind) == (0.0, "compute") and seconds > 0 and worker in range(P)
     shown = json.loads((tmp_path / "a" / TIMELINE).read_text())["traceEvents"]
     assert [event["name"] for event in shown if event["ph"] == "i"] == ["lost"]
 

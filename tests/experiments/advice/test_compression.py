@@ -5,10 +5,16 @@ import pytest
 
 from experiments import codec_times, prepare, stopwatch
 from experiments.advice import compression
-from experiments.advice.compression import Line, break_even
+from experiments.advice.compression import Line, faster_between
 from experiments.config_files import override
 
 DENSE = Line("all_reduce", 8e6, 1e-3, 8e6, 0.0)
+
+
+def break_even(line, dense, hidden=0.0):
+    """Return the bandwidth below which a method is faster, or None."""
+    least, most = faster_between(line, dense, hidden) or (0.0, None)
+    return None if least else most
 
 
 @pytest.mark.parametrize("codec", [1e-4, 2e-3, 0.1])
@@ -37,13 +43,13 @@ def test_more_bytes_never_pay_and_fewer_for_nothing_always_do():
     # At lower bandwidths more bytes take longer, though fewer messages may be faster at this one.
     more = few._replace(traffic=9e6)
     assert break_even(more, late, hidden=0.2) is None
-    above, most = compression.faster_above(more, late)
+    above, most = faster_between(more, late)
     assert most == np.inf
     assert more.codec + more.seconds(above) == pytest.approx(late.seconds(above))
     assert more.codec + more.seconds(2 * above) < late.seconds(2 * above)
-    assert compression.faster_above(few, late) is compression.faster_above(DENSE, DENSE) is None
+    assert faster_between(few, late)[0] == 0 and faster_between(DENSE, DENSE) is None
     # Behind a long gradient both are hidden at high bandwidths.
-    least, most = compression.faster_above(more, late, hidden=0.2)
+    least, most = faster_between(more, late, hidden=0.2)
     assert least == above
 
     def gains(bandwidth):
@@ -52,7 +58,7 @@ def test_more_bytes_never_pay_and_fewer_for_nothing_always_do():
 
     at = (0.99 * least, 1.01 * least, 0.99 * most, 1.01 * most)
     assert [*map(gains, at)] == [False, True, True, False]
-    assert compression.faster_above(more, late, hidden=1.0) is None
+    assert faster_between(more, late, hidden=1.0) is None
     for overlaps, words in ((False, f"above {8e-9 * above:.3g}"),
                             (True, f"{8e-9 * least:.3g} to {8e-9 * most:.3g}")):
         row = compression._row(more, late, 0.2, {"1 GB/s": 1e9}, overlaps)

@@ -114,7 +114,7 @@ def test_a_source_ends_with_advice(name, tmp_path, monkeypatch):
     assert advice.verdict.close and len(advice.order) > 3 and written["verdict"]
     for one in advice.order:
         assert one.batch == pytest.approx(advice.reference.batch, rel=play.EQUAL + 1e-9)
-    assert any(f"{mini_batches} mini-batch" in fact for fact in page._facts(advice))
+    assert any(f"{mini_batches} mini-batch" in fact for fact in page.facts(advice).values())
     words = page.command(advice, tmp_path / "advice")
     names = [word.partition("=")[0] for word in words]
     assert len(names) == len(set(names))  # what is advised replaces what was given
