@@ -18,6 +18,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,79 +69,71 @@ class Unreadable(ValueError):
 # --- writing ---
 
 
-class Writing:
-    """The writing of a checkpoint: during construction, or in a thread if the state is divided.
+def write(workdir: str | os.PathLike, checkpoint: Checkpoint) -> Future:
+    """Write a checkpoint, and return a Future that ends when it survives a kill.
 
-    Raises NotWritten if the disk has no room; the older checkpoint stays.
+    The run may change the state from then on. Divided state is written in a thread, all other state
+    before the return. If the disk has no room, NotWritten is raised, here or by the Future, and the
+    older checkpoint stays.
     """
+    folder, end = folder_of(workdir), Future()
+    stored, own = _taken_apart(checkpoint)
+    if distributed.is_writer():
+        files.remove_tree(folder / UNFINISHED)
+    arrays = [*stored.values(), *(own or {}).values()]
+    files.make(folder)
+    files.check_room(folder, sum(a.nbytes for a in arrays) + BLOCK * (len(arrays) + 8))
+    if own is None:
+        end.set_result(_write(folder, checkpoint.evaluation, stored))
+        return end
+    distributed.agreed(None)  # nobody writes before the first process has tidied up
+    key = f"gossax/checkpoint/{next(_begun)}"
 
-    def __init__(self, workdir: str | os.PathLike, checkpoint: Checkpoint):
-        """Copy the state to the hosts; the run may change it from then on."""
-        self._folder, self._evaluation = folder_of(workdir), checkpoint.evaluation
-        self._unfinished, self._error = self._folder / UNFINISHED, None
-        self._stored, self._own = _taken_apart(checkpoint)
-        self.is_divided = is_divided(checkpoint)
-        if distributed.is_writer():
-            files.remove_tree(self._unfinished)
-        arrays = [*self._stored.values(), *(self._own or {}).values()]
-        files.make(self._folder)
-        files.check_room(self._folder, sum(a.nbytes for a in arrays) + BLOCK * (len(arrays) + 8))
-        if not self.is_divided:
-            self._finish()
-            self.wait()
-            return
-        distributed.agreed(None)  # nobody writes before the first process has tidied up
-        self._key = f"gossax/checkpoint/{next(_begun)}"
-        self._thread = threading.Thread(target=self._finish, daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise any error of the writing so far; do not wait for its end."""
-        if not self._thread.is_alive():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until the checkpoint survives a kill; raises NotWritten if writing failed."""
-        if self.is_divided:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _finish(self) -> None:
+    def finish() -> None:
         try:
-            self._write()
-        except (OSError, files.NotWritten) as error:
-            if distributed.is_writer():
-                files.remove_tree(self._unfinished)
-            self._error = files.NotWritten(self._folder, error.__cause__ or error)
-        except Exception as error:  # another process has gone
-            self._error = error
+            end.set_result(_write(folder, checkpoint.evaluation, stored, own, key))
+        except Exception as error:
+            end.set_exception(error)
 
-    def _write(self) -> None:
-        """Write this process's part; the first process then renames the complete checkpoint."""
-        me, count, found = distributed.process_id(), distributed.processes(), {}
-        files.make(self._unfinished)
-        if self._own is not None:
-            path = self._unfinished / PART.format(me)
-            _write_arrays(path, self._own)
-            found[path.name] = files.digest(path)
+    threading.Thread(target=finish, daemon=True).start()
+    return end
+
+
+def _write(
+    folder: Path, evaluation: int, stored: Mapping, own: Mapping | None = None, key: str = ""
+) -> None:
+    """Write this process's part; the first process then renames the complete checkpoint.
+
+    own: this process's parts of divided state; key: below it processes talk about this checkpoint.
+    """
+    me, count, found = distributed.process_id(), distributed.processes(), {}
+    unfinished, path = folder / UNFINISHED, folder / str(evaluation)
+    try:
+        files.make(unfinished)
+        if own is not None:
+            part = unfinished / PART.format(me)
+            _write_arrays(part, own)
+            found[part.name] = files.digest(part)
             if not distributed.is_writer():
-                distributed.say(f"{self._key}/{me}", json.dumps(found))
-                distributed.hear(f"{self._key}/named")
+                distributed.say(f"{key}/{me}", json.dumps(found))
+                distributed.hear(f"{key}/named")
                 return
             for other in range(1, count):
-                found |= json.loads(distributed.hear(f"{self._key}/{other}"))
-        _write_arrays(self._unfinished / STATE, self._stored)
-        found[STATE] = files.digest(self._unfinished / STATE)
-        files.write(self._unfinished / DIGESTS, json.dumps(found))
-        path = self._folder / str(self._evaluation)
+                found |= json.loads(distributed.hear(f"{key}/{other}"))
+        _write_arrays(unfinished / STATE, stored)
+        found[STATE] = files.digest(unfinished / STATE)
+        files.write(unfinished / DIGESTS, json.dumps(found))
         if path.exists():  # a run trained on from its end: the end's checkpoint gets one less
-            files.move(path, path.with_name(str(self._evaluation - 1)))
-        files.move(self._unfinished, path)
-        if self._own is not None:
-            keep_only(self._folder.parent, self._evaluation)
+            files.move(path, path.with_name(str(evaluation - 1)))
+        files.move(unfinished, path)
+        if own is not None:
+            keep_only(folder.parent, evaluation)
             if count > 1:
-                distributed.say(f"{self._key}/named", "")
+                distributed.say(f"{key}/named", "")
+    except (OSError, files.NotWritten) as error:
+        if distributed.is_writer():
+            files.remove_tree(unfinished)
+        raise files.NotWritten(folder, error.__cause__ or error) from error
 
 
 def is_divided(checkpoint: Checkpoint) -> bool:

@@ -15,7 +15,6 @@ from algorithms import dpsgd
 from comms import topology
 from configs import nonblocking
 from experiments import checkpoints, files, sweep, train
-from experiments.checkpoints import Writing
 from runtimes import mesh, slices
 from tests import launcher, two_processes
 from tests.runtimes.toy import DATA, SAMPLES_OF_FOUR
@@ -95,7 +94,7 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(
         return killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Writing, "_finish", kill("begun", Writing._finish))
+        patch.setattr(checkpoints, "_write", kill("begun", checkpoints._write))
         patch.setattr(checkpoints, "_write_arrays", kill("part", checkpoints._write_arrays))
         patch.setattr(files, "move", kill("complete", files.move))
         patch.setattr(checkpoints, "keep_only", kill("both", checkpoints.keep_only))
@@ -128,15 +127,14 @@ def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     runtime, run = begun()
     packed = runtime.pack(run)
     before = {name: np.asarray(value) for name, value in packed.items()}
-    may_end, write = threading.Event(), Writing._write
-    monkeypatch.setattr(Writing, "_write", lambda self: may_end.wait() and write(self))
-    writing = Writing(tmp_path, checkpoints.Checkpoint(3, 4, 0.5, packed, None))
+    may_end, write = threading.Event(), checkpoints._write
+    monkeypatch.setattr(checkpoints, "_write", lambda *given: may_end.wait() and write(*given))
+    writing = checkpoints.write(tmp_path, checkpoints.Checkpoint(3, 4, 0.5, packed, None))
     del packed
     run, _ = runtime.advance(run, np.inf, 4)
-    writing.check()
-    assert checkpoints.resumable([tmp_path]) == [None] and writing._thread.is_alive()
+    assert checkpoints.resumable([tmp_path]) == [None] and not writing.done()
     may_end.set()
-    writing.wait()
+    writing.result()
     assert checkpoints.resumable([tmp_path]) == [3]
     back = checkpoints.read(tmp_path, 3)
     assert back[:3] == (3, 4, 0.5)
@@ -161,13 +159,13 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     """Found before anything is written, or by the thread that writes."""
     runtime, run = begun()
     first = checkpoints.Checkpoint(1, 1, 0.0, runtime.pack(run), None)
-    checkpoints.Writing(tmp_path, first).wait()
+    checkpoints.write(tmp_path, first).result()
     before = launcher.files(tmp_path)
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(files.shutil, "disk_usage", lambda place: usage._replace(free=10**5))
         with pytest.raises(files.NotWritten, match=r"checkpoint cannot be written \(No space left"):
-            Writing(tmp_path, first._replace(evaluation=2))
+            checkpoints.write(tmp_path, first._replace(evaluation=2))
     assert launcher.files(tmp_path) == before
 
     def full(*_):
@@ -175,9 +173,9 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full)
-        writing = Writing(tmp_path, first._replace(evaluation=2))
+        writing = checkpoints.write(tmp_path, first._replace(evaluation=2))
         with pytest.raises(files.NotWritten, match=r"checkpoint cannot be written \(No space left"):
-            writing.wait()
+            writing.result()
     assert launcher.files(tmp_path) == before
 
 
