@@ -8,9 +8,8 @@ SHA-256 of its files in `digests.json`, which are compared whenever one of them 
 import contextlib
 import datetime
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -156,26 +155,18 @@ def _is_date(value: Any) -> bool:
     return True
 
 
-def _is_share(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"\d+(/\d+)?", value, re.ASCII) is not None
-
-
 def _is_table(value: Any, cell: Any = str) -> bool:
     """Return whether each row of a table has one cell of this pattern per column."""
     whole = fits(value, Format({"columns": [str], "rows": [[cell]]}, ("columns", "rows")))
     return whole and all(len(row) == len(value["columns"]) for row in value["rows"])
 
 
-def _arms(needed: tuple[str, ...]) -> Callable[[Any], bool]:
-    """Return the test of a table of arms, as `publish.take` writes them."""
-
-    def test(value: Any) -> bool:
-        if not _is_table(value, object):
-            return False
-        arms = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
-        return fits(arms, [Format(_OF_ARM, needed)]) and (not arms or value["columns"][0] == "name")
-
-    return test
+def _are_arms(value: Any) -> bool:
+    """Return whether a value is a table of arms, as `publish.take` writes them."""
+    if not _is_table(value, object):
+        return False
+    arms = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
+    return fits(arms, [Format(_OF_ARM, _IN_TABLE)])
 
 
 _MEASURED = (
@@ -198,7 +189,7 @@ _OF_ARM: Mapping[str, Any] = MappingProxyType({
     **dict.fromkeys(("name", "clock", "wait", "algorithm", "runtime"), _is_name),
     "baseline": (None, _is_name), "stopped": (None, _is_text), "seed": _is_count,
     "workers": lambda value: _is_count(value) and 0 < value < 2**31, "seeds": [_is_count],
-    "reached": _is_share, **dict.fromkeys(_NUMBERS, (None, _is_finite)),
+    "reached": _is_name, **dict.fromkeys(_NUMBERS, (None, _is_finite)),
     **{f"{name}_by_seed": (None, [(None, _is_finite)]) for name in BY_SEED},
 })  # fmt: skip
 _IN_TABLE = (
@@ -267,16 +258,14 @@ PROFILE = Format(
     "write it with experiments.profiling.save, or as docs/extend.md says",
 )
 MEASURED_PROFILE = PROFILE._replace(needed=("layers", *_TIMES))
-# A record of docs/results: QUOTED for single numbers, PUBLISHED for a section of its own.
-QUOTED = Format(
+PUBLISHED = Format(
     {
         **NOTE.fields, **dict.fromkeys(("count", "seeds"), _is_count), "settings": _are_texts,
-        "arms": _arms(("name",)), "summary": dict, "remark": str,
+        "arms": _are_arms, "summary": dict, "remark": str,
     },
-    (),
+    NOTE.needed,
     "take it in again with python -m experiments.publish take WORKDIR",
 )  # fmt: skip
-PUBLISHED = QUOTED._replace(fields={**QUOTED.fields, "arms": _arms(_IN_TABLE)}, needed=NOTE.needed)
 ANYTHING = Format({}, (), "give another file, or let the program that wrote it write it again")
 
 

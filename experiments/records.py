@@ -75,46 +75,72 @@ MOST_NAME = 255  # bytes of one name of a path
 
 
 class Recorder:
-    """The writer of one run's records; `start` makes it.
+    """The writer of one run's records, in a workdir that it opens.
 
-    summary: the summary of a run that `start` found finished, or that `finish` wrote; else None.
-    records: the metrics so far. writes: whether this process writes to the disk; only one does.
-    The end of a `with` block of the recorder closes the metrics file and releases the run's lock,
-    also after an error. `finish` does the same.
+    If the run that `config` describes has finished, `summary` is its summary, and nothing is left
+    to do. If that run was interrupted, its metrics and checkpoints stay, so that it can be resumed.
+    They also stay if `seconds` or `updates` of the config have grown, which trains the run longer.
+    With `overwrite`, the run in the workdir is removed, finished or not. Only the process that
+    `writes` writes to the disk. records: the metrics so far.
+    The end of a `with` block closes the metrics file and releases the run's lock, also after an
+    error; so does `finish`.
+    Raises ValueError if the workdir holds anything else or, without `overwrite`, another run.
+    Raises files.InUse if another process trains in it. Both errors leave the workdir as it is.
     """
 
     def __init__(
         self,
-        workdir: Path,
-        summary: dict | None,
-        writes: bool,
-        opened: contextlib.ExitStack,
-        longer: ml_collections.ConfigDict | None = None,
+        workdir: str | os.PathLike,
+        config: ml_collections.ConfigDict,
+        overwrite: bool = False,
+        writes: bool = True,
     ):
-        """longer: the config of a run that is trained longer; `begin` writes it to config.json."""
-        self.workdir, self.summary, self.writes, self._longer = workdir, summary, writes, longer
-        self.records: list[dict] = []
-        self._metrics, self._opened = None, opened  # closed at the end of the run
+        check(workdir, config, overwrite)
+        self.workdir, self.writes, self.records = Path(workdir), writes, []
+        self._config, self._metrics = config, None
+        with contextlib.ExitStack() as opened:
+            if writes and (overwrite or not is_finished(workdir, config)):
+                # If Slurm queues a job again, the old node may still hold the lock for a while.
+                again = distributed.is_queued_again(os.environ)
+                opened.enter_context(files.held(self.workdir / files.RUN_LOCK, waits=again))
+            # Read under the lock, as another process may have finished the run just before.
+            self._is_longer = not overwrite and is_longer(workdir, config)
+            self.summary = None if overwrite or self._is_longer else read_summary(workdir)
+            if writes and not self.finished:
+                self._tidy(overwrite)
+            self._opened = opened.pop_all()  # closed at the end of the run
 
     @property
     def finished(self) -> bool:
         return self.summary is not None
+
+    def _tidy(self, overwrite: bool) -> None:
+        """Remove what an older run has left over, and write config.json where there is none."""
+        if overwrite:
+            checkpoints.keep_only(self.workdir, None)
+            for name in REMOVED:
+                files.remove(self.workdir / name)
+        files.tidy(self.workdir)
+        if not self._is_longer:
+            files.remove(self.workdir / formats.DIGESTS)  # left over if its summary was removed
+            if overwrite or not (self.workdir / CONFIG).exists():  # an older config.json stays
+                write_json(self.workdir / CONFIG, _described(self._config))
 
     def begin(self, kept: int = 0) -> None:
         """Open the metrics file, cut to its first `kept` records; call it before `append`.
 
         Raises ValueError if the file has fewer than `kept` records.
         """
-        path = self.workdir / METRICS
+        path, lines = self.workdir / METRICS, []
         if kept:
             digest(self.workdir, kept)
-        lines, self.records = _lines(path, formats.LINE, kept) if kept else ([], [])
+            lines, self.records = _lines(path, formats.LINE, kept)
         if self.writes:
-            if self._longer is not None:
+            if self._is_longer:
                 for name in REMOVED:
                     if name not in (METRICS, PROFILE):
                         files.remove(self.workdir / name)  # digests and the summary first
-                _write_config(self.workdir, self._longer)
+                write_json(self.workdir / CONFIG, _described(self._config))
             files.write(path, "".join(f"{line}\n" for line in lines))
             self._metrics = files.Lines(path)
             self._opened.callback(self._metrics.close)
@@ -127,7 +153,7 @@ class Recorder:
 
     def sync(self) -> None:
         """Flush the metrics to the disk, so that all lines so far survive a power cut."""
-        if self.writes and self._metrics is not None:
+        if self._metrics is not None:
             self._metrics.sync()
 
     def finish(self, summary: Mapping[str, Any]) -> dict:
@@ -144,45 +170,6 @@ class Recorder:
 
     def __exit__(self, *_):
         self._opened.close()
-
-
-def start(
-    workdir: str | os.PathLike,
-    config: ml_collections.ConfigDict,
-    overwrite: bool = False,
-    writes: bool = True,
-) -> Recorder:
-    """Open `workdir` for the run that `config` describes; without `writes`, only read it.
-
-    If that run has finished, the recorder has its `summary`, and nothing is left to do. If that run
-    was interrupted, its metrics and checkpoints stay, so that it can be resumed. They also stay if
-    `seconds` or `updates` of the config have grown, which trains the run longer.
-    With `overwrite`, the run in the workdir is removed, finished or not.
-    Raises ValueError if the workdir holds anything else or, without `overwrite`, another run.
-    Raises files.InUse if another process trains in it. Both errors leave the workdir as it is.
-    """
-    check(workdir, config, overwrite)
-    workdir = Path(workdir)
-    with contextlib.ExitStack() as opened:
-        if writes and (overwrite or not is_finished(workdir, config)):
-            # If Slurm queues a job again, the old node may still hold the lock for a while.
-            again = distributed.is_queued_again(os.environ)
-            opened.enter_context(files.held(workdir / files.RUN_LOCK, waits=again))
-        # Read under the lock, as another process may have finished the run just before.
-        longer = not overwrite and is_longer(workdir, config)
-        summary = None if overwrite or longer else read_summary(workdir)
-        if summary is None and writes:
-            if overwrite:
-                checkpoints.keep_only(workdir, None)
-                for name in REMOVED:
-                    files.remove(workdir / name)
-            files.tidy(workdir)
-            if not longer:
-                files.remove(workdir / formats.DIGESTS)  # left over if its summary was removed
-                if overwrite or not (workdir / CONFIG).exists():  # an older config.json stays
-                    _write_config(workdir, config)
-        kept = opened.pop_all()  # the recorder holds the lock until its run ends
-    return Recorder(workdir, summary, writes, kept, config if longer else None)
 
 
 def seal(workdir: Path, summary: str) -> None:
@@ -211,11 +198,7 @@ def claim(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> None
     """Write config.json, if missing, before any other file of a directory that `check` passed."""
     if not (Path(workdir) / CONFIG).exists():
         files.make(workdir)
-        _write_config(Path(workdir), config)
-
-
-def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
-    write_json(workdir / CONFIG, _described(config))
+        write_json(Path(workdir) / CONFIG, _described(config))
 
 
 def _described(config: ml_collections.ConfigDict) -> dict:
@@ -274,7 +257,7 @@ def _digest(name: str) -> str:
 def check(
     workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
 ) -> None:
-    """Raise the ValueError with which `start` would refuse the workdir, and write nothing."""
+    """Raise the ValueError with which `Recorder` refuses the workdir; write nothing."""
     check_path(workdir, "workdir")
     workdir = Path(workdir)
     for place in (workdir, *workdir.parents):

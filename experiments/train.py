@@ -99,7 +99,7 @@ def run_together(
     with contextlib.ExitStack() as opened:
         recorders = [
             opened.enter_context(
-                records.start(place, prepared.config, overwrite, writes=distributed.is_writer())
+                records.Recorder(place, prepared.config, overwrite, writes=distributed.is_writer())
             )
             for place, prepared in zip(places, made, strict=True)
         ]
