@@ -192,47 +192,54 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
             "file, or a pattern with a file per worker, as 'rank*.csv'"
         ) from error
     full = [row for row in table if any(row.cells)]
-    empty = len(table) - len(full)
-    full = _long(full, wanted)
-    columns = full[0].cells if full else []
-    whose, when, what, waits = _places(path, columns, wanted)
-    if not full[1:]:
+    columns, rows = (full[0].cells, full[1:]) if full else ([], [])
+    workers, when = _of_workers(columns, wanted)
+    whose, waits, whats = None, None, [*workers]
+    if not workers:
+        whose, when, what, waits = _places(path, columns, wanted)
+        whats = [what]
+    if not rows:
         raise ValueError(f"trace: {path} has no records; give a file with at least one")
     unit = 1.0  # of the waits, in units of the durations
     if waits is not None and (own := unit_of(columns[waits])):
         unit = SECONDS[own] / (scale or SECONDS.get(unit_of(columns[what]), 1.0))
-    rows = _of_hosts(columns, full[1:], whose, when)
-    numbers = [column for column in (when, what, waits) if column is not None]
     commas = {  # files with a comma that cannot separate thousands
-        row.path for row in rows for i in numbers
-        if i < len(row.cells) and DECIMAL.fullmatch(row.cells[i])
+        row.path for row in rows for i in (when, *whats, waits)
+        if i is not None and i < len(row.cells) and DECIMAL.fullmatch(row.cells[i])
     }  # fmt: skip
 
-    names, at, seconds = [], np.empty(len(rows)), np.empty(len(rows))
+    found: list[tuple[Row, str, float, float]] = []  # line, worker, time, seconds
     for n, row in enumerate(rows):
         cells = row.cells + [None] * (len(columns) - len(row.cells))
-        comma = row.path in commas
-        names.append(cells[whose])
-        at[n] = n if when is None else _time(cells[when], comma)
-        seconds[n] = _number(cells[what], comma)
-        if waits is not None:
-            seconds[n] -= unit * _number(cells[waits], comma)
-        fits = not any(cells[len(columns) :])
-        if not (fits and names[n] and math.isfinite(at[n]) and 0 < seconds[n] < math.inf):
-            shown = numbers if names[n] else [whose, *numbers]
-            seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
-            seen = seen if fits else f"{len(cells)} values for {len(columns)} columns"
-            raise ValueError(
-                f"trace: {row} has {seen}; keep numbers and positive durations only, "
-                "or leave times aside with time=None"
-            )
+        comma, fits = row.path in commas, not any(cells[len(columns) :])
+        at = n if when is None else _time(cells[when], comma)
+        wait = 0.0 if waits is None else unit * _number(cells[waits], comma)
+        for what in whats:
+            name, seconds = workers.get(what) or cells[whose], _number(cells[what], comma) - wait
+            if not (fits and name and math.isfinite(at) and 0 < seconds < math.inf):
+                shown = [i for i in (when, what, waits) if i is not None]
+                shown = shown if name else [whose, *shown]
+                seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
+                seen = seen if fits else f"{len(cells)} values for {len(columns)} columns"
+                raise ValueError(
+                    f"trace: {row} has {seen}; keep numbers and positive durations only, "
+                    "or leave times aside with time=None"
+                )
+            found.append((row, name, at, seconds))
 
-    names = _as_written(names)
+    lines, names, at, seconds = zip(*found, strict=True)
+    plain = [_plain(column) for column in columns]
+    local = next((plain.index(name) for name in LOCAL if name in plain), None)
+    on_hosts = whose is not None and plain[whose] in HOSTS and None not in (local, when)
+    if on_hosts and len({*zip(names, at, strict=True)}) < len(names):  # several on a host
+        names = ["/".join(filter(None, (name, *row.cells[local : local + 1])))
+                 for name, row in zip(names, lines, strict=True)]  # fmt: skip
+    names, at, seconds = _as_written(names), np.array(at), np.array(seconds)
     _, worker = np.unique(names, return_inverse=True)
     order = np.lexsort((at, worker))
     ends = np.diff(worker[order]) > 0
     for i in np.flatnonzero(~ends & (np.diff(at[order]) == 0))[:1]:
-        one, other = rows[order[i]], rows[order[i + 1]]
+        one, other = lines[order[i]], lines[order[i + 1]]
         again = other if other.path != one.path else f"line {other.line}"
         way = "take rows in their order with time=None"
         for host in sorted(HOSTS.intersection(columns) - {columns[whose]}):
@@ -245,10 +252,12 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     parts = np.split(order, 1 + np.flatnonzero(ends))
     durations = {names[part[0]]: seconds[part] for part in parts}
     times = {names[part[0]]: at[part] for part in parts}
-    in_step = when is not None and _in_step([*times.values()], [*durations.values()])
+    have_times = when is not None or len(whats) > 1  # the lines of a table with workers' columns
+    in_step = have_times and _in_step([*times.values()], [*durations.values()])
     apart = np.array([row.cells[columns.index(APART)] for row in rows if APART in columns], float)
     clock = None if when is None else columns[when]
-    return Recorded(durations, columns[what], empty, in_step, apart, times, clock)
+    empty = len(table) - len(full)
+    return Recorded(durations, columns[whats[0]], empty, in_step, apart, times, clock)
 
 
 def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
@@ -595,62 +604,32 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
     return places
 
 
-def _long(rows: list[Row], wanted: Columns) -> list[Row]:
-    """Return a table with a column per worker as one with a row per duration, others unchanged.
+def _of_workers(columns: list[str], wanted: Columns) -> tuple[dict[int, str], int | None]:
+    """Return the places and workers of a table with a column per worker, and the place of times.
 
-    The names of such columns differ only in a number, and there is no column of durations.
+    The names of such columns differ only in a number, and there is no column of durations. Any
+    other table has none.
     """
-    default = Columns()
-    if not rows or wanted != default._replace(time=wanted.time):
-        return rows
-    columns = rows[0].cells
+    default, none = Columns(), ({}, None)
     plain = [_plain(column) for column in columns]
     names = [UNIT.sub("", column) for column in columns]
-    whose = [i for i, name in enumerate(names) if name[-1:].isdecimal()]
-    alike = {(names[i].rstrip("0123456789"), unit_of(columns[i])) for i in whose}
+    whose = {i: name for i, name in enumerate(names) if name[-1:].isdecimal()}
+    alike = {(name.rstrip("0123456789"), unit_of(columns[i])) for i, name in whose.items()}
     numbered = len(whose) > 1 == len(alike) and len(set(names)) == len(names)
     has_rows = {default.worker, *USUAL[0], *USUAL[2]} - {default.time} | {default.duration}
-    if not numbered or has_rows & {*plain}:
-        return rows
+    if not numbered or has_rows & {*plain} or wanted != default._replace(time=wanted.time):
+        return none
     if all(math.isfinite(_number(column)) for column in columns):  # there is no header
-        return rows
+        return none
     times = (default.time, *USUAL[1]) if wanted.time == default.time else (_plain(wanted.time),)
     when = next((plain.index(name) for name in times if name in plain), None)
-    if when is None and wanted.time not in (None, default.time):
-        return rows
-    unit = unit_of(columns[whose[0]])
-    duration = f"{default.duration}_{unit}" if unit else default.duration
-    clock = default.time if when is None else columns[when]
-    found = [rows[0]._replace(cells=[default.worker, clock, duration])]
-    for row in rows[1:]:
-        cells = row.cells + [""] * (len(columns) - len(row.cells))
-        at, more = f"{row.line}" if when is None else cells[when], cells[len(columns) :]
-        found += [row._replace(cells=[names[i], at, cells[i], *more]) for i in whose]
-    return found
+    return none if when is None and wanted.time not in (None, default.time) else (whose, when)
 
 
 def _plain(column: str | None) -> str:
     """Return a column's name in lower case, without unit, its words joined by underscores."""
     column = (column or "").strip()
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", UNIT.sub("", column) or column).lower()
-
-
-def _of_hosts(columns: list[str], rows: list[Row], whose: int, when: int | None) -> list[Row]:
-    """Return rows with workers named as host0/1, if a host has several workers at one time."""
-    plain = [_plain(column) for column in columns]
-    local = next((plain.index(name) for name in LOCAL if name in plain), None)
-    if plain[whose] not in HOSTS or None in (local, when):
-        return rows
-    whole = [row for row in rows if len(row.cells) > max(whose, when, local)]
-    if len({(row.cells[whose], row.cells[when]) for row in whole}) == len(whole):
-        return rows
-
-    def named(row: Row) -> Row:
-        host, number = ([*row.cells[i : i + 1], ""][0] for i in (whose, local))
-        cells = [*row.cells[:whose], f"{host}/{number}", *row.cells[whose + 1 :]]
-        return row._replace(cells=cells) if host and number else row
-
-    return [named(row) for row in rows]
 
 
 def _as_written(names: Sequence[str]) -> list[str]:

@@ -365,9 +365,6 @@ def test_draws_like_a_trace_have_its_spells_and_its_pairs(tmp_path):
     assert found.max(axis=0).mean() > 1.02 * found[:3].max(axis=0).mean()
     again = process.seeded(1).duration(np.array([4]), 9.0, np.array([77]))
     assert again == found[4, 77] != drawn(process, 2, 6)[4, 77]
-    noted = statistics.entry("log", recorded)
-    assert noted["lag_1"] == pytest.approx(wanted.autocorrelation[0], rel=1e-3)
-    assert noted["barrier"] == pytest.approx((recorded.max(axis=0) / recorded.mean()).mean(), 1e-3)
-    np.testing.assert_allclose(np.array(noted["quantiles"])[:, 12], np.median(recorded, 1), 1e-3)
+    assert wanted.barrier == pytest.approx((recorded.max(axis=0) / recorded.mean()).mean(), 1e-3)
     with pytest.raises(ValueError, match="a worker has 40 durations"):
         statistics.of(recorded[:, :40])
