@@ -37,17 +37,17 @@ def from_model(
             f"layer trace: needs flops_per_second > 0, got {flops_per_second}; set the device's"
         )
     example = jax.ShapeDtypeStruct(tuple(shape), dtype)
-    variables = jax.eval_shape(model.init, jax.random.key(0), example)
-    leaves = jax.tree_util.tree_leaves_with_path(variables.get("params", {}))
+    others = dict(jax.eval_shape(model.init, jax.random.key(0), example))
+    params = others.pop("params", {})
+    leaves = jax.tree_util.tree_leaves_with_path(params)
     modules = [jax.tree_util.keystr(path[:-1]) for path, _ in leaves]
-    traced = jax.make_jaxpr(model.apply)(variables, example)
-    # The parameters' places among all inputs, which are flattened in the order of the tree.
-    inputs = jax.tree_util.tree_leaves_with_path((variables, example))
-    origins = [
-        jax.tree_util.keystr(path[2:-1]) if path[:2] == _PARAMS else None for path, _ in inputs
-    ]
+
+    def apply(params, others, x):
+        return model.apply({"params": params, **others}, x)
+
+    program = jax.make_jaxpr(apply)(params, others, example).jaxpr
     flops: dict[str, float] = {}
-    _count(traced.jaxpr, origins, flops, 1)
+    _count(program, [*modules, *[None] * (len(program.invars) - len(modules))], flops, 1)
     unused = sorted(set(modules) - set(flops))
     if unused:
         raise ValueError(f"layer trace: the model does not use its {unused[0]}; leave it out")
@@ -60,7 +60,6 @@ def from_model(
     )
 
 
-_PARAMS = (jax.tree_util.SequenceKey(0), jax.tree_util.DictKey("params"))
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where primitives keep what they call
 _LOOPS = ("while", "cond")  # run an unknown part of their body
 
@@ -72,11 +71,8 @@ def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times:
     """
     known = dict(zip(jaxpr.invars, origins, strict=True))
 
-    def is_literal(atom):
-        return isinstance(atom, Literal)
-
     def origin(atom):
-        return None if is_literal(atom) else known.get(atom)
+        return None if isinstance(atom, Literal) else known.get(atom)
 
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -89,12 +85,10 @@ def _count(jaxpr, origins: Sequence[str | None], flops: dict[str, float], times:
             length = eqn.params["length"] if name == "scan" else 1
             results = _count(inner, given, flops, times * length)
         else:
-            variable = [
-                o for o, atom in zip(given, eqn.invars, strict=True) if not is_literal(atom)
-            ]
             layers = dict.fromkeys(layer for layer in given if layer is not None)
             # A parameter that is only reshaped or cast is still that parameter, not yet used.
-            alone = len(layers) == 1 and None not in variable
+            variables = (atom for atom in eqn.invars if not isinstance(atom, Literal))
+            alone = len(layers) == 1 and None not in map(origin, variables)
             results = [layers.popitem()[0] if alone else None] * len(eqn.outvars)
             for layer in layers:
                 flops.setdefault(layer, 0.0)

@@ -504,10 +504,13 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
     merged = {}
     for field, first in summaries[0].items():
         values = [summary.get(field) for summary in summaries]
-        merged[field] = _mean(values) if any(map(registry.is_number, values)) else first
+        is_whole = None not in values
+        merged[field] = first  # equal values stay what they are: 8 workers, not 8.0
+        if any(map(registry.is_number, values)) and (len(set(values)) > 1 or not is_whole):
+            merged[field] = float(np.mean(values)) if is_whole else None
         if field in WITH_SPREAD:
-            spread = None if None in values or len(values) < 2 else float(np.std(values, ddof=1))
-            merged[f"{field}_std"] = spread
+            spread = is_whole and len(values) > 1
+            merged[f"{field}_std"] = float(np.std(values, ddof=1)) if spread else None
         if field in formats.BY_SEED and len(values) > 1:
             merged[f"{field}_by_seed"] = values
     reached = sum(summary["seconds_to_target"] is not None for summary in summaries)
@@ -517,13 +520,6 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
         "seeds": [summary["seed"] for summary in summaries],
         "reached": f"{reached}/{len(summaries)}",
     }
-
-
-def _mean(values: list):
-    if None in values:
-        return None
-    # Equal values stay what they are: 8 workers, not 8.0.
-    return values[0] if len(set(values)) == 1 else float(np.mean(values))
 
 
 # --- names below a workdir ---
