@@ -45,9 +45,9 @@ def read(path: str | Path, form: Format, sealed: bool = True) -> dict[str, Any]:
 
     sealed: whether a file of a finished run has to match the run's digest of it.
     """
+    if sealed:
+        check_digest(path, form)
     with reading(path, form):
-        if sealed:
-            check_digest(path)
         return checked(parse(files.read(path)), path, form)
 
 
@@ -60,19 +60,20 @@ def reading(path: str | Path, form: Format) -> Iterator[None]:
         raise damaged(path, error, form) from error
 
 
-def check_digest(path: str | Path) -> None:
-    """Raise ValueError for a file that has changed since its run finished."""
+def check_digest(path: str | Path, form: Format) -> None:
+    """Raise Damaged for a file that has changed since its run finished."""
     path = Path(path)
     if path.name not in SEALED:
         return
-    try:
-        known = parse(files.read(path.with_name(DIGESTS))).get(path.name, ...)
-    except FileNotFoundError:  # of an older run, or one that has not finished
-        return
-    except (ValueError, AttributeError, RecursionError):
-        known = None
-    if known not in (..., files.digest(path)):
-        raise ValueError(f"its SHA-256 is not in {DIGESTS}, without which it is taken as it is")
+    with reading(path, form):
+        try:
+            known = parse(files.read(path.with_name(DIGESTS))).get(path.name, ...)
+        except FileNotFoundError:  # of an older run, or one that has not finished
+            return
+        except (ValueError, AttributeError, RecursionError):
+            known = None
+        if known not in (..., files.digest(path)):
+            raise ValueError(f"its SHA-256 is not in {DIGESTS}, without which it is taken as it is")
 
 
 def parse(text: str | bytes) -> Any:

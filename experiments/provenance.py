@@ -22,20 +22,16 @@ def begin(root: str | os.PathLike, command: str, about: str | None = None) -> No
     """Write down what runs now: its command, the versions, the date and what it is about."""
     versions = {"python": platform.python_version()}
     versions |= {library: importlib.metadata.version(library) for library in LIBRARIES}
+    if (code := commit()) is None:
+        from gossax import __version__ as code  # late: it loads the whole library
     note = {
         "about": about or "",
         "claims": [],
         "command": command,
-        "versions": versions | {"gossax": commit() or _release()},
+        "versions": versions | {"gossax": code},
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     records.write_json(Path(root) / NOTE, note)
-
-
-def _release() -> str:
-    from gossax import __version__  # late: it loads the whole library
-
-    return __version__
 
 
 def claim(

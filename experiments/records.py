@@ -344,8 +344,7 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
     """
     path = Path(workdir) / METRICS
     form = formats.WHOLE_LINE if whole else formats.LINE
-    with formats.reading(path, form):
-        formats.check_digest(path)
+    formats.check_digest(path, form)
     _, lines = _lines(path, form)
     if whole and not lines:
         raise formats.damaged(path, "it has no records", form)
@@ -378,8 +377,7 @@ def read_summary(
 
 def read_schedule(path: str | os.PathLike) -> Schedule:
     """Return the schedule in a file; ValueError if it is unreadable or fails its run's digest."""
-    with formats.reading(path, formats.LINE):
-        formats.check_digest(path)
+    formats.check_digest(path, formats.LINE)
     return load(path)
 
 

@@ -223,10 +223,6 @@ class Saver:
         self._wait()
         made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
         for recorder, checkpoint in made:
-            recorder.sync()  # the checkpoint relies on the metrics so far
-            if recorder.writes:
-                lines = records.digest(recorder.workdir, checkpoint.records)
-                checkpoint = checkpoint._replace(metrics=lines)
             if recorder.writes or checkpoints.is_divided(checkpoint):
                 self._writing = checkpoints.write(recorder.workdir, checkpoint)
         for recorder, checkpoint in made:
@@ -408,20 +404,20 @@ class Arm:
 
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint of this moment, from which the run can resume."""
-        happened = None
-        if self._history and not self._runtime.replays:
-            happened = concatenate(self._history)
-        config = self._config
+        config, recorder, replays = self._config, self.recorder, self._runtime.replays
         planned = self._evaluation * config.evaluate_every  # the time of a longer run's evaluation
         between = self.state.update >= config.updates or planned != _until(config, self._evaluation)
+        # A rule must not see the loss of an evaluation that a longer run does not make.
+        lines = len(recorder.records) - (between and replays)
+        recorder.sync()  # the checkpoint relies on the metrics so far
         return Checkpoint(
             self._evaluation,
-            # A rule must not see the loss of an evaluation that a longer run does not make.
-            len(self.recorder.records) - (between and self._runtime.replays),
+            lines,
             time.monotonic() - self._began,
             self._runtime.pack(self.state),
-            happened,
+            concatenate(self._history) if self._history and not replays else None,
             between=between,
+            metrics=records.digest(recorder.workdir, lines) if recorder.writes else "",
         )
 
     @phases.within(phases.CHECKPOINT)
@@ -551,24 +547,21 @@ class Arm:
         measured = jax.device_get(self._prepared.algorithm.metrics(memory))
         measured = {name: float(value) for name, value in measured.items()}
         if "extra_messages_per_worker" in measured:
+            # No clock contains messages that a worker has repeated: a schedule is made before the
+            # training. If an exchange takes a fixed time, its messages take equal parts of it.
             count, size = (measured[f"extra_{what}_per_worker"] for what in ("messages", "bytes"))
-            measured["extra_seconds_per_worker"] = self._extra_seconds(count, size)
+            config, shapes = self._config, self._prepared.shapes
+            if registry.is_number(config.communication):
+                row = messages.Row(self._prepared.algorithm.settled)
+                once = self._prepared.algorithm.messages(shapes, config.workers, row)
+                seconds = count / len(once) * config.communication
+            else:
+                network = prepare.network(config, shapes)
+                seconds = messages.extra_seconds(count, size, config.workers, network)
+            measured["extra_seconds_per_worker"] = seconds
             measured["bytes_per_worker"] = self._sent + size
             measured["planned_bytes_per_worker"] = self._sent
         return measured
-
-    def _extra_seconds(self, count: float, size: float) -> float:
-        """Return the seconds of messages that a worker has repeated, which no clock contains.
-
-        A schedule is made before the training. If an exchange takes a fixed time, each of its
-        messages takes an equal part of this time. count, size: repeated messages, and their bytes.
-        """
-        config, shapes = self._config, self._prepared.shapes
-        if registry.is_number(config.communication):
-            row = messages.Row(self._prepared.algorithm.settled)
-            once = self._prepared.algorithm.messages(shapes, config.workers, row)
-            return count / len(once) * config.communication
-        return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
         """Return metrics of unplanned messages, which data cause and virtual clocks ignore.
