@@ -17,7 +17,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +112,7 @@ def _write(
         files.make(unfinished)
         if own is not None:
             part = unfinished / PART.format(me)
-            _write_arrays(part, own)
+            files.write_arrays(part, own)
             found[part.name] = files.digest(part)
             if not distributed.is_writer():
                 distributed.say(f"{key}/{me}", json.dumps(found))
@@ -120,7 +120,7 @@ def _write(
                 return
             for other in range(1, count):
                 found |= json.loads(distributed.hear(f"{key}/{other}"))
-        _write_arrays(unfinished / STATE, stored)
+        files.write_arrays(unfinished / STATE, stored)
         found[STATE] = files.digest(unfinished / STATE)
         files.write(unfinished / DIGESTS, json.dumps(found))
         if path.exists():  # a run trained on from its end: the end's checkpoint gets one less
@@ -139,11 +139,6 @@ def _write(
 def is_divided(checkpoint: Checkpoint) -> bool:
     """Return whether the runtime has packed arrays that are still on their devices."""
     return any(isinstance(value, jax.Array) for value in checkpoint.packed.values())
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    with files.replacing(path) as file:
-        np.savez(file, **arrays)
 
 
 def _json(value: Any) -> np.ndarray:
@@ -289,20 +284,14 @@ def numbers(workdir: str | os.PathLike) -> set[int]:
     return {int(path.name) for path in named if path.is_dir() and not path.is_symlink()}
 
 
-def resumable(
-    workdirs: Sequence[str | os.PathLike], unreadable: Collection[Path] = ()
-) -> list[int | None]:
+def resumable(usable: Sequence[set[int]]) -> list[int | None]:
     """Return the evaluation from which each of several runs that train together resumes, or None.
 
-    All runs resume from the latest evaluation that they share, or else each from its own latest.
-    unreadable: paths of checkpoints that are passed over.
+    All runs resume from the latest usable checkpoint that they share, or else each from its own
+    latest one.
     """
-    complete = [
-        {n for n in numbers(workdir) if folder_of(workdir) / str(n) not in unreadable}
-        for workdir in workdirs
-    ]
-    common = set.intersection(*complete) if complete else set()
-    return [max(common or own, default=None) for own in complete]
+    common = set.intersection(*usable) if usable else set()
+    return [max(common or own, default=None) for own in usable]
 
 
 def keep_only(workdir: str | os.PathLike, evaluation: int | None) -> None:

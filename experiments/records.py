@@ -82,8 +82,7 @@ class Recorder:
     They also stay if `seconds` or `updates` of the config have grown, which trains the run longer.
     With `overwrite`, the run in the workdir is removed, finished or not. Only the process that
     `writes` writes to the disk. records: the metrics so far.
-    The end of a `with` block closes the metrics file and releases the run's lock, also after an
-    error; so does `finish`.
+    The end of a `with` block releases the run's lock, also after an error; so does `finish`.
     Raises ValueError if the workdir holds anything else or, without `overwrite`, another run.
     Raises files.InUse if another process trains in it. Both errors leave the workdir as it is.
     """
@@ -97,7 +96,7 @@ class Recorder:
     ):
         check(workdir, config, overwrite)
         self.workdir, self.writes, self.records = Path(workdir), writes, []
-        self._config, self._metrics = config, None
+        self._config = config
         with contextlib.ExitStack() as opened:
             if writes and (overwrite or not is_finished(workdir, config)):
                 # If Slurm queues a job again, the old node may still hold the lock for a while.
@@ -127,7 +126,7 @@ class Recorder:
                 write_json(self.workdir / CONFIG, _described(self._config))
 
     def begin(self, kept: int = 0) -> None:
-        """Open the metrics file, cut to its first `kept` records; call it before `append`.
+        """Begin the metrics file, cut to its first `kept` records; call it before `append`.
 
         Raises ValueError if the file has fewer than `kept` records.
         """
@@ -142,22 +141,20 @@ class Recorder:
                         files.remove(self.workdir / name)  # digests and the summary first
                 write_json(self.workdir / CONFIG, _described(self._config))
             files.write(path, "".join(f"{line}\n" for line in lines))
-            self._metrics = files.Lines(path)
-            self._opened.callback(self._metrics.close)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record of metrics to the file at once, and add it to `records`."""
         self.records.append(plain(record))
         if self.writes:
-            self._metrics.add(_dumps(record))
+            files.append(self.workdir / METRICS, _dumps(record))
 
     def sync(self) -> None:
         """Flush the metrics to the disk, so that all lines so far survive a power cut."""
-        if self._metrics is not None:
-            self._metrics.sync()
+        if self.writes and self.records:
+            files.sync(self.workdir / METRICS)
 
     def finish(self, summary: Mapping[str, Any]) -> dict:
-        """Write the summary, close the metrics and return the summary as a reader will see it."""
+        """Write the summary, and return it as a reader will see it."""
         if self.writes:
             self.sync()
             seal(self.workdir, _dumps(summary, indent=2) + "\n")

@@ -243,41 +243,42 @@ def newest(
     """Return the checkpoint from which each run of a group resumes; None: the run starts anew.
 
     An unreadable checkpoint is replaced by an older one, with a sentence to the run's function in
-    `notes`; so is one whose metrics have changed. Raises Unreadable, with nothing removed, if a run
-    has only unreadable checkpoints.
+    `notes`. Raises Unreadable, with nothing removed, if a run has only unreadable checkpoints.
     """
-    unreadable: dict[Path, Unreadable] = {}
-    folders = [checkpoints.folder_of(workdir) for workdir in workdirs]
-    evaluations, found = [], []
-    while len(found) < len(workdirs):
-        found = []
-        evaluations = distributed.agreed(checkpoints.resumable(workdirs, unreadable))
-        for workdir, folder, evaluation in zip(workdirs, folders, evaluations, strict=True):
-            path, checkpoint, fault = folder / str(evaluation), None, None
-            try:
-                if evaluation is not None:
-                    checkpoint = checkpoints.read(workdir, evaluation)
-                    lines = records.digest(workdir, checkpoint.records)
-                    if checkpoint.metrics not in ("", lines):
-                        path_of_lines = Path(workdir) / records.METRICS
-                        raise ValueError(f"{path_of_lines} has been changed since")
-            except ValueError as error:
-                fault = error if isinstance(error, Unreadable) else Unreadable(path, str(error))
-            if packing.of_all(np.array([fault is not None])).any():
-                why = f"checkpoint {path} cannot be read by another process"
-                unreadable[path] = fault or Unreadable(path, why)
-                break
-            found.append(checkpoint)
-    passed = [[e for p, e in unreadable.items() if p.parent == folder] for folder in folders]
-    for workdir, checkpoint, errors in zip(workdirs, found, passed, strict=True):
-        if errors and checkpoint is None:
-            finished = (Path(workdir) / records.SUMMARY).exists()
-            raise Unreadable(" and ".join(str(e.path) for e in errors), errors[0].why, finished)
-    for n, (folder, evaluation) in enumerate(zip(folders, evaluations, strict=True)):
-        for error in passed[n]:
-            notes[n](f"{error.why}; goes on from {folder / str(evaluation)}, and it is removed")
-        if evaluation is not None and distributed.is_writer():
-            checkpoints.keep_only(workdirs[n], evaluation)
+    there = [sorted(checkpoints.numbers(workdir), reverse=True) for workdir in workdirs]
+    read = [
+        {number: _read(workdir, number) for number in numbers}
+        for workdir, numbers in zip(workdirs, distributed.agreed(there), strict=True)
+    ]
+    usable = [{n for n, one in own.items() if isinstance(one, Checkpoint)} for own in read]
+    runs = list(zip(workdirs, read, checkpoints.resumable(usable), notes, strict=True))
+    for workdir, own, number, _ in runs:
+        if own and number is None:
+            errors, finished = [*own.values()], (Path(workdir) / records.SUMMARY).exists()
+            paths = " and ".join(str(error.path) for error in errors)
+            raise Unreadable(paths, errors[0].why, finished)
+    for workdir, own, number, note in runs:
+        for passed in (one for n, one in own.items() if n > number):
+            if isinstance(passed, Unreadable):
+                path = checkpoints.folder_of(workdir) / str(number)
+                note(f"{passed.why}; goes on from {path}, and it is removed")
+        if own and distributed.is_writer():
+            checkpoints.keep_only(workdir, number)
+    return [own.get(number) for _, own, number, _ in runs]
+
+
+def _read(workdir: str | os.PathLike, number: int) -> Checkpoint | Unreadable:
+    """Return a checkpoint that all processes can read, whose metrics are there; else the error."""
+    path = checkpoints.folder_of(workdir) / str(number)
+    try:
+        found = checkpoints.read(workdir, number)
+        if found.metrics not in ("", records.digest(workdir, found.records)):
+            raise ValueError(f"workdir {workdir}: {records.METRICS} has been changed since")
+    except ValueError as error:
+        found = error if isinstance(error, Unreadable) else Unreadable(path, str(error))
+    fails = isinstance(found, Unreadable)
+    if packing.of_all(np.array([fails])).any() and not fails:
+        return Unreadable(path, f"checkpoint {path} cannot be read by another process")
     return found
 
 
@@ -431,8 +432,7 @@ class Arm:
             if schedule is not None:
                 with files.replacing(place / records.SCHEDULE) as file:
                     schedule.save(file)
-            with files.replacing(place / records.PARAMETERS) as file:
-                np.savez(file, **packing.pack({"params": mean}))
+            files.write_arrays(place / records.PARAMETERS, packing.pack({"params": mean}))
         stopped = None
         if not math.isfinite(last["train_loss"]):
             where = f"at update {last['update']}, {last['seconds']:.4g} s"

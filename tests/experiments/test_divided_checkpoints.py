@@ -17,6 +17,7 @@ from configs import nonblocking
 from experiments import checkpoints, files, sweep, train
 from runtimes import mesh, slices
 from tests import launcher, two_processes
+from tests.experiments.test_checkpoints import resumable
 from tests.runtimes.toy import DATA, SAMPLES_OF_FOUR
 from tests.two_processes import said, wait_for
 from tests.waiting import until
@@ -95,12 +96,12 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "_write", kill("begun", checkpoints._write))
-        patch.setattr(checkpoints, "_write_arrays", kill("part", checkpoints._write_arrays))
+        patch.setattr(files, "write_arrays", kill("part", files.write_arrays))
         patch.setattr(files, "move", kill("complete", files.move))
         patch.setattr(checkpoints, "keep_only", kill("both", checkpoints.keep_only))
         train.run(configured(), tmp_path / "out", checkpoint_seconds=0)
     result = left(tmp_path / "out")
-    (evaluation,) = checkpoints.resumable([snapshots[4]])
+    (evaluation,) = resumable(snapshots[4])
     for name in (checkpoints.PART.format(0), checkpoints.STATE, "more"):
         damaged = shutil.copytree(snapshots[4], snapshots[4].with_name(f"damaged_{name}"))
         (damaged / "checkpoint" / str(evaluation) / name).write_bytes(b"{}")
@@ -111,7 +112,7 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(
         checkpoints.read(snapshots[4], evaluation).bring({})
     resumed = set()
     for place in snapshots[6:10]:  # of the second checkpoint
-        found = checkpoints.resumable([place])
+        found = resumable(place)
         resumed |= set(found)
         for evaluation in checkpoints.numbers(place):
             assert checkpoints.read(place, evaluation).bring is not None
@@ -132,10 +133,10 @@ def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     writing = checkpoints.write(tmp_path, checkpoints.Checkpoint(3, 4, 0.5, packed, None))
     del packed
     run, _ = runtime.advance(run, np.inf, 4)
-    assert checkpoints.resumable([tmp_path]) == [None] and not writing.done()
+    assert resumable(tmp_path) == [None] and not writing.done()
     may_end.set()
     writing.result()
-    assert checkpoints.resumable([tmp_path]) == [3]
+    assert resumable(tmp_path) == [3]
     back = checkpoints.read(tmp_path, 3)
     assert back[:3] == (3, 4, 0.5)
     stored = back.bring(runtime.pack(run))
