@@ -228,9 +228,9 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
             found.append((row, name, at, seconds))
 
     lines, names, at, seconds = zip(*found, strict=True)
-    plain = [_plain(column) for column in columns]
+    plain, named = [_plain(column) for column in columns], whose is not None and columns[whose]
     local = next((plain.index(name) for name in LOCAL if name in plain), None)
-    on_hosts = whose is not None and plain[whose] in HOSTS and None not in (local, when)
+    on_hosts = named and _plain(named) in HOSTS and None not in (local, when)
     if on_hosts and len({*zip(names, at, strict=True)}) < len(names):  # several on a host
         names = ["/".join(filter(None, (name, *row.cells[local : local + 1])))
                  for name, row in zip(names, lines, strict=True)]  # fmt: skip
@@ -242,7 +242,7 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
         one, other = lines[order[i]], lines[order[i + 1]]
         again = other if other.path != one.path else f"line {other.line}"
         way = "take rows in their order with time=None"
-        for host in sorted(HOSTS.intersection(columns) - {columns[whose]}):
+        for host in sorted(HOSTS.intersection(columns) - {named}):
             way = f"if ranks are local, name workers by their host, too: worker={host!r}"
         raise ValueError(
             f"trace: {one} and {again} both have worker {names[order[i]]!r} at "
@@ -459,15 +459,14 @@ def _of_json(text: str) -> list[list[str]]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        document, begin = [], 0
-        for line in text.split("\n"):
+        document = []
+        for number, line in enumerate(text.split("\n"), 1):
             try:
                 document += [json.loads(line)] if line.strip() else []
             except json.JSONDecodeError as own:
                 if not document:  # the text was meant as one value
                     raise error from None
-                raise json.JSONDecodeError(own.msg, text, begin + own.pos) from None
-            begin += len(line) + 1
+                raise ValueError(f"{own.msg}: line {number} column {own.colno}") from None
     if isinstance(document, dict):
         if "traceEvents" in document:
             return _of_profile(document)

@@ -169,6 +169,7 @@ def test_tables_of_other_programs_are_read(tmp_path, text, options, records):
         ('[{"worker": 0},\n{"worker"}]', "line 2 column 10"),
         ('{"worker": 0}\n{"worker": 1}\n{"wor', "line 3 column 2"),
         ("step,rank0,rank1\n0,1,2\n1,1,\n", "line 3 has step='1', rank1=''"),
+        ("step,rank0,rank1\n0,1,2\n0,1,2\n", "line 2 and line 3 both have worker 'rank0'"),
         ("worker,time,batch_time,time\n0,0,1,2\n", "two columns 'time'"),
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
         ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "line 2 and line 5 both have"),
