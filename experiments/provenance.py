@@ -38,15 +38,8 @@ def claim(
     root: str | os.PathLike, claims: Iterable[tuple[str, str]], numbers: Iterable[Numbers] = ()
 ) -> None:
     """Add (claim, measured) pairs of a paper, and tables, to the note, in place of older ones."""
-    tables = [
-        {
-            "title": table.title,
-            "columns": list(table.columns),
-            "rows": [[str(cell) for cell in row] for row in table.rows],
-        }
-        for table in numbers
-    ]
-    found = {"claims": [[str(text) for text in claim] for claim in claims], "numbers": tables}
+    pairs, tables = [[*map(str, pair)] for pair in claims], [table._asdict() for table in numbers]
+    found = {"claims": pairs, "numbers": tables}
     records.write_json(Path(root) / NOTE, read(root) | found)
 
 
