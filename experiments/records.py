@@ -133,7 +133,7 @@ class Recorder:
         path, lines = self.workdir / METRICS, []
         if kept:
             digest(self.workdir, kept)
-            lines, self.records = _lines(path, formats.LINE, kept)
+            lines, self.records = _lines(path, formats.RESUMED_LINE, kept)
         if self.writes:
             if self._is_longer:
                 for name in REMOVED:

@@ -26,7 +26,6 @@ from experiments import (
     distributed,
     endings,
     files,
-    formats,
     prepare,
     records,
     registry,
@@ -499,9 +498,7 @@ class Arm:
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Restore the state, the history and the counters of the run from a checkpoint."""
-        metrics, path = self.recorder.records, self.recorder.workdir / records.METRICS
-        for entry in metrics:
-            formats.checked(entry, path, formats.RESUMED_LINE)
+        metrics = self.recorder.records
         losses = [entry["train_loss"] for entry in metrics]  # None: it was not finite
         losses = [math.nan if loss is None else loss for loss in losses]
         observed = list(zip([entry["seconds"] for entry in metrics], losses, strict=True))

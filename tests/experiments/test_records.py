@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 import experiments
 import gossax
 from experiments import files as disk
-from experiments import provenance, records
+from experiments import formats, provenance, records
 from tests.launcher import ROOT
 
 
@@ -48,7 +48,8 @@ def test_records_are_on_disk_as_they_happen(tmp_path, config):
 
 
 def test_an_interrupted_run_goes_on_from_the_records_it_keeps(tmp_path, config):
-    kept = [{"update": 1, "train_loss": 0.1 + 0.2}, {"update": 2, "train_loss": None}]
+    whole = dict.fromkeys(formats.RESUMED_LINE.needed, 1)
+    kept = [whole | {"train_loss": 0.1 + 0.2}, whole | {"update": 2, "train_loss": None}]
     with records.Recorder(tmp_path, config) as recorder:
         recorder.begin()
         for record in (*kept, {"update": 3}):
