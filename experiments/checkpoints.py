@@ -4,21 +4,16 @@ A checkpoint is written beside the older one, gets its number when it is complet
 older one is removed: a kill at any moment leaves one of the two. A checkpoint carries the SHA-256
 of each of its files, which `read` compares first. The first process writes the arrays that every
 host has whole to `state.npz`. Arrays that are divided between devices, as with `sharding=fsdp`, are
-whole on no host. The run then waits while each process copies the parts on its devices, and goes on
-while each process writes these parts to a file of its own, `part_N.npz`. In this case all processes
-make every `Writing`, and call `read`, in the same order.
+whole on no host: each process writes the parts on its devices to a file of its own, `part_N.npz`.
 """
 
 import contextlib
 import functools
 import io
-import itertools
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +31,6 @@ DIVIDED = "divided"  # names -> types and shapes of arrays that lie in parts
 PACKED = "run/"  # prefix of what the runtime has packed
 BLOCK = 4096  # bytes that a file takes beyond its arrays, and an array beyond its elements
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
-_begun = itertools.count()  # counts checkpoints of divided state, alike on all processes
 
 
 class Checkpoint(NamedTuple):
@@ -69,67 +63,38 @@ class Unreadable(ValueError):
 # --- writing ---
 
 
-def write(workdir: str | os.PathLike, checkpoint: Checkpoint) -> Future:
-    """Write a checkpoint, and return a Future that ends when it survives a kill.
+def write(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, which survives a kill when this returns; the older one stays.
 
-    The run may change the state from then on. Divided state is written in a thread, all other state
-    before the return. If the disk has no room, NotWritten is raised, here or by the Future, and the
-    older checkpoint stays.
+    If state is divided, all processes call this, and each writes the parts on its devices; else the
+    first process alone calls it. Raises NotWritten if the disk has no room.
     """
-    folder, end = folder_of(workdir), Future()
+    folder, me = folder_of(workdir), distributed.process_id()
+    unfinished, path = folder / UNFINISHED, folder / str(checkpoint.evaluation)
     stored, own = _taken_apart(checkpoint)
-    if distributed.is_writer():
-        files.remove_tree(folder / UNFINISHED)
-    arrays = [*stored.values(), *(own or {}).values()]
-    files.make(folder)
-    files.check_room(folder, sum(a.nbytes for a in arrays) + BLOCK * (len(arrays) + 8))
-    if own is None:
-        end.set_result(_write(folder, checkpoint.evaluation, stored))
-        return end
-    distributed.agreed(None)  # nobody writes before the first process has tidied up
-    key = f"gossax/checkpoint/{next(_begun)}"
-
-    def finish() -> None:
-        try:
-            end.set_result(_write(folder, checkpoint.evaluation, stored, own, key))
-        except Exception as error:
-            end.set_exception(error)
-
-    threading.Thread(target=finish, daemon=True).start()
-    return end
-
-
-def _write(
-    folder: Path, evaluation: int, stored: Mapping, own: Mapping | None = None, key: str = ""
-) -> None:
-    """Write this process's part; the first process then renames the complete checkpoint.
-
-    own: this process's parts of divided state; key: below it processes talk about this checkpoint.
-    """
-    me, count, found = distributed.process_id(), distributed.processes(), {}
-    unfinished, path = folder / UNFINISHED, folder / str(evaluation)
+    arrays, found = [*stored.values(), *(own or {}).values()], {}
     try:
-        files.make(unfinished)
+        if distributed.is_writer():
+            files.remove_tree(unfinished)
+        files.make(folder)
+        files.check_room(folder, sum(a.nbytes for a in arrays) + BLOCK * (len(arrays) + 8))
         if own is not None:
+            distributed.agreed(None)  # nobody writes before the first process has tidied up
             part = unfinished / PART.format(me)
+            files.make(unfinished)
             files.write_arrays(part, own)
-            found[part.name] = files.digest(part)
-            if not distributed.is_writer():
-                distributed.say(f"{key}/{me}", json.dumps(found))
-                distributed.hear(f"{key}/named")
-                return
-            for other in range(1, count):
-                found |= json.loads(distributed.hear(f"{key}/{other}"))
-        files.write_arrays(unfinished / STATE, stored)
-        found[STATE] = files.digest(unfinished / STATE)
-        files.write(unfinished / DIGESTS, json.dumps(found))
-        if path.exists():  # a run trained on from its end: the end's checkpoint gets one less
-            files.move(path, path.with_name(str(evaluation - 1)))
-        files.move(unfinished, path)
+            for one in distributed.gathered({part.name: files.digest(part)}):
+                found |= one
+        if distributed.is_writer():
+            files.make(unfinished)
+            files.write_arrays(unfinished / STATE, stored)
+            found[STATE] = files.digest(unfinished / STATE)
+            files.write(unfinished / DIGESTS, json.dumps(found))
+            if path.exists():  # a run trained on from its end: the end's checkpoint gets one less
+                files.move(path, path.with_name(str(checkpoint.evaluation - 1)))
+            files.move(unfinished, path)
         if own is not None:
-            keep_only(folder.parent, evaluation)
-            if count > 1:
-                distributed.say(f"{key}/named", "")
+            distributed.agreed(None)  # it is complete
     except (OSError, files.NotWritten) as error:
         if distributed.is_writer():
             files.remove_tree(unfinished)
@@ -148,8 +113,8 @@ def _json(value: Any) -> np.ndarray:
 def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | None]:
     """Return the arrays that the first process writes, and this process's parts of divided ones.
 
-    The parts are copies, named after their array and their place in it, its start and end along
-    each axis. None: nothing is divided.
+    A part is named after its array and its place in it, its start and end along each axis. None:
+    nothing is divided.
     """
     packed = {PACKED + name: value for name, value in checkpoint.packed.items()}
     divided = {name: value for name, value in packed.items() if isinstance(value, jax.Array)}
@@ -168,16 +133,14 @@ def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | 
     if not divided:
         return stored, None
     stored[DIVIDED] = _json({n: [v.dtype.name, list(v.shape)] for n, v in divided.items()})
-    shards = {}
+    parts = {}
     for name, value in divided.items():
         for shard in value.addressable_shards:
             if shard.replica_id == 0:
                 ranges = zip(shard.index, value.shape, strict=True)
                 ends = [[*part.indices(size)[:2]] for part, size in ranges]  # its `str` is JSON
-                shards[f"{name}|{ends}"] = shard.data
-    for shard in shards.values():
-        shard.copy_to_host_async()
-    return stored, {name: np.array(shard) for name, shard in shards.items()}
+                parts[f"{name}|{ends}"] = shard.data
+    return stored, parts
 
 
 # --- reading ---

@@ -11,7 +11,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 import jax
@@ -137,103 +136,61 @@ def _train(
             for n, one in enumerate(made)
         ]
         batch = together.stack(states)
-    with Saver(checkpoint_seconds) as saver:
-        going = saver.going(arms)
-        while going:
-            if len(made) == 1:
-                (arm,) = going.values()
-                arm.take(*made[0].runtime.advance(arm.state, *arm.budget()))
-            else:
-                batch = together.observed(batch, states)
-                limits = [going[n].budget() if n in going else (0.0, 0) for n in range(len(made))]
-                batch, schedules = together.advance(batch, *zip(*limits, strict=True))
-                for n, arm in going.items():
-                    arm.take(together.one(batch, n), schedules[n])
-                    states[n] = arm.state
-            going = saver.going(going)
-            if going:
-                saver.save([*going.values()])
+    keeps, saved = math.isfinite(checkpoint_seconds), time.monotonic()
+    going = _going(arms, keeps)
+    while going:
+        if len(made) == 1:
+            (arm,) = going.values()
+            arm.take(*made[0].runtime.advance(arm.state, *arm.budget()))
+        else:
+            batch = together.observed(batch, states)
+            limits = [going[n].budget() if n in going else (0.0, 0) for n in range(len(made))]
+            batch, schedules = together.advance(batch, *zip(*limits, strict=True))
+            for n, arm in going.items():
+                arm.take(together.one(batch, n), schedules[n])
+                states[n] = arm.state
+        going = _going(going, keeps)
+        if not going:
+            return
+        asked = distributed.asked_to_end()
+        due = distributed.agreed(time.monotonic() - saved >= checkpoint_seconds)
+        if due or asked is not None:
+            _save([*going.values()])
+            saved = time.monotonic()
+        if asked is not None:
+            distributed.agreed(None)  # process 0 has written it
+            endings.end(asked)
+
+
+def _going(arms: "Mapping[int, Arm]", keeps: bool) -> "dict[int, Arm]":
+    """Return the arms that train on; write the last checkpoint and the summary of the others.
+
+    keeps: whether a checkpoint of the end is kept, for longer training; else older ones go, too.
+    """
+    for arm in (arm for arm in arms.values() if arm.budget() is None):
+        if keeps and not arm.resumed_at_end:
+            _save([arm])
+        arm.end()
+        if not keeps and arm.recorder.writes:
+            checkpoints.keep_only(arm.recorder.workdir, None)
+    return {n: arm for n, arm in arms.items() if arm.budget() is not None}
+
+
+@phases.within(phases.CHECKPOINT)
+def _save(arms: "Sequence[Arm]") -> None:
+    """Make a checkpoint of every arm; when all arms have theirs, remove the older ones."""
+    made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
+    for recorder, checkpoint in made:
+        if recorder.writes or checkpoints.is_divided(checkpoint):
+            checkpoints.write(recorder.workdir, checkpoint)
+    for recorder, checkpoint in made:
+        if recorder.writes:
+            checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)
 
 
 def _initial(prepared: Prepared) -> Tree:
     """Return the parameters with which a run begins."""
     return prepared.task.init(jax.random.key(prepared.config.seed))
-
-
-# --- checkpoints on the way ---
-
-
-class Saver:
-    """The writer of checkpoints of arms that train together, or of one arm with divided state."""
-
-    def __init__(self, seconds: float):
-        """seconds: the least wall time between two checkpoints."""
-        self._seconds, self._last = seconds, time.monotonic()
-        self._writing: Future | None = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        """Wait until a checkpoint under way is written; ignore errors of its writing."""
-        with contextlib.suppress(Exception):
-            self._wait()
-
-    @phases.within(phases.CHECKPOINT)
-    def save(self, arms: "Sequence[Arm]") -> None:
-        """Make a checkpoint of every arm if one is due, and then remove the older checkpoints.
-
-        Divided state is written in the background; if that fails, a later call raises the error. If
-        a signal asks the run to end, raise `endings.Asked` after a checkpoint. All processes call
-        this.
-        """
-        number = distributed.asked_to_end()
-        due = distributed.agreed(time.monotonic() - self._last >= self._seconds)
-        if self._writing is not None and self._writing.done():
-            self._wait()
-        if due:
-            self._last = time.monotonic()
-        elif number is None:
-            return
-        self._write(arms)
-        if number is not None:
-            self._wait()
-            distributed.agreed(None)  # process 0 has written it
-            endings.end(number)
-
-    def going(self, arms: "Mapping[int, Arm]") -> "dict[int, Arm]":
-        """Return the arms that train on; write the last checkpoint and the summary of the others.
-
-        With infinite seconds between checkpoints, none is written, and older ones are removed.
-        """
-        for arm in (arm for arm in arms.values() if arm.budget() is None):
-            self._wait()
-            keeps = math.isfinite(self._seconds)
-            if keeps and not arm.resumed_at_end:
-                self._write([arm])
-                self._wait()
-            arm.end()
-            if not keeps and arm.recorder.writes:
-                checkpoints.keep_only(arm.recorder.workdir, None)
-        return {n: arm for n, arm in arms.items() if arm.budget() is not None}
-
-    def _write(self, arms: "Sequence[Arm]") -> None:
-        """Make a checkpoint of every arm; when all arms have theirs, remove the older ones."""
-        self._wait()
-        made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
-        for recorder, checkpoint in made:
-            if recorder.writes or checkpoints.is_divided(checkpoint):
-                self._writing = checkpoints.write(recorder.workdir, checkpoint)
-        for recorder, checkpoint in made:
-            if recorder.writes and not checkpoints.is_divided(checkpoint):
-                checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)
-
-    @phases.within(phases.CHECKPOINT)
-    def _wait(self) -> None:
-        """Wait until the last checkpoint is on the disk; raises NotWritten if it is not."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
 
 
 def newest(

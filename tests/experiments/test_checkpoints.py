@@ -131,7 +131,7 @@ def test_arms_that_train_together_go_on_together(tmp_path):
     assert records.read_summary(cut[2])["updates"] == 3  # done before the others
     # As if the kill had come when the first arm had its next checkpoint and the second had not.
     newest = checkpoints.read(cut[0], 2)
-    checkpoints.write(cut[0], newest._replace(evaluation=3)).result()
+    checkpoints.write(cut[0], newest._replace(evaluation=3))
     assert resumable(*cut[:2]) == [2, 2]
     other = tmp_path / "other"
     shutil.copytree(tmp_path / "cut", other)
@@ -187,7 +187,7 @@ def test_values_of_all_kinds_come_back_as_they_were(tmp_path):
     packed["params/a.b"] = np.array([np.nan, -0.0, np.inf, 1e-45], np.float32)
     packed |= {f"none/{kind}": np.zeros((0, 3), np.dtype(kind)) for kind in kinds[:2]}
     written = checkpoints.Checkpoint(7, 8, 0.1 + 0.2, packed, None)
-    checkpoints.write(tmp_path, written).result()
+    checkpoints.write(tmp_path, written)
     back = checkpoints.read(tmp_path, 7)
     assert back[:3] == written[:3] and back.schedule is None
     assert back.packed.keys() == packed.keys()
