@@ -29,7 +29,6 @@ STATE, PART, DIGESTS = "state.npz", "part_{}.npz", "digests.json"
 TYPES = "types"  # names -> types that NumPy's files do not know, as bfloat16
 DIVIDED = "divided"  # names -> types and shapes of arrays that lie in parts
 PACKED = "run/"  # prefix of what the runtime has packed
-BLOCK = 4096  # bytes that a file takes beyond its arrays, and an array beyond its elements
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
@@ -69,18 +68,15 @@ def write(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
     If state is divided, all processes call this, and each writes the parts on its devices; else the
     first process alone calls it. Raises NotWritten if the disk has no room.
     """
-    folder, me = folder_of(workdir), distributed.process_id()
+    folder, found = folder_of(workdir), {}
     unfinished, path = folder / UNFINISHED, folder / str(checkpoint.evaluation)
     stored, own = _taken_apart(checkpoint)
-    arrays, found = [*stored.values(), *(own or {}).values()], {}
     try:
         if distributed.is_writer():
             files.remove_tree(unfinished)
-        files.make(folder)
-        files.check_room(folder, sum(a.nbytes for a in arrays) + BLOCK * (len(arrays) + 8))
         if own is not None:
             distributed.agreed(None)  # nobody writes before the first process has tidied up
-            part = unfinished / PART.format(me)
+            part = unfinished / PART.format(distributed.process_id())
             files.make(unfinished)
             files.write_arrays(part, own)
             for one in distributed.gathered({part.name: files.digest(part)}):

@@ -10,7 +10,6 @@ locks, nobody is refused. The package filelock would leave the file and not name
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -126,12 +125,6 @@ def make(folder: str | os.PathLike) -> None:
     """Make a directory and those above it, if need be."""
     with _writing(folder):
         os.makedirs(folder, exist_ok=True)
-
-
-def check_room(folder: str | os.PathLike, size: int) -> None:
-    """Raise NotWritten if the disk of a folder has fewer than `size` bytes left."""
-    if shutil.disk_usage(folder).free < size:
-        raise NotWritten(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def read(path: str | os.PathLike) -> bytes:
