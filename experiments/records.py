@@ -126,13 +126,9 @@ class Recorder:
                 write_json(self.workdir / CONFIG, _described(self._config))
 
     def begin(self, kept: int = 0) -> None:
-        """Begin the metrics file, cut to its first `kept` records; call it before `append`.
-
-        Raises ValueError if the file has fewer than `kept` records.
-        """
+        """Begin the metrics file, cut to its first `kept` records; call it before `append`."""
         path, lines = self.workdir / METRICS, []
         if kept:
-            digest(self.workdir, kept)
             lines, self.records = _lines(path, formats.RESUMED_LINE, kept)
         if self.writes:
             if self._is_longer:

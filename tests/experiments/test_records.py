@@ -58,8 +58,6 @@ def test_an_interrupted_run_goes_on_from_the_records_it_keeps(tmp_path, config):
         file.write('{"update": 4, "tr')
     with records.Recorder(tmp_path, config) as again:
         assert not again.finished
-        with pytest.raises(ValueError, match="has 3 records, the checkpoint was made after 4"):
-            again.begin(4)
         again.begin(2)
         assert again.records == records.read_metrics(tmp_path) == kept
         again.append({"update": 5})
