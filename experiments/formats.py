@@ -118,10 +118,10 @@ def fits(value: Any, pattern: Any) -> bool:
 def _fault(value: Any, form: Format) -> str | None:
     if not isinstance(value, Mapping):
         return "object"
-    missing = (name for name in form.needed if name not in value)
-    fields = form.fields.items()
-    wrong = (name for name, one in fields if name in value and not fits(value[name], one))
-    return next((repr(name) for names in (missing, wrong) for name in names), None)
+    wrong = [name for name in form.needed if name not in value] or [
+        name for name, one in form.fields.items() if name in value and not fits(value[name], one)
+    ]
+    return repr(wrong[0]) if wrong else None
 
 
 def _is_text(value: Any) -> bool:
