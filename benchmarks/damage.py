@@ -189,7 +189,7 @@ def _checkpoint_file(file: str, model: Any = MODEL) -> Callable[[Path], Path]:
         packed, done = {"params/a": model, "clock/update": np.array([3])}, run / records.SCHEDULE
         made = checkpoints.Checkpoint(1, count, 0.5, packed, schedule.load(done))
         checkpoints.keep_only(run, None)
-        checkpoints.Writing(run, made._replace(metrics=records.digest(run, count))).wait()
+        checkpoints.write(run, made._replace(metrics=records.digest(run, count)))
         return run / checkpoints.CHECKPOINT / "1" / file if file else run / records.METRICS
 
     return write

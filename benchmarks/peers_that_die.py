@@ -87,9 +87,9 @@ MOMENTS = {
     "input": Moment(OWN, "Pictures.__getitem__", 3000, flags=STREAMED),
     "checkpoint": Moment(
         "experiments.train", "Arm.checkpoint", 2,
-        ("experiments.checkpoints", "Writing.__init__"),
+        ("experiments.checkpoints", "write"),
     ),
-    "evaluation": Moment("experiments.train", "Arm.evaluate", 3),
+    "evaluation": Moment("experiments.train", "Arm._look", 3),
 }  # fmt: skip
 
 

@@ -4,20 +4,16 @@ A checkpoint is written beside the older one, gets its number when it is complet
 older one is removed: a kill at any moment leaves one of the two. A checkpoint carries the SHA-256
 of each of its files, which `read` compares first. The first process writes the arrays that every
 host has whole to `state.npz`. Arrays that are divided between devices, as with `sharding=fsdp`, are
-whole on no host. The run then waits while each process copies the parts on its devices, and goes on
-while each process writes these parts to a file of its own, `part_N.npz`. In this case all processes
-make every `Writing`, and call `read`, in the same order.
+whole on no host: each process writes the parts on its devices to a file of its own, `part_N.npz`.
 """
 
 import contextlib
 import functools
 import io
-import itertools
 import json
 import os
 import re
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +29,7 @@ STATE, PART, DIGESTS = "state.npz", "part_{}.npz", "digests.json"
 TYPES = "types"  # names -> types that NumPy's files do not know, as bfloat16
 DIVIDED = "divided"  # names -> types and shapes of arrays that lie in parts
 PACKED = "run/"  # prefix of what the runtime has packed
-BLOCK = 4096  # bytes that a file takes beyond its arrays, and an array beyond its elements
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
-_begun = itertools.count()  # counts checkpoints of divided state, alike on all processes
 
 
 class Checkpoint(NamedTuple):
@@ -68,89 +62,44 @@ class Unreadable(ValueError):
 # --- writing ---
 
 
-class Writing:
-    """The writing of a checkpoint: during construction, or in a thread if the state is divided.
+def write(workdir: str | os.PathLike, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, which survives a kill when this returns; the older one stays.
 
-    Raises NotWritten if the disk has no room; the older checkpoint stays.
+    If state is divided, all processes call this, and each writes the parts on its devices; else the
+    first process alone calls it. Raises NotWritten if the disk has no room.
     """
-
-    def __init__(self, workdir: str | os.PathLike, checkpoint: Checkpoint):
-        """Copy the state to the hosts; the run may change it from then on."""
-        self._folder, self._evaluation = folder_of(workdir), checkpoint.evaluation
-        self._unfinished, self._error = self._folder / UNFINISHED, None
-        self._stored, self._own = _taken_apart(checkpoint)
-        self.is_divided = is_divided(checkpoint)
+    folder, found = folder_of(workdir), {}
+    unfinished, path = folder / UNFINISHED, folder / str(checkpoint.evaluation)
+    stored, own = _taken_apart(checkpoint)
+    try:
         if distributed.is_writer():
-            files.remove_tree(self._unfinished)
-        arrays = [*self._stored.values(), *(self._own or {}).values()]
-        files.make(self._folder)
-        files.check_room(self._folder, sum(a.nbytes for a in arrays) + BLOCK * (len(arrays) + 8))
-        if not self.is_divided:
-            self._finish()
-            self.wait()
-            return
-        distributed.agreed(None)  # nobody writes before the first process has tidied up
-        self._key = f"gossax/checkpoint/{next(_begun)}"
-        self._thread = threading.Thread(target=self._finish, daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise any error of the writing so far; do not wait for its end."""
-        if not self._thread.is_alive():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until the checkpoint survives a kill; raises NotWritten if writing failed."""
-        if self.is_divided:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _finish(self) -> None:
-        try:
-            self._write()
-        except (OSError, files.NotWritten) as error:
-            if distributed.is_writer():
-                files.remove_tree(self._unfinished)
-            self._error = files.NotWritten(self._folder, error.__cause__ or error)
-        except Exception as error:  # another process has gone
-            self._error = error
-
-    def _write(self) -> None:
-        """Write this process's part; the first process then renames the complete checkpoint."""
-        me, count, found = distributed.process_id(), distributed.processes(), {}
-        files.make(self._unfinished)
-        if self._own is not None:
-            path = self._unfinished / PART.format(me)
-            _write_arrays(path, self._own)
-            found[path.name] = files.digest(path)
-            if not distributed.is_writer():
-                distributed.say(f"{self._key}/{me}", json.dumps(found))
-                distributed.hear(f"{self._key}/named")
-                return
-            for other in range(1, count):
-                found |= json.loads(distributed.hear(f"{self._key}/{other}"))
-        _write_arrays(self._unfinished / STATE, self._stored)
-        found[STATE] = files.digest(self._unfinished / STATE)
-        files.write(self._unfinished / DIGESTS, json.dumps(found))
-        path = self._folder / str(self._evaluation)
-        if path.exists():  # a run trained on from its end: the end's checkpoint gets one less
-            files.move(path, path.with_name(str(self._evaluation - 1)))
-        files.move(self._unfinished, path)
-        if self._own is not None:
-            keep_only(self._folder.parent, self._evaluation)
-            if count > 1:
-                distributed.say(f"{self._key}/named", "")
+            files.remove_tree(unfinished)
+        if own is not None:
+            distributed.agreed(None)  # nobody writes before the first process has tidied up
+            part = unfinished / PART.format(distributed.process_id())
+            files.make(unfinished)
+            files.write_arrays(part, own)
+            for one in distributed.gathered({part.name: files.digest(part)}):
+                found |= one
+        if distributed.is_writer():
+            files.make(unfinished)
+            files.write_arrays(unfinished / STATE, stored)
+            found[STATE] = files.digest(unfinished / STATE)
+            files.write(unfinished / DIGESTS, json.dumps(found))
+            if path.exists():  # a run trained on from its end: the end's checkpoint gets one less
+                files.move(path, path.with_name(str(checkpoint.evaluation - 1)))
+            files.move(unfinished, path)
+        if own is not None:
+            distributed.agreed(None)  # it is complete
+    except (OSError, files.NotWritten) as error:
+        if distributed.is_writer():
+            files.remove_tree(unfinished)
+        raise files.NotWritten(folder, error.__cause__ or error) from error
 
 
 def is_divided(checkpoint: Checkpoint) -> bool:
     """Return whether the runtime has packed arrays that are still on their devices."""
     return any(isinstance(value, jax.Array) for value in checkpoint.packed.values())
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    with files.replacing(path) as file:
-        np.savez(file, **arrays)
 
 
 def _json(value: Any) -> np.ndarray:
@@ -160,7 +109,8 @@ def _json(value: Any) -> np.ndarray:
 def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | None]:
     """Return the arrays that the first process writes, and this process's parts of divided ones.
 
-    The parts are copies, named after their array and their place in it; None: nothing is divided.
+    A part is named after its array and its place in it, its start and end along each axis. None:
+    nothing is divided.
     """
     packed = {PACKED + name: value for name, value in checkpoint.packed.items()}
     divided = {name: value for name, value in packed.items() if isinstance(value, jax.Array)}
@@ -179,20 +129,14 @@ def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | 
     if not divided:
         return stored, None
     stored[DIVIDED] = _json({n: [v.dtype.name, list(v.shape)] for n, v in divided.items()})
-    shards = {
-        f"{name}|{_ends(shard.index, value.shape)}": shard.data
-        for name, value in divided.items()
-        for shard in value.addressable_shards
-        if shard.replica_id == 0
-    }
-    for shard in shards.values():
-        shard.copy_to_host_async()
-    return stored, {name: np.array(shard) for name, shard in shards.items()}
-
-
-def _ends(index: tuple[slice, ...], shape: Sequence[int]) -> list[list[int]]:
-    """Return the start and end of a part along each axis; the `str` of this list is JSON."""
-    return [[*part.indices(size)[:2]] for part, size in zip(index, shape, strict=True)]
+    parts = {}
+    for name, value in divided.items():
+        for shard in value.addressable_shards:
+            if shard.replica_id == 0:
+                ranges = zip(shard.index, value.shape, strict=True)
+                ends = [[*part.indices(size)[:2]] for part, size in ranges]  # its `str` is JSON
+                parts[f"{name}|{ends}"] = shard.data
+    return stored, parts
 
 
 # --- reading ---
@@ -201,7 +145,7 @@ def _ends(index: tuple[slice, ...], shape: Sequence[int]) -> list[list[int]]:
 def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
     """Return the checkpoint made after an evaluation; one that cannot be read raises Unreadable.
 
-    If state is divided, each process compares a share of the digests, and `bring` reads the parts.
+    If state is divided, `bring` reads the parts.
     """
     path = folder_of(workdir) / str(evaluation)
     with _readable(path):
@@ -243,12 +187,9 @@ def _compare_digests(path: Path) -> None:
     written = json.loads(files.read(path / DIGESTS))
     if "parts.json" in written:
         raise ValueError("version 0.3 or older has divided it; go on with that version")
-    names = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir())
-    shared = len(written) > 1
-    me, count = (distributed.process_id(), distributed.processes()) if shared else (0, 1)
-    names.remove(DIGESTS)
-    changed = set(names) != set(written)
-    if changed or any(written[name] != files.digest(path / name) for name in names[me::count]):
+    names = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}
+    names -= {DIGESTS}
+    if names != {*written} or any(written[n] != files.digest(path / n) for n in names):
         raise ValueError("its files are not those that were written")
 
 
@@ -271,35 +212,16 @@ def _brought(
             )
     with _readable(path), contextlib.ExitStack() as opened:
         archives = [opened.enter_context(np.load(p)) for p in path.glob(PART.format("*"))]
-        holder = {member: archive for archive in archives for member in archive.files}
-        parts: dict[str, list[str]] = {}
-        for member in holder:
-            parts.setdefault(member.rpartition("|")[0], []).append(member)
-
-        @functools.lru_cache(maxsize=1)  # devices side by side may want pieces of one part
-        def part(member: str) -> np.ndarray:
-            return holder[member][member]
-
-        def piece(name: str, index: tuple[slice, ...]) -> np.ndarray:
-            """Return a piece of an array from the parts that overlap it."""
-            kind, shape = divided[name]
-            wanted = _ends(index, shape)
-            made = np.empty([end - begin for begin, end in wanted], np.dtype(kind))
-            for member in parts[name]:
-                ends = json.loads(member.rpartition("|")[2])
-                both = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(wanted, ends, strict=True)]
-                if all(begin < end for begin, end in both):
-                    to, of = (
-                        tuple(slice(b - o, e - o) for (b, e), (o, _) in zip(both, at, strict=True))
-                        for at in (wanted, ends)
-                    )
-                    made[to] = part(member).view(made.dtype)[of]
-            return made
-
-        for name, (_, shape) in divided.items():
+        parts = [(member.rpartition("|"), one) for one in archives for member in one.files]
+        for name, (kind, shape) in divided.items():
+            whole = np.empty(shape, np.dtype(kind))  # one array at a time
+            for (of, bar, ends), archive in parts:
+                if of == name:
+                    place = tuple(slice(*end) for end in json.loads(ends))
+                    whole[place] = archive[of + bar + ends].view(whole.dtype)
             short = name.removeprefix(PACKED)
             found[short] = jax.make_array_from_callback(
-                tuple(shape), like[short].sharding, functools.partial(piece, name)
+                whole.shape, like[short].sharding, whole.__getitem__
             )
     return found
 
@@ -321,20 +243,14 @@ def numbers(workdir: str | os.PathLike) -> set[int]:
     return {int(path.name) for path in named if path.is_dir() and not path.is_symlink()}
 
 
-def resumable(
-    workdirs: Sequence[str | os.PathLike], unreadable: Collection[Path] = ()
-) -> list[int | None]:
+def resumable(usable: Sequence[set[int]]) -> list[int | None]:
     """Return the evaluation from which each of several runs that train together resumes, or None.
 
-    All runs resume from the latest evaluation that they share, or else each from its own latest.
-    unreadable: paths of checkpoints that are passed over.
+    All runs resume from the latest usable checkpoint that they share, or else each from its own
+    latest one.
     """
-    complete = [
-        {n for n in numbers(workdir) if folder_of(workdir) / str(n) not in unreadable}
-        for workdir in workdirs
-    ]
-    common = set.intersection(*complete) if complete else set()
-    return [max(common or own, default=None) for own in complete]
+    common = set.intersection(*usable) if usable else set()
+    return [max(common or own, default=None) for own in usable]
 
 
 def keep_only(workdir: str | os.PathLike, evaluation: int | None) -> None:

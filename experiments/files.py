@@ -10,7 +10,6 @@ locks, nobody is refused. The package filelock would leave the file and not name
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -21,9 +20,11 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from experiments import endings, registry
 from stragglers.reading import opened
@@ -91,29 +92,25 @@ def write(path: str | os.PathLike, content: str | bytes, durable: bool = True) -
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-class Lines:
-    """A file to which lines are added; the system has a line when its `add` returns."""
+def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a whole .npz file; see `replacing`."""
+    with replacing(path) as file:
+        np.savez(file, **arrays)
 
-    def __init__(self, path: str | os.PathLike):
-        """Open an ordinary file that is there."""
-        self._path = path
-        with _writing(path):
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
-    def add(self, line: str) -> None:
-        """Append a line; raises NotWritten if the disk fails, and the line may then be cut off."""
-        left = f"{line}\n".encode()
-        with _writing(self._path):
+def append(path: str | os.PathLike, line: str) -> None:
+    """Append a line to an ordinary file; the system has it when this returns.
+
+    Raises NotWritten if the disk fails, and the line may then be cut off.
+    """
+    left = f"{line}\n".encode()
+    with _writing(path):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
             while left:
-                left = left[os.write(self._file, left) :]
-
-    def sync(self) -> None:
-        """Let all lines so far survive a power cut."""
-        with _writing(self._path):
-            os.fsync(self._file)
-
-    def close(self) -> None:
-        os.close(self._file)
+                left = left[os.write(file, left) :]
+        finally:
+            os.close(file)
 
 
 def stream(path: str | os.PathLike) -> BinaryIO:
@@ -128,12 +125,6 @@ def make(folder: str | os.PathLike) -> None:
     """Make a directory and those above it, if need be."""
     with _writing(folder):
         os.makedirs(folder, exist_ok=True)
-
-
-def check_room(folder: str | os.PathLike, size: int) -> None:
-    """Raise NotWritten if the disk of a folder has fewer than `size` bytes left."""
-    if shutil.disk_usage(folder).free < size:
-        raise NotWritten(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def read(path: str | os.PathLike) -> bytes:
@@ -178,14 +169,17 @@ def tidy(folder: str | os.PathLike) -> None:
                 remove(entry.path)
 
 
-def sync(folder: str | os.PathLike) -> None:
-    """Let the names in a directory survive a power cut, where the file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # some file systems have no such thing
+def sync(path: str | os.PathLike) -> None:
+    """Let a file, or the names in a directory, survive a power cut; raises NotWritten."""
+    with _writing(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        except OSError:
+            if not os.path.isdir(path):  # some file systems cannot do that for directories
+                raise
+        finally:
+            os.close(descriptor)
 
 
 # --- locks ---

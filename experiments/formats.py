@@ -8,9 +8,8 @@ SHA-256 of its files in `digests.json`, which are compared whenever one of them 
 import contextlib
 import datetime
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -46,9 +45,9 @@ def read(path: str | Path, form: Format, sealed: bool = True) -> dict[str, Any]:
 
     sealed: whether a file of a finished run has to match the run's digest of it.
     """
+    if sealed:
+        check_digest(path, form)
     with reading(path, form):
-        if sealed:
-            check_digest(path)
         return checked(parse(files.read(path)), path, form)
 
 
@@ -61,19 +60,20 @@ def reading(path: str | Path, form: Format) -> Iterator[None]:
         raise damaged(path, error, form) from error
 
 
-def check_digest(path: str | Path) -> None:
-    """Raise ValueError for a file that has changed since its run finished."""
+def check_digest(path: str | Path, form: Format) -> None:
+    """Raise Damaged for a file that has changed since its run finished."""
     path = Path(path)
     if path.name not in SEALED:
         return
-    try:
-        known = parse(files.read(path.with_name(DIGESTS))).get(path.name, ...)
-    except FileNotFoundError:  # of an older run, or one that has not finished
-        return
-    except (ValueError, AttributeError, RecursionError):
-        known = None
-    if known not in (..., files.digest(path)):
-        raise ValueError(f"its SHA-256 is not in {DIGESTS}, without which it is taken as it is")
+    with reading(path, form):
+        try:
+            known = parse(files.read(path.with_name(DIGESTS))).get(path.name, ...)
+        except FileNotFoundError:  # of an older run, or one that has not finished
+            return
+        except (ValueError, AttributeError, RecursionError):
+            known = None
+        if known not in (..., files.digest(path)):
+            raise ValueError(f"its SHA-256 is not in {DIGESTS}, without which it is taken as it is")
 
 
 def parse(text: str | bytes) -> Any:
@@ -118,10 +118,10 @@ def fits(value: Any, pattern: Any) -> bool:
 def _fault(value: Any, form: Format) -> str | None:
     if not isinstance(value, Mapping):
         return "object"
-    missing = (name for name in form.needed if name not in value)
-    fields = form.fields.items()
-    wrong = (name for name, one in fields if name in value and not fits(value[name], one))
-    return next((repr(name) for names in (missing, wrong) for name in names), None)
+    wrong = [name for name in form.needed if name not in value] or [
+        name for name, one in form.fields.items() if name in value and not fits(value[name], one)
+    ]
+    return repr(wrong[0]) if wrong else None
 
 
 def _is_text(value: Any) -> bool:
@@ -156,26 +156,18 @@ def _is_date(value: Any) -> bool:
     return True
 
 
-def _is_share(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"\d+(/\d+)?", value, re.ASCII) is not None
-
-
 def _is_table(value: Any, cell: Any = str) -> bool:
     """Return whether each row of a table has one cell of this pattern per column."""
     whole = fits(value, Format({"columns": [str], "rows": [[cell]]}, ("columns", "rows")))
     return whole and all(len(row) == len(value["columns"]) for row in value["rows"])
 
 
-def _arms(needed: tuple[str, ...]) -> Callable[[Any], bool]:
-    """Return the test of a table of arms, as `publish.take` writes them."""
-
-    def test(value: Any) -> bool:
-        if not _is_table(value, object):
-            return False
-        arms = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
-        return fits(arms, [Format(_OF_ARM, needed)]) and (not arms or value["columns"][0] == "name")
-
-    return test
+def _are_arms(value: Any) -> bool:
+    """Return whether a value is a table of arms, as `publish.take` writes them."""
+    if not _is_table(value, object):
+        return False
+    arms = [dict(zip(value["columns"], row, strict=True)) for row in value["rows"]]
+    return fits(arms, [Format(_OF_ARM, _IN_TABLE)])
 
 
 _MEASURED = (
@@ -198,7 +190,7 @@ _OF_ARM: Mapping[str, Any] = MappingProxyType({
     **dict.fromkeys(("name", "clock", "wait", "algorithm", "runtime"), _is_name),
     "baseline": (None, _is_name), "stopped": (None, _is_text), "seed": _is_count,
     "workers": lambda value: _is_count(value) and 0 < value < 2**31, "seeds": [_is_count],
-    "reached": _is_share, **dict.fromkeys(_NUMBERS, (None, _is_finite)),
+    "reached": _is_name, **dict.fromkeys(_NUMBERS, (None, _is_finite)),
     **{f"{name}_by_seed": (None, [(None, _is_finite)]) for name in BY_SEED},
 })  # fmt: skip
 _IN_TABLE = (
@@ -267,16 +259,14 @@ PROFILE = Format(
     "write it with experiments.profiling.save, or as docs/extend.md says",
 )
 MEASURED_PROFILE = PROFILE._replace(needed=("layers", *_TIMES))
-# A record of docs/results: QUOTED for single numbers, PUBLISHED for a section of its own.
-QUOTED = Format(
+PUBLISHED = Format(
     {
         **NOTE.fields, **dict.fromkeys(("count", "seeds"), _is_count), "settings": _are_texts,
-        "arms": _arms(("name",)), "summary": dict, "remark": str,
+        "arms": _are_arms, "summary": dict, "remark": str,
     },
-    (),
+    NOTE.needed,
     "take it in again with python -m experiments.publish take WORKDIR",
 )  # fmt: skip
-PUBLISHED = QUOTED._replace(fields={**QUOTED.fields, "arms": _arms(_IN_TABLE)}, needed=NOTE.needed)
 ANYTHING = Format({}, (), "give another file, or let the program that wrote it write it again")
 
 

@@ -52,8 +52,7 @@ class Run:
         path = self.workdir / name
         if not path.exists():
             return None
-        with formats.reading(path, RUN):
-            formats.check_digest(path)
+        formats.check_digest(path, RUN)
         return path
 
     @functools.cached_property

@@ -22,35 +22,24 @@ def begin(root: str | os.PathLike, command: str, about: str | None = None) -> No
     """Write down what runs now: its command, the versions, the date and what it is about."""
     versions = {"python": platform.python_version()}
     versions |= {library: importlib.metadata.version(library) for library in LIBRARIES}
+    if (code := commit()) is None:
+        from gossax import __version__ as code  # late: it loads the whole library
     note = {
         "about": about or "",
         "claims": [],
         "command": command,
-        "versions": versions | {"gossax": commit() or _release()},
+        "versions": versions | {"gossax": code},
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     records.write_json(Path(root) / NOTE, note)
-
-
-def _release() -> str:
-    from gossax import __version__  # late: it loads the whole library
-
-    return __version__
 
 
 def claim(
     root: str | os.PathLike, claims: Iterable[tuple[str, str]], numbers: Iterable[Numbers] = ()
 ) -> None:
     """Add (claim, measured) pairs of a paper, and tables, to the note, in place of older ones."""
-    tables = [
-        {
-            "title": table.title,
-            "columns": list(table.columns),
-            "rows": [[str(cell) for cell in row] for row in table.rows],
-        }
-        for table in numbers
-    ]
-    found = {"claims": [[str(text) for text in claim] for claim in claims], "numbers": tables}
+    pairs, tables = [[*map(str, pair)] for pair in claims], [table._asdict() for table in numbers]
+    found = {"claims": pairs, "numbers": tables}
     records.write_json(Path(root) / NOTE, read(root) | found)
 
 

@@ -199,7 +199,7 @@ def state(sweep: Sweep, folder: Path = FOLDER) -> str:
     if not path.exists():
         return "missing"
     try:
-        found = formats.read(path, formats.QUOTED)
+        found = formats.read(path, formats.PUBLISHED)
     except formats.Damaged:
         return "damaged"
     words = shlex.split(found["command"])[2:]
@@ -222,7 +222,7 @@ def state(sweep: Sweep, folder: Path = FOLDER) -> str:
 def commit_of(name: str) -> str:
     """Return the commit in a record, "" where it has none."""
     with contextlib.suppress(formats.Damaged, OSError):
-        found = formats.read(FOLDER / f"{name}.json", formats.QUOTED)
+        found = formats.read(FOLDER / f"{name}.json", formats.PUBLISHED)
         return found.get("versions", {}).get("gossax", "")
     return ""
 

@@ -75,63 +75,82 @@ MOST_NAME = 255  # bytes of one name of a path
 
 
 class Recorder:
-    """The writer of one run's records; `start` makes it.
+    """The writer of one run's records, in a workdir that it opens.
 
-    summary: the summary of a run that `start` found finished, or that `finish` wrote; else None.
-    records: the metrics so far. writes: whether this process writes to the disk; only one does.
-    The end of a `with` block of the recorder closes the metrics file and releases the run's lock,
-    also after an error. `finish` does the same.
+    If the run that `config` describes has finished, `summary` is its summary, and nothing is left
+    to do. If that run was interrupted, its metrics and checkpoints stay, so that it can be resumed.
+    They also stay if `seconds` or `updates` of the config have grown, which trains the run longer.
+    With `overwrite`, the run in the workdir is removed, finished or not. Only the process that
+    `writes` writes to the disk. records: the metrics so far.
+    The end of a `with` block releases the run's lock, also after an error; so does `finish`.
+    Raises ValueError if the workdir holds anything else or, without `overwrite`, another run.
+    Raises files.InUse if another process trains in it. Both errors leave the workdir as it is.
     """
 
     def __init__(
         self,
-        workdir: Path,
-        summary: dict | None,
-        writes: bool,
-        opened: contextlib.ExitStack,
-        longer: ml_collections.ConfigDict | None = None,
+        workdir: str | os.PathLike,
+        config: ml_collections.ConfigDict,
+        overwrite: bool = False,
+        writes: bool = True,
     ):
-        """longer: the config of a run that is trained longer; `begin` writes it to config.json."""
-        self.workdir, self.summary, self.writes, self._longer = workdir, summary, writes, longer
-        self.records: list[dict] = []
-        self._metrics, self._opened = None, opened  # closed at the end of the run
+        check(workdir, config, overwrite)
+        self.workdir, self.writes, self.records = Path(workdir), writes, []
+        self._config = config
+        with contextlib.ExitStack() as opened:
+            if writes and (overwrite or not is_finished(workdir, config)):
+                # If Slurm queues a job again, the old node may still hold the lock for a while.
+                again = distributed.is_queued_again(os.environ)
+                opened.enter_context(files.held(self.workdir / files.RUN_LOCK, waits=again))
+            # Read under the lock, as another process may have finished the run just before.
+            self._is_longer = not overwrite and is_longer(workdir, config)
+            self.summary = None if overwrite or self._is_longer else read_summary(workdir)
+            if writes and not self.finished:
+                self._tidy(overwrite)
+            self._opened = opened.pop_all()  # closed at the end of the run
 
     @property
     def finished(self) -> bool:
         return self.summary is not None
 
-    def begin(self, kept: int = 0) -> None:
-        """Open the metrics file, cut to its first `kept` records; call it before `append`.
+    def _tidy(self, overwrite: bool) -> None:
+        """Remove what an older run has left over, and write config.json where there is none."""
+        if overwrite:
+            checkpoints.keep_only(self.workdir, None)
+            for name in REMOVED:
+                files.remove(self.workdir / name)
+        files.tidy(self.workdir)
+        if not self._is_longer:
+            files.remove(self.workdir / formats.DIGESTS)  # left over if its summary was removed
+            if overwrite or not (self.workdir / CONFIG).exists():  # an older config.json stays
+                write_json(self.workdir / CONFIG, _described(self._config))
 
-        Raises ValueError if the file has fewer than `kept` records.
-        """
-        path = self.workdir / METRICS
+    def begin(self, kept: int = 0) -> None:
+        """Begin the metrics file, cut to its first `kept` records; call it before `append`."""
+        path, lines = self.workdir / METRICS, []
         if kept:
-            digest(self.workdir, kept)
-        lines, self.records = _lines(path, formats.LINE, kept) if kept else ([], [])
+            lines, self.records = _lines(path, formats.RESUMED_LINE, kept)
         if self.writes:
-            if self._longer is not None:
+            if self._is_longer:
                 for name in REMOVED:
                     if name not in (METRICS, PROFILE):
                         files.remove(self.workdir / name)  # digests and the summary first
-                _write_config(self.workdir, self._longer)
+                write_json(self.workdir / CONFIG, _described(self._config))
             files.write(path, "".join(f"{line}\n" for line in lines))
-            self._metrics = files.Lines(path)
-            self._opened.callback(self._metrics.close)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record of metrics to the file at once, and add it to `records`."""
         self.records.append(plain(record))
         if self.writes:
-            self._metrics.add(_dumps(record))
+            files.append(self.workdir / METRICS, _dumps(record))
 
     def sync(self) -> None:
         """Flush the metrics to the disk, so that all lines so far survive a power cut."""
-        if self.writes and self._metrics is not None:
-            self._metrics.sync()
+        if self.writes and self.records:
+            files.sync(self.workdir / METRICS)
 
     def finish(self, summary: Mapping[str, Any]) -> dict:
-        """Write the summary, close the metrics and return the summary as a reader will see it."""
+        """Write the summary, and return it as a reader will see it."""
         if self.writes:
             self.sync()
             seal(self.workdir, _dumps(summary, indent=2) + "\n")
@@ -144,45 +163,6 @@ class Recorder:
 
     def __exit__(self, *_):
         self._opened.close()
-
-
-def start(
-    workdir: str | os.PathLike,
-    config: ml_collections.ConfigDict,
-    overwrite: bool = False,
-    writes: bool = True,
-) -> Recorder:
-    """Open `workdir` for the run that `config` describes; without `writes`, only read it.
-
-    If that run has finished, the recorder has its `summary`, and nothing is left to do. If that run
-    was interrupted, its metrics and checkpoints stay, so that it can be resumed. They also stay if
-    `seconds` or `updates` of the config have grown, which trains the run longer.
-    With `overwrite`, the run in the workdir is removed, finished or not.
-    Raises ValueError if the workdir holds anything else or, without `overwrite`, another run.
-    Raises files.InUse if another process trains in it. Both errors leave the workdir as it is.
-    """
-    check(workdir, config, overwrite)
-    workdir = Path(workdir)
-    with contextlib.ExitStack() as opened:
-        if writes and (overwrite or not is_finished(workdir, config)):
-            # If Slurm queues a job again, the old node may still hold the lock for a while.
-            again = distributed.is_queued_again(os.environ)
-            opened.enter_context(files.held(workdir / files.RUN_LOCK, waits=again))
-        # Read under the lock, as another process may have finished the run just before.
-        longer = not overwrite and is_longer(workdir, config)
-        summary = None if overwrite or longer else read_summary(workdir)
-        if summary is None and writes:
-            if overwrite:
-                checkpoints.keep_only(workdir, None)
-                for name in REMOVED:
-                    files.remove(workdir / name)
-            files.tidy(workdir)
-            if not longer:
-                files.remove(workdir / formats.DIGESTS)  # left over if its summary was removed
-                if overwrite or not (workdir / CONFIG).exists():  # an older config.json stays
-                    _write_config(workdir, config)
-        kept = opened.pop_all()  # the recorder holds the lock until its run ends
-    return Recorder(workdir, summary, writes, kept, config if longer else None)
 
 
 def seal(workdir: Path, summary: str) -> None:
@@ -211,11 +191,7 @@ def claim(workdir: str | os.PathLike, config: ml_collections.ConfigDict) -> None
     """Write config.json, if missing, before any other file of a directory that `check` passed."""
     if not (Path(workdir) / CONFIG).exists():
         files.make(workdir)
-        _write_config(Path(workdir), config)
-
-
-def _write_config(workdir: Path, config: ml_collections.ConfigDict) -> None:
-    write_json(workdir / CONFIG, _described(config))
+        write_json(Path(workdir) / CONFIG, _described(config))
 
 
 def _described(config: ml_collections.ConfigDict) -> dict:
@@ -274,7 +250,7 @@ def _digest(name: str) -> str:
 def check(
     workdir: str | os.PathLike, config: ml_collections.ConfigDict, overwrite: bool = False
 ) -> None:
-    """Raise the ValueError with which `start` would refuse the workdir, and write nothing."""
+    """Raise the ValueError with which `Recorder` refuses the workdir; write nothing."""
     check_path(workdir, "workdir")
     workdir = Path(workdir)
     for place in (workdir, *workdir.parents):
@@ -361,8 +337,7 @@ def read_metrics(workdir: str | os.PathLike, whole: bool = False) -> list[dict]:
     """
     path = Path(workdir) / METRICS
     form = formats.WHOLE_LINE if whole else formats.LINE
-    with formats.reading(path, form):
-        formats.check_digest(path)
+    formats.check_digest(path, form)
     _, lines = _lines(path, form)
     if whole and not lines:
         raise formats.damaged(path, "it has no records", form)
@@ -395,8 +370,7 @@ def read_summary(
 
 def read_schedule(path: str | os.PathLike) -> Schedule:
     """Return the schedule in a file; ValueError if it is unreadable or fails its run's digest."""
-    with formats.reading(path, formats.LINE):
-        formats.check_digest(path)
+    formats.check_digest(path, formats.LINE)
     return load(path)
 
 
@@ -521,10 +495,13 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
     merged = {}
     for field, first in summaries[0].items():
         values = [summary.get(field) for summary in summaries]
-        merged[field] = _mean(values) if any(map(registry.is_number, values)) else first
+        is_whole = None not in values
+        merged[field] = first  # equal values stay what they are: 8 workers, not 8.0
+        if any(map(registry.is_number, values)) and (len(set(values)) > 1 or not is_whole):
+            merged[field] = float(np.mean(values)) if is_whole else None
         if field in WITH_SPREAD:
-            spread = None if None in values or len(values) < 2 else float(np.std(values, ddof=1))
-            merged[f"{field}_std"] = spread
+            spread = is_whole and len(values) > 1
+            merged[f"{field}_std"] = float(np.std(values, ddof=1)) if spread else None
         if field in formats.BY_SEED and len(values) > 1:
             merged[f"{field}_by_seed"] = values
     reached = sum(summary["seconds_to_target"] is not None for summary in summaries)
@@ -534,13 +511,6 @@ def aggregate(summaries: Sequence[Mapping]) -> dict:
         "seeds": [summary["seed"] for summary in summaries],
         "reached": f"{reached}/{len(summaries)}",
     }
-
-
-def _mean(values: list):
-    if None in values:
-        return None
-    # Equal values stay what they are: 8 workers, not 8.0.
-    return values[0] if len(set(values)) == 1 else float(np.mean(values))
 
 
 # --- names below a workdir ---

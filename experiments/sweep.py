@@ -511,7 +511,7 @@ def run(
         claim(arms, workdir)
         for arm in arms if overwrite else ():  # all at once, so that a second start resumes
             if not _has_removed(root / arm.path):
-                with records.start(root / arm.path, arm.config, overwrite=True):
+                with records.Recorder(root / arm.path, arm.config, overwrite=True):
                     pass
                 if known := restarts.names(os.environ):
                     files.write(root / arm.path / records.REMOVED_BY, "\n".join(known))

@@ -19,18 +19,18 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from comms import messages
+from comms.trees import Tree
 from experiments import (
     checkpoints,
     distributed,
     endings,
     files,
-    formats,
     prepare,
     records,
     registry,
     tasks,
 )
-from experiments.checkpoints import Checkpoint, Unreadable, Writing
+from experiments.checkpoints import Checkpoint, Unreadable
 from experiments.prepare import Prepared
 from runtimes import packing, phases
 from runtimes.base import Run
@@ -65,27 +65,11 @@ def run(
     workdir of another config. A finished arm is not run again, but trained longer if `seconds` or
     `updates` are larger than before.
     """
-    prepared = _prepared(config, workdir, overwrite, shared)
-    config = prepared.config
-    with (
-        records.start(workdir, config, overwrite, writes=distributed.is_writer()) as recorder,
-        endings.deferred(),
-        contextlib.closing(prepared.runtime),
-    ):
-        if recorder.finished:
-            return recorder.summary
-        _keep_profile(prepared, recorder)
-        (checkpoint,) = newest([workdir], [on_note])
-        arm = Arm(config, prepared, recorder, on_record, on_note, checkpoint)
-        with Saver(checkpoint_seconds) as saver:
-            while (budget := arm.budget()) is not None:
-                arm.take(*prepared.runtime.advance(arm.state, *budget))
-                if arm.budget() is not None:
-                    saver.save([arm])
-            summary = saver.end(arm)
-        if (number := distributed.asked_to_end()) is not None:
-            endings.end(number)
-        return summary
+    (summary,) = run_together(
+        [config], [workdir], overwrite=overwrite, on_record=[on_record], on_note=[on_note],
+        checkpoint_seconds=checkpoint_seconds, shared=shared,
+    )  # fmt: skip
+    return summary
 
 
 def run_together(
@@ -102,170 +86,111 @@ def run_together(
 
     `prepare.alike` decides which arms can do so. Wall times count all arms together.
     """
-    shared = shared or prepare.LastTask()
+    shared, places = shared or prepare.LastTask(), [Path(workdir) for workdir in workdirs]
     made = [
-        _prepared(config, workdir, overwrite, shared)
-        for config, workdir in zip(configs, workdirs, strict=True)
+        # The profile that was measured when the run began is used again.
+        shared.prepare(config, settled=True, kept=None if overwrite else place / records.PROFILE)
+        for config, place in zip(configs, places, strict=True)
     ]
-    configs = [prepared.config for prepared in made]
-    hooks = on_record or [lambda record: None] * len(configs)
-    notes = on_note or [lambda text: None] * len(configs)
-    with contextlib.ExitStack() as opened, endings.deferred():
+    hooks = on_record or [lambda record: None] * len(made)
+    notes = on_note or [lambda text: None] * len(made)
+    with contextlib.ExitStack() as opened:
         recorders = [
             opened.enter_context(
-                records.start(workdir, config, overwrite, writes=distributed.is_writer())
+                records.Recorder(place, prepared.config, overwrite, writes=distributed.is_writer())
             )
-            for workdir, config in zip(workdirs, configs, strict=True)
+            for place, prepared in zip(places, made, strict=True)
         ]
-        going = [r for r, recorder in enumerate(recorders) if not recorder.finished]
-        for r in going:
-            _keep_profile(made[r], recorders[r])
-        found = newest([workdirs[r] for r in going], [notes[r] for r in going])
+        opened.enter_context(endings.deferred())
+        for prepared in made:
+            opened.enter_context(contextlib.closing(prepared.runtime))
+        going = [n for n, recorder in enumerate(recorders) if not recorder.finished]
+        for n in going:
+            profile, path = made[n].profile, places[n] / records.PROFILE
+            if recorders[n].writes and profile is not None and not path.exists():
+                prepare.PROFILING["save"](path, profile)
+        found = newest([places[n] for n in going], [notes[n] for n in going])
         arms = {
-            r: Arm(configs[r], made[r], recorders[r], hooks[r], notes[r], checkpoint)
-            for r, checkpoint in zip(going, found, strict=True)
+            n: Arm(made[n], recorders[n], hooks[n], notes[n], checkpoint)
+            for n, checkpoint in zip(going, found, strict=True)
         }
         if arms:
-            # A finished arm keeps its place by a run without updates, as the number of runs of a
-            # program changes its rounding.
-            states = [
-                arms[r].state
-                if r in arms
-                else one.runtime.start(one.task.init(jax.random.key(one.config.seed)))
-                for r, one in enumerate(made)
-            ]
-            together = Batched([prepared.runtime for prepared in made])
-            _train(arms, together, states, checkpoint_seconds)
+            _train(arms, made, checkpoint_seconds)
+            if (number := distributed.asked_to_end()) is not None:
+                endings.end(number)
         return [recorder.summary for recorder in recorders]
 
 
-def _prepared(
-    config: ConfigDict, workdir: str | os.PathLike, overwrite: bool, shared: prepare.LastTask | None
-) -> Prepared:
-    """Return the parts of a run, with the profile that was measured when the run began."""
-    kept = None if overwrite else Path(workdir) / records.PROFILE
-    made = prepare.prepare if shared is None else shared.prepare
-    return made(config, settled=True, kept=kept)
-
-
-def _keep_profile(prepared: Prepared, recorder: records.Recorder) -> None:
-    path = recorder.workdir / records.PROFILE
-    if recorder.writes and prepared.profile is not None and not path.exists():
-        prepare.PROFILING["save"](path, prepared.profile)
-
-
 def _train(
-    arms: "Mapping[int, Arm]", together: Batched, states: list, checkpoint_seconds: float
+    arms: "Mapping[int, Arm]", made: Sequence[Prepared], checkpoint_seconds: float
 ) -> None:
-    """Train all arms side by side to their ends; each arm writes its summary at its own end.
+    """Train arms side by side to their ends; each arm writes its summary at its own end.
 
-    arms: the unfinished arms by their places in `states`, which has all arms.
+    arms: the unfinished arms by their places in `made`. A finished arm keeps its place by a run
+    without updates, as the number of runs of a program changes its rounding.
     """
-    batch, saver = together.stack(states), Saver(checkpoint_seconds)
-    budgets = {n: _budget_or_end(arm, saver) for n, arm in arms.items()}
-    while any(budgets.values()):
-        batch = together.observed(batch, states)
-        limits = [budgets.get(n) or (0.0, 0) for n in range(len(states))]
-        batch, schedules = together.advance(batch, *zip(*limits, strict=True))
-        for n, arm in arms.items():
-            if budgets[n] is not None:
+    if len(made) > 1:
+        together = Batched([one.runtime for one in made])
+        states = [
+            arms[n].state if n in arms else one.runtime.start(_initial(one))
+            for n, one in enumerate(made)
+        ]
+        batch = together.stack(states)
+    keeps, saved = math.isfinite(checkpoint_seconds), time.monotonic()
+    going = _going(arms, keeps)
+    while going:
+        if len(made) == 1:
+            (arm,) = going.values()
+            arm.take(*made[0].runtime.advance(arm.state, *arm.budget()))
+        else:
+            batch = together.observed(batch, states)
+            limits = [going[n].budget() if n in going else (0.0, 0) for n in range(len(made))]
+            batch, schedules = together.advance(batch, *zip(*limits, strict=True))
+            for n, arm in going.items():
                 arm.take(together.one(batch, n), schedules[n])
-                states[n], budgets[n] = arm.state, _budget_or_end(arm, saver)
-        if any(budgets.values()):
-            saver.save([arm for n, arm in arms.items() if budgets[n] is not None])
-
-
-def _budget_or_end(arm: "Arm", saver: "Saver") -> tuple[float, int] | None:
-    """Return `arm.budget()`; if that is None, write the arm's last checkpoint and its summary."""
-    budget = arm.budget()
-    if budget is None:
-        saver.end(arm)
-    return budget
-
-
-# --- checkpoints on the way ---
-
-
-class Saver:
-    """The writer of checkpoints of arms that train together, or of one arm with divided state.
-
-    with Saver(seconds) as saver:
-        saver.save(arms)  # at every evaluation
-        summary = saver.end(arm)
-    """
-
-    def __init__(self, seconds: float):
-        """seconds: the least wall time between two checkpoints."""
-        self._seconds, self._last = seconds, time.monotonic()
-        self._writing: Writing | None = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        """Wait until a checkpoint under way is written; ignore errors of its writing."""
-        with contextlib.suppress(Exception):
-            self.wait()
-
-    @phases.within(phases.CHECKPOINT)
-    def save(self, arms: "Sequence[Arm]") -> None:
-        """Make a checkpoint of every arm if one is due, and then remove the older checkpoints.
-
-        Divided state is written in the background; if that fails, a later call raises the error. If
-        a signal asks the run to end, raise `endings.Asked` after a checkpoint. All processes call
-        this.
-        """
-        number = distributed.asked_to_end()
-        due = distributed.agreed(time.monotonic() - self._last >= self._seconds)
-        if self._writing is not None:
-            self._writing.check()
-        if due:
-            self._last = time.monotonic()
-        elif number is None:
+                states[n] = arm.state
+        going = _going(going, keeps)
+        if not going:
             return
-        self._write(arms)
-        if number is not None:
-            self.wait()
+        asked = distributed.asked_to_end()
+        due = distributed.agreed(time.monotonic() - saved >= checkpoint_seconds)
+        if due or asked is not None:
+            _save([*going.values()])
+            saved = time.monotonic()
+        if asked is not None:
             distributed.agreed(None)  # process 0 has written it
-            endings.end(number)
+            endings.end(asked)
 
-    def end(self, arm: "Arm") -> dict:
-        """Write a checkpoint of a run's end, for longer training, and return the run's summary.
 
-        With infinite seconds between checkpoints, none is written, and older ones are removed.
-        """
-        self.wait()
-        keeps = math.isfinite(self._seconds)
+def _going(arms: "Mapping[int, Arm]", keeps: bool) -> "dict[int, Arm]":
+    """Return the arms that train on; write the last checkpoint and the summary of the others.
+
+    keeps: whether a checkpoint of the end is kept, for longer training; else older ones go, too.
+    """
+    for arm in (arm for arm in arms.values() if arm.budget() is None):
         if keeps and not arm.resumed_at_end:
-            self._write([arm])
-            self.wait()
-        summary = arm.summary()
+            _save([arm])
+        arm.end()
         if not keeps and arm.recorder.writes:
             checkpoints.keep_only(arm.recorder.workdir, None)
-        return summary
+    return {n: arm for n, arm in arms.items() if arm.budget() is not None}
 
-    def _write(self, arms: "Sequence[Arm]") -> None:
-        """Make a checkpoint of every arm; when all arms have theirs, remove the older ones."""
-        self.wait()
-        made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
-        for recorder, checkpoint in made:
-            recorder.sync()  # the checkpoint relies on the metrics so far
-            if recorder.writes:
-                lines = records.digest(recorder.workdir, checkpoint.records)
-                checkpoint = checkpoint._replace(metrics=lines)
-            if recorder.writes or checkpoints.is_divided(checkpoint):
-                writing = Writing(recorder.workdir, checkpoint)
-                self._writing = writing if writing.is_divided else None
-        for recorder, checkpoint in made:
-            if recorder.writes and self._writing is None:
-                checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)
 
-    @phases.within(phases.CHECKPOINT)
-    def wait(self) -> None:
-        """Wait until the last checkpoint is on the disk; raises NotWritten if it is not."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.wait()
+@phases.within(phases.CHECKPOINT)
+def _save(arms: "Sequence[Arm]") -> None:
+    """Make a checkpoint of every arm; when all arms have theirs, remove the older ones."""
+    made = [(arm.recorder, arm.checkpoint()) for arm in arms]  # on all processes
+    for recorder, checkpoint in made:
+        if recorder.writes or checkpoints.is_divided(checkpoint):
+            checkpoints.write(recorder.workdir, checkpoint)
+    for recorder, checkpoint in made:
+        if recorder.writes:
+            checkpoints.keep_only(recorder.workdir, checkpoint.evaluation)
+
+
+def _initial(prepared: Prepared) -> Tree:
+    """Return the parameters with which a run begins."""
+    return prepared.task.init(jax.random.key(prepared.config.seed))
 
 
 def newest(
@@ -276,46 +201,41 @@ def newest(
     An unreadable checkpoint is replaced by an older one, with a sentence to the run's function in
     `notes`. Raises Unreadable, with nothing removed, if a run has only unreadable checkpoints.
     """
-    unreadable: dict[Path, Unreadable] = {}
-    while True:
-        found = []
-        evaluations = distributed.agreed(checkpoints.resumable(workdirs, unreadable))
-        for workdir, evaluation in zip(workdirs, evaluations, strict=True):
-            path, error = checkpoints.folder_of(workdir) / str(evaluation), None
-            try:
-                found.append(None if evaluation is None else _usable(workdir, evaluation))
-            except Unreadable as unread:
-                error = unread
-            if packing.of_all(np.array([error is not None])).any():
-                why = f"checkpoint {path} cannot be read by another process"
-                unreadable[path] = error or Unreadable(path, why)
-                break
-        else:
-            break
-    for workdir, checkpoint in zip(workdirs, found, strict=True):
-        passed = [e for p, e in unreadable.items() if p.parent == checkpoints.folder_of(workdir)]
-        if passed and checkpoint is None:
-            finished = (Path(workdir) / records.SUMMARY).exists()
-            raise Unreadable(" and ".join(str(e.path) for e in passed), passed[0].why, finished)
-    for workdir, evaluation, note in zip(workdirs, evaluations, notes, strict=True):
-        folder = checkpoints.folder_of(workdir)
-        for path, error in unreadable.items():
-            if path.parent == folder:
-                note(f"{error.why}; goes on from {folder / str(evaluation)}, and it is removed")
-        if evaluation is not None and distributed.is_writer():
-            checkpoints.keep_only(workdir, evaluation)
-    return found
+    there = [sorted(checkpoints.numbers(workdir), reverse=True) for workdir in workdirs]
+    read = [
+        {number: _read(workdir, number) for number in numbers}
+        for workdir, numbers in zip(workdirs, distributed.agreed(there), strict=True)
+    ]
+    usable = [{n for n, one in own.items() if isinstance(one, Checkpoint)} for own in read]
+    runs = list(zip(workdirs, read, checkpoints.resumable(usable), notes, strict=True))
+    for workdir, own, number, _ in runs:
+        if own and number is None:
+            errors, finished = [*own.values()], (Path(workdir) / records.SUMMARY).exists()
+            paths = " and ".join(str(error.path) for error in errors)
+            raise Unreadable(paths, errors[0].why, finished)
+    for workdir, own, number, note in runs:
+        for passed in (one for n, one in own.items() if n > number):
+            if isinstance(passed, Unreadable):
+                path = checkpoints.folder_of(workdir) / str(number)
+                note(f"{passed.why}; goes on from {path}, and it is removed")
+        if own and distributed.is_writer():
+            checkpoints.keep_only(workdir, number)
+    return [own.get(number) for _, own, number, _ in runs]
 
 
-def _usable(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
-    """Return a checkpoint; raises Unreadable if it is damaged, or if its metrics have changed."""
-    checkpoint = checkpoints.read(workdir, evaluation)
+def _read(workdir: str | os.PathLike, number: int) -> Checkpoint | Unreadable:
+    """Return a checkpoint that all processes can read, whose metrics are there; else the error."""
+    path = checkpoints.folder_of(workdir) / str(number)
     try:
-        if checkpoint.metrics not in ("", records.digest(workdir, checkpoint.records)):
+        found = checkpoints.read(workdir, number)
+        if found.metrics not in ("", records.digest(workdir, found.records)):
             raise ValueError(f"workdir {workdir}: {records.METRICS} has been changed since")
     except ValueError as error:
-        raise Unreadable(checkpoints.folder_of(workdir) / str(evaluation), str(error)) from error
-    return checkpoint
+        found = error if isinstance(error, Unreadable) else Unreadable(path, str(error))
+    fails = isinstance(found, Unreadable)
+    if packing.of_all(np.array([fails])).any() and not fails:
+        return Unreadable(path, f"checkpoint {path} cannot be read by another process")
+    return found
 
 
 # --- one arm on its clock ---
@@ -345,7 +265,7 @@ class Arm:
 
         while (budget := arm.budget()) is not None:
             arm.take(*runtime.advance(arm.state, *budget))
-        summary = arm.summary()
+        summary = arm.end()
 
     state: the run of the runtime, which `advance` consumes and `take` replaces.
     recorder: the writer of the arm's records; the constructor opens its metrics.
@@ -353,7 +273,6 @@ class Arm:
 
     def __init__(
         self,
-        config: ConfigDict,
         prepared: Prepared,
         recorder: records.Recorder,
         on_record: Callable[[dict], None],
@@ -362,15 +281,15 @@ class Arm:
     ):
         """Begin the run, or resume it from `checkpoint`; on_record, on_note: see `run`."""
         self.recorder = recorder
-        self._config, self._prepared, self._on_record = config, prepared, on_record
+        self._config, self._prepared, self._on_record = prepared.config, prepared, on_record
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
-        own_links = prepare.own_links(config, prepared)
-        self._watch = Watch(config.workers, prepared.cuts_off, own_links)
+        own_links = prepare.own_links(prepared.config, prepared)
+        self._watch = Watch(prepared.config.workers, prepared.cuts_off, own_links)
         self._sent = self._communicated = self._waited = 0.0
         self._evaluation, self._ended, self.resumed_at_end = 0, False, False
         self._between: Schedule | None = None  # what has happened since the last evaluation
-        self.state: Run = self._runtime.start(prepared.task.init(jax.random.key(config.seed)))
+        self.state: Run = self._runtime.start(_initial(prepared))
         self._began = time.monotonic()
         if checkpoint is None:
             recorder.begin()
@@ -411,10 +330,16 @@ class Arm:
         )
 
     @phases.within(phases.EVALUATION)
-    def evaluate(self) -> dict:
-        """Evaluate the current models; append the record to the metrics and return the record."""
+    def _look(self) -> None:
+        """Evaluate, write a record, and pass the loss to the runtime.
+
+        A loss that is not finite ends the run.
+        """
         mean, distance = jax.device_get(_mean_and_spread(self._runtime.models(self.state)))
-        entry = {
+        measured = self._runtime.measured(self.state)
+        if "input_wait_seconds" in measured:
+            measured["input_wait_seconds"] += self._waited  # before a resumption
+        self._last = {
             "update": self.state.update,
             "samples": self.state.samples,
             "seconds": self.state.seconds,
@@ -424,47 +349,46 @@ class Arm:
             "communication_seconds": self._communicated,
             **self._method_metrics(),
             **self._fallbacks(),
-            **self._measured(),
+            **measured,
             **self._watch.metrics(),
             "wall_seconds": time.monotonic() - self._began,
         }
-        self.recorder.append(entry)
-        self._on_record(entry)
-        return entry
-
-    def _measured(self) -> dict[str, float]:
-        """Return measurements of the runtime; input waits include waits before a resumption."""
-        measured = self._runtime.measured(self.state)
-        if "input_wait_seconds" in measured:
-            measured["input_wait_seconds"] += self._waited
-        return measured
+        self.recorder.append(self._last)
+        self._on_record(self._last)
+        loss = self._last["train_loss"]
+        self._ended = not math.isfinite(loss)
+        self.state = self._runtime.observe(self.state, self._last["seconds"], loss)
 
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint of this moment, from which the run can resume."""
-        happened = None
-        if self._history and not self._runtime.replays:
-            happened = concatenate(self._history)
-        config = self._config
+        config, recorder, replays = self._config, self.recorder, self._runtime.replays
         planned = self._evaluation * config.evaluate_every  # the time of a longer run's evaluation
         between = self.state.update >= config.updates or planned != _until(config, self._evaluation)
+        # A rule must not see the loss of an evaluation that a longer run does not make.
+        lines = len(recorder.records) - (between and replays)
+        recorder.sync()  # the checkpoint relies on the metrics so far
         return Checkpoint(
             self._evaluation,
-            # A rule must not see the loss of an evaluation that a longer run does not make.
-            len(self.recorder.records) - (between and self._runtime.replays),
+            lines,
             time.monotonic() - self._began,
             self._runtime.pack(self.state),
-            happened,
+            concatenate(self._history) if self._history and not replays else None,
             between=between,
+            metrics=records.digest(recorder.workdir, lines) if recorder.writes else "",
         )
 
     @phases.within(phases.CHECKPOINT)
-    def summary(self) -> dict:
-        """Write the schedule, the trained model and the summary; returns the summary."""
+    def end(self) -> dict:
+        """Write the schedule, the mean model and the summary; return the summary."""
         config, last, metrics = self._config, self._last, self.recorder.records
         schedule = concatenate(self._history) if self._history else None
         models = self._runtime.models(self.state)
         if self.recorder.writes:
-            self._write(schedule, models)
+            place, (mean, _) = self.recorder.workdir, _mean_and_spread(models)
+            if schedule is not None:
+                with files.replacing(place / records.SCHEDULE) as file:
+                    schedule.save(file)
+            files.write_arrays(place / records.PARAMETERS, packing.pack({"params": mean}))
         stopped = None
         if not math.isfinite(last["train_loss"]):
             where = f"at update {last['update']}, {last['seconds']:.4g} s"
@@ -509,8 +433,7 @@ class Arm:
                 f"and communication={registry.text(config.communication)}; give more seconds, or "
                 "shorter delays"
             )
-        init = self._prepared.task.init(jax.random.key(config.seed))
-        if _moved(models, jax.device_get(init)):
+        if _moved(models, jax.device_get(_initial(self._prepared))):
             return None
         start = f"the parameters never moved in {self.state.update} updates"
         if not schedule.batches.any():
@@ -530,18 +453,9 @@ class Arm:
             "make its first step"
         )
 
-    def _look(self) -> None:
-        """Evaluate, and pass the loss to the runtime; a loss that is not finite ends the run."""
-        self._last = self.evaluate()
-        seconds, loss = self._last["seconds"], self._last["train_loss"]
-        self._ended = not math.isfinite(loss)
-        self.state = self._runtime.observe(self.state, seconds, loss)
-
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Restore the state, the history and the counters of the run from a checkpoint."""
-        metrics, path = self.recorder.records, self.recorder.workdir / records.METRICS
-        for entry in metrics:
-            formats.checked(entry, path, formats.RESUMED_LINE)
+        metrics = self.recorder.records
         losses = [entry["train_loss"] for entry in metrics]  # None: it was not finite
         losses = [math.nan if loss is None else loss for loss in losses]
         observed = list(zip([entry["seconds"] for entry in metrics], losses, strict=True))
@@ -587,24 +501,21 @@ class Arm:
         measured = jax.device_get(self._prepared.algorithm.metrics(memory))
         measured = {name: float(value) for name, value in measured.items()}
         if "extra_messages_per_worker" in measured:
+            # No clock contains messages that a worker has repeated: a schedule is made before the
+            # training. If an exchange takes a fixed time, its messages take equal parts of it.
             count, size = (measured[f"extra_{what}_per_worker"] for what in ("messages", "bytes"))
-            measured["extra_seconds_per_worker"] = self._extra_seconds(count, size)
+            config, shapes = self._config, self._prepared.shapes
+            if registry.is_number(config.communication):
+                row = messages.Row(self._prepared.algorithm.settled)
+                once = self._prepared.algorithm.messages(shapes, config.workers, row)
+                seconds = count / len(once) * config.communication
+            else:
+                network = prepare.network(config, shapes)
+                seconds = messages.extra_seconds(count, size, config.workers, network)
+            measured["extra_seconds_per_worker"] = seconds
             measured["bytes_per_worker"] = self._sent + size
             measured["planned_bytes_per_worker"] = self._sent
         return measured
-
-    def _extra_seconds(self, count: float, size: float) -> float:
-        """Return the seconds of messages that a worker has repeated, which no clock contains.
-
-        A schedule is made before the training. If an exchange takes a fixed time, each of its
-        messages takes an equal part of this time. count, size: repeated messages, and their bytes.
-        """
-        config, shapes = self._config, self._prepared.shapes
-        if registry.is_number(config.communication):
-            row = messages.Row(self._prepared.algorithm.settled)
-            once = self._prepared.algorithm.messages(shapes, config.workers, row)
-            return count / len(once) * config.communication
-        return messages.extra_seconds(count, size, config.workers, prepare.network(config, shapes))
 
     def _fallbacks(self) -> dict[str, float | None]:
         """Return metrics of unplanned messages, which data cause and virtual clocks ignore.
@@ -635,16 +546,6 @@ class Arm:
             "fallback_seconds": seconds,
             "fallback_share": updates / max(1, self.state.update),
         }
-
-    def _write(self, schedule: Schedule | None, models) -> None:
-        """Write the schedule, if there was an update, and the mean model."""
-        mean, _ = _mean_and_spread(models)
-        if schedule is not None:
-            with files.replacing(self.recorder.workdir / records.SCHEDULE) as file:
-                schedule.save(file)
-        packed = packing.pack({"params": mean})
-        with files.replacing(self.recorder.workdir / records.PARAMETERS) as file:
-            np.savez(file, **packed)
 
 
 def _evaluations(config: ConfigDict) -> int:

@@ -114,8 +114,6 @@ WRITES = {
 # directory without anything in it.
 WRITES_ALLOWED = {
     ("experiments/executors.py", "unlink"), ("experiments/figures.py", "savefig"),
-    ("experiments/train.py", "savez"),  # into a file of the module
-    ("experiments/checkpoints.py", "savez"),  # the same
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,18 +70,16 @@ USUAL = (  # names of worker, time and duration that are taken where the default
 )  # fmt: skip
 
 
-class Place(NamedTuple):
-    """A line of a file."""
+class Row(NamedTuple):
+    """A line of a file in cells; the first row of a table has the names of its columns."""
 
     path: str
     line: int
+    cells: list[str]
 
     def __str__(self) -> str:
-        """Return the place as a text."""
+        """Return the place of the row as a text."""
         return f"{self.path} line {self.line}"
-
-
-Rows = list[tuple[Place, list[str]]]
 
 
 class Recorded(NamedTuple):
@@ -186,65 +184,80 @@ def read(path: str, wanted: Columns, scale: float | None = None) -> Recorded:
     name of its column says. Raises ValueError for a file that cannot be read.
     """
     try:
-        rows, marks = _tables(path, wanted.worker)
+        table = _table(path, wanted.worker)
     except (OSError, ValueError, TypeError, RuntimeError, csv.Error) as error:
         reason = " ".join(f"{getattr(error, 'strerror', None) or error}".split())
         raise ValueError(
             f"trace: cannot read {path} ({reason}); give the path of a CSV, Parquet or Kineto "
             "file, or a pattern with a file per worker, as 'rank*.csv'"
         ) from error
-    full = [(place, row) for place, row in rows if any(row)]
-    empty = len(rows) - len(full)
-    if full and wanted.worker == Columns().worker and wanted.waiting is None:
-        full = _long(path, full, wanted)
-    columns = full[0][1] if full else []
-    whose, when, what, waits = _places(path, columns, wanted)
+    full = [row for row in table if any(row.cells)]
+    columns, rows = (full[0].cells, full[1:]) if full else ([], [])
+    workers, when = _of_workers(columns, wanted)
+    whose, waits, whats = None, None, [*workers]
+    if not workers:
+        whose, when, what, waits = _places(path, columns, wanted)
+        whats = [what]
+    if not rows:
+        raise ValueError(f"trace: {path} has no records; give a file with at least one")
     unit = 1.0  # of the waits, in units of the durations
     if waits is not None and (own := unit_of(columns[waits])):
         unit = SECONDS[own] / (scale or SECONDS.get(unit_of(columns[what]), 1.0))
-    if not full[1:]:
-        raise ValueError(f"trace: {path} has no records; give a file with at least one")
-    full = _joined(full, whose, when)
-    numbers = [column for column in (when, what, waits) if column is not None]
-    marks = _decided(marks, full[1:], numbers, when)
-    apart = columns.index(APART) if APART in columns else None
-    names = _as_written({(row[whose], marks[at.path]) for at, row in full[1:] if len(row) > whose})
-    observed: dict[str, list[tuple[float, Place, float]]] = {}
-    for order, (place, row) in enumerate(full[1:]):
-        cells, comma = row + [None] * (len(columns) - len(row)), marks[place.path]
-        at = order if when is None else _time(cells[when], comma)
-        seconds = _number(cells[what], comma)
-        seconds -= 0.0 if waits is None else unit * _number(cells[waits], comma)
-        fits = not any(row[len(columns) :])
-        if not (fits and cells[whose] and math.isfinite(at) and 0 < seconds < math.inf):
-            shown = [whose] if not cells[whose] else []
-            shown += [column for column in (when, what, waits) if column is not None]
-            seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
-            seen = seen if fits else f"{len(row)} values for {len(columns)} columns"
-            raise ValueError(
-                f"trace: {place} has {seen}; keep numbers and positive durations only, "
-                "or leave times aside with time=None"
-            )
-        observed.setdefault(names[cells[whose], comma], []).append((at, place, seconds))
-    for name, records in observed.items():
-        records.sort()
-        for (at, place, _), (other, later, _) in itertools.pairwise(records):
-            if at == other:
-                again = later if later.path != place.path else f"line {later.line}"
-                way = "take rows in their order with time=None"
-                for host in sorted(HOSTS.intersection(columns) - {columns[whose]}):
-                    way = f"if ranks are local, name workers by their host, too: worker={host!r}"
+    commas = {  # files with a comma that cannot separate thousands
+        row.path for row in rows for i in (when, *whats, waits)
+        if i is not None and i < len(row.cells) and DECIMAL.fullmatch(row.cells[i])
+    }  # fmt: skip
+
+    found: list[tuple[Row, str, float, float]] = []  # line, worker, time, seconds
+    for n, row in enumerate(rows):
+        cells = row.cells + [None] * (len(columns) - len(row.cells))
+        comma, fits = row.path in commas, not any(cells[len(columns) :])
+        at = n if when is None else _time(cells[when], comma)
+        wait = 0.0 if waits is None else unit * _number(cells[waits], comma)
+        for what in whats:
+            name, seconds = workers.get(what) or cells[whose], _number(cells[what], comma) - wait
+            if not (fits and name and math.isfinite(at) and 0 < seconds < math.inf):
+                shown = [i for i in (when, what, waits) if i is not None]
+                shown = shown if name else [whose, *shown]
+                seen = ", ".join(f"{columns[i]}={cells[i]!r:.200}" for i in shown)
+                seen = seen if fits else f"{len(cells)} values for {len(columns)} columns"
                 raise ValueError(
-                    f"trace: {place} and {again} both have worker {name!r} at "
-                    f"{columns[when]}={at:.12g}, as where two runs are in one file; keep one, or "
-                    f"{way}"
+                    f"trace: {row} has {seen}; keep numbers and positive durations only, "
+                    "or leave times aside with time=None"
                 )
-    durations = {name: np.array([row[2] for row in each]) for name, each in observed.items()}
-    times = {name: np.array([row[0] for row in each]) for name, each in observed.items()}
-    in_step = when is not None and _in_step(list(observed.values()))
-    beside = [] if apart is None else [float(row[apart]) for _, row in full[1:]]
+            found.append((row, name, at, seconds))
+
+    lines, names, at, seconds = zip(*found, strict=True)
+    plain, named = [_plain(column) for column in columns], whose is not None and columns[whose]
+    local = next((plain.index(name) for name in LOCAL if name in plain), None)
+    on_hosts = named and _plain(named) in HOSTS and None not in (local, when)
+    if on_hosts and len({*zip(names, at, strict=True)}) < len(names):  # several on a host
+        names = ["/".join(filter(None, (name, *row.cells[local : local + 1])))
+                 for name, row in zip(names, lines, strict=True)]  # fmt: skip
+    names, at, seconds = _as_written(names), np.array(at), np.array(seconds)
+    _, worker = np.unique(names, return_inverse=True)
+    order = np.lexsort((at, worker))
+    ends = np.diff(worker[order]) > 0
+    for i in np.flatnonzero(~ends & (np.diff(at[order]) == 0))[:1]:
+        one, other = lines[order[i]], lines[order[i + 1]]
+        again = other if other.path != one.path else f"line {other.line}"
+        way = "take rows in their order with time=None"
+        for host in sorted(HOSTS.intersection(columns) - {named}):
+            way = f"if ranks are local, name workers by their host, too: worker={host!r}"
+        raise ValueError(
+            f"trace: {one} and {again} both have worker {names[order[i]]!r} at "
+            f"{columns[when]}={at[order[i]]:.12g}, as where two runs are in one file; keep one, or "
+            f"{way}"
+        )
+    parts = np.split(order, 1 + np.flatnonzero(ends))
+    durations = {names[part[0]]: seconds[part] for part in parts}
+    times = {names[part[0]]: at[part] for part in parts}
+    have_times = when is not None or len(whats) > 1  # the lines of a table with workers' columns
+    in_step = have_times and _in_step([*times.values()], [*durations.values()])
+    apart = np.array([row.cells[columns.index(APART)] for row in rows if APART in columns], float)
     clock = None if when is None else columns[when]
-    return Recorded(durations, columns[what], empty, in_step, np.array(beside), times, clock)
+    empty = len(table) - len(full)
+    return Recorded(durations, columns[whats[0]], empty, in_step, apart, times, clock)
 
 
 def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
@@ -257,7 +270,7 @@ def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
     if list(names) != [str(i) for i in range(len(names))]:
         shown = names if len(names) <= MOST_SHOWN else [*names[:2], "...", names[-1]]
         shown = ", ".join(f"{name:.40}" for name in shown)
-        said += f" (workers from 0 on are {shown}{_gap(names)})"
+        said += f" (workers from 0 on are {shown})"
     return (
         f"{said}, median {np.median(np.concatenate(records)):.3g} s, slowest {names[slowest]:.40} "
         f"({medians[slowest] / np.median(medians):.3g} times the median worker, by medians)"
@@ -278,63 +291,43 @@ def unit_of(column: str) -> str | None:
 
 # --- files ---
 
-DECIMAL = re.compile(r"^([-+]?\d*),(\d+)")  # a number with a decimal comma
-THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")  # or with commas between thousands
+# A number with a decimal comma; 1,500 may be a thousand and a half thousand, too.
+DECIMAL = re.compile(r"(?![-+]?[1-9]\d{0,2}(,\d{3})+$)[-+]?\d*,\d+")
+COMMA = re.compile(r"[-+]?\d*,\d+(e[-+]?\d+)?", re.IGNORECASE)
 APART = "communication apart"  # column of a table that is made from a profile
-Marks = dict[str, str | None]  # path of a file -> its decimal mark; None: its numbers decide
+Lines = Iterable[tuple[int, list[str]]]  # numbers of lines and their cells, the header first
 
 
-def _tables(path: str, worker: str) -> tuple[Rows, Marks]:
-    """Return the rows of all files of a path, and the decimal mark of each file.
+def _table(path: str, worker: str) -> list[Row]:
+    """Return the rows of all files of a path.
 
     Where a profile, or one of several files, names no worker, the file's name is added as worker.
     """
     place = Path(path).expanduser()
     pattern = f"{glob.escape(str(place))}/*" if place.is_dir() else f"{place}"
-    if not glob.has_magic(pattern) or place.is_file():
-        rows, comma = _cells(place)
-        header = rows[0][1] if rows else []
-        if APART in header and worker not in header:  # a profile that does not say its rank
-            name = place.name.partition(".")[0]
-            rows = [(at, [*row, worker if row is header else name]) for at, row in rows]
-        return rows, {f"{place}": comma}
-    paths = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)), key=natural)
+    several = glob.has_magic(pattern) and not place.is_file()
+    paths = [pattern]
+    if several:
+        found = filter(os.path.isfile, glob.glob(pattern, recursive=True))
+        paths = sorted(found, key=natural)
     if not paths:
         raise ValueError("no file has a name of that pattern")
-    joined: Rows = []
-    names, marks = _varying(paths), {}
-    for name, one in zip(names, paths, strict=True):
-        rows, marks[f"{Path(one)}"] = _cells(Path(one))
-        (at, header), *rest = rows or [(Place(one, 1), [])]
-        if _plain(worker) not in map(_plain, header):
-            if not any(any(row) for _, row in rest):
+    joined: list[Row] = []
+    for name, one in zip(_varying(paths), paths, strict=True):
+        header, *rest = _rows(Path(one)) or [Row(one, 1, [])]
+        is_named = _plain(worker) in map(_plain, header.cells)
+        if not is_named and (several or APART in header.cells):
+            if not any(any(row.cells) for row in rest):
                 raise ValueError(f"{one} has no records of its worker, take it away")
-            header, rest = [worker, *header], [(line, [name, *row]) for line, row in rest]
-        if joined and header != joined[0][1]:
+            header = header._replace(cells=[worker, *header.cells])
+            rest = [row._replace(cells=[name, *row.cells]) for row in rest]
+        if joined and header.cells != joined[0].cells:
             raise ValueError(
-                f"{paths[0]} has the columns {', '.join(joined[0][1])}, {one} has "
-                f"{', '.join(header)}"
+                f"{paths[0]} has the columns {', '.join(joined[0].cells)}, {one} has "
+                f"{', '.join(header.cells)}"
             )
-        joined += rest if joined else [(at, header), *rest]
-    return joined, marks
-
-
-def _decided(marks: Marks, rows: Rows, numbers: Sequence[int], when: int | None) -> dict[str, str]:
-    """Return the decimal mark of every file.
-
-    A comma that cannot separate thousands is the mark of its file, and then of every file without
-    a point in its durations. numbers: places of columns of numbers; when: place of the times.
-    """
-    with_commas, with_points = set(), set()
-    for place, row in rows:
-        for i in numbers if marks[place.path] is None else ():
-            cell = row[i] if i < len(row) else ""
-            if DECIMAL.fullmatch(cell) and not THOUSANDS.fullmatch(cell):
-                with_commas.add(place.path)
-            elif "." in cell and i != when and math.isfinite(_number(cell, ".")):
-                with_points.add(place.path)
-    alike = with_commas | ({*marks} - with_points if with_commas else set())
-    return {path: mark or ("," if path in alike else ".") for path, mark in marks.items()}
+        joined += rest if joined else [header, *rest]
+    return joined
 
 
 def _varying(paths: Sequence[str]) -> list[str]:
@@ -350,17 +343,17 @@ def _varying(paths: Sequence[str]) -> list[str]:
     stems = [Path(path).name.partition(".")[0] for path in paths]
     if len(set(stems)) == len(stems):
         return stems
-    steps = list(itertools.zip_longest(*(Path(path).parts for path in paths), fillvalue=""))
+    steps = itertools.zip_longest(*(Path(path).parts for path in paths), fillvalue="")
     steps = [one for one in steps if len(set(one)) > 1]
     return ["/".join(filter(None, one)) for one in zip(*steps, strict=True)]
 
 
-def _cells(path: Path) -> tuple[Rows, str | None]:
-    """Return a file's rows with their places, and its decimal mark as in `Marks`."""
+def _rows(path: Path) -> list[Row]:
+    """Return the rows of a file."""
     with reading.opened(path) as file:
         start = file.peek(4)
         if start.startswith(b"PAR1"):
-            return _numbered(path, _of_parquet(file)), "."
+            return _numbered(path, enumerate(_of_parquet(file), 1))
         if start.startswith(b"PK"):
             raise ValueError("it is a zip or Excel file")
         packed = start.startswith(b"\x1f\x8b")
@@ -370,35 +363,29 @@ def _cells(path: Path) -> tuple[Rows, str | None]:
             raise ValueError("it ends too early or is damaged") from error
     if len(data) > reading.MOST_BYTES:
         raise ValueError(f"it has more than {reading.MOST_BYTES / 1e6:.0f} MB")
-    text = _decoded(data)
-    if text.lstrip()[:1] not in ("{", "["):
-        return _of_text(path, text)
     try:
-        return _numbered(path, _of_json(text), header=0), "."
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        if re.search(rb"[\0-\x08\x0e-\x1f]", data):
+            raise ValueError("it is no text") from error
+        text = data.decode("latin-1")  # whose µ is not valid in UTF-8
+    if text.lstrip()[:1] not in ("{", "["):
+        return _numbered(path, _of_text(text))
+    try:
+        return _numbered(path, enumerate(_of_json(text)))
     except (AttributeError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"it is no profile as PyTorch writes it: {error!r:.200}") from error
 
 
-def _decoded(data: bytes) -> str:
-    """Return the text of UTF-8, UTF-16 or Latin-1; the µ of Latin-1 is not valid in UTF-8."""
-    try:
-        return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        if re.search(rb"[\0-\x08\x0e-\x1f]", data):
-            raise ValueError("it is no text") from error
-        return data.decode("latin-1")
-
-
-def _numbered(path: Path, rows: Sequence[Sequence[str]], header: int = 1) -> Rows:
-    """Return rows with their places; header: line of the first row."""
-    return [(Place(f"{path}", line), list(row)) for line, row in enumerate(rows, header)]
+def _numbered(path: Path, lines: Lines) -> list[Row]:
+    return [Row(f"{path}", line, list(cells)) for line, cells in lines]
 
 
 COMMENTS = "#", "sep="  # at the begin of a line; Excel understands the second
 
 
-def _of_text(path: Path, text: str) -> tuple[Rows, str | None]:
-    """Return the rows of lines that are no comments, and the decimal mark as in `Marks`.
+def _of_text(text: str) -> Lines:
+    """Return the lines that are no comments.
 
     The header gives the delimiter. The header may be a comment above lines of numbers, as NumPy
     writes it, or be repeated, as in joined files. With semicolons, numbers have decimal commas.
@@ -413,18 +400,22 @@ def _of_text(path: Path, text: str) -> tuple[Rows, str | None]:
     if delimiter not in header and len(header.split()) == len(below.split()):
         delimiter = " "
 
-    def split(some: str) -> Iterator[tuple[int, list[str]]]:
-        reader = csv.reader(io.StringIO(some, newline=""), delimiter=delimiter,
-                            skipinitialspace=True)  # fmt: skip
-        return ((reader.line_num, [cell.strip() for cell in row]) for row in reader if row)
+    def split(some: str) -> Lines:
+        lines = io.StringIO(some, newline="")
+        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+        return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
 
-    rows = [(Place(f"{path}", at), row) for at, row in split(text)]
-    rows = [(place, row) for place, row in rows if not row[0].startswith(COMMENTS)]
-    if above and rows and all(math.isfinite(_number(cell, ",")) for cell in rows[0][1]):
-        _, named = next(split(above.lstrip("# ")), (0, []))
-        rows[:0] = [(rows[0][0], named)] if len(named) == len(rows[0][1]) else []
-    mark = {";": ",", ",": "."}.get(delimiter)
-    return [row for n, row in enumerate(rows) if n == 0 or row[1] != rows[0][1]], mark
+    lines = [(at, row) for at, row in split(text) if not row[0].startswith(COMMENTS)]
+    if delimiter == ";":
+        lines = [
+            (at, [c.replace(",", ".") if COMMA.fullmatch(c) else c for c in row])
+            for at, row in lines
+        ]
+    if above and lines and all(math.isfinite(_number(cell, True)) for cell in lines[0][1]):
+        named = split(above.lstrip("# "))
+        if named and len(named[0][1]) == len(lines[0][1]):
+            lines.insert(0, (lines[0][0], named[0][1]))
+    return [line for n, line in enumerate(lines) if n == 0 or line[1] != lines[0][1]]
 
 
 def _of_parquet(file: io.BufferedReader) -> list[list[str]]:
@@ -446,19 +437,13 @@ def _of_parquet(file: io.BufferedReader) -> list[list[str]]:
     names = table.column_names
     if OPERATIONS.issubset(names):
         return _micro_batches(dict(zip(names, values, strict=True)))
-    return [names, *map(list, zip(*map(_written, names, values), strict=True))]
-
-
-def _written(name: str, values: np.ndarray) -> list[str]:
-    """Return the cells of a column; a missing value is empty, a date is seconds since 1970.
-
-    name: name of the column; time spans are written in its unit, by default in seconds.
-    """
-    if values.dtype.kind == "M":
-        values = values - np.datetime64(0, "s")
-    if values.dtype.kind == "m":
-        values = values / np.timedelta64(1, unit_of(name) or "s")
-    return list(map(_cell, values.tolist()))
+    for i, (name, column) in enumerate(zip(names, values, strict=True)):
+        if column.dtype.kind == "M":  # a date is seconds since 1970
+            values[i] = column = column - np.datetime64(0, "s")
+        if column.dtype.kind == "m":  # a time span is in the unit of its column
+            values[i] = column / np.timedelta64(1, unit_of(name) or "s")
+    cells = (map(_cell, column.tolist()) for column in values)
+    return [names, *map(list, zip(*cells, strict=True))]
 
 
 def _cell(value: Any) -> str:
@@ -474,15 +459,14 @@ def _of_json(text: str) -> list[list[str]]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        document, begin = [], 0
-        for line in text.split("\n"):
+        document = []
+        for number, line in enumerate(text.split("\n"), 1):
             try:
                 document += [json.loads(line)] if line.strip() else []
             except json.JSONDecodeError as own:
                 if not document:  # the text was meant as one value
                     raise error from None
-                raise json.JSONDecodeError(own.msg, text, begin + own.pos) from None
-            begin += len(line) + 1
+                raise ValueError(f"{own.msg}: line {number} column {own.colno}") from None
     if isinstance(document, dict):
         if "traceEvents" in document:
             return _of_profile(document)
@@ -525,55 +509,60 @@ STEP = re.compile(r"ProfilerStep#(\d+)")
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 
 
+class Event(NamedTuple):
+    """An event of a profile; times in us."""
+
+    category: str
+    name: str
+    begin: float
+    end: float
+
+
 def _of_profile(document: dict) -> list[list[str]]:
     """Return cells: each step's computing and communication [us] in a rank's PyTorch profile.
 
     A step is a ProfilerStep. The time in which the device runs collectives and nothing else is
     subtracted, as this is the exchange with its wait for other workers.
     """
-    events = document.get("traceEvents")
-    if not isinstance(events, list):
+    if not isinstance(document["traceEvents"], list):
         raise ValueError("its traceEvents are no list, as a profiler writes it")
-    events = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    spans: tuple[dict, dict] = {}, {}  # of steps on the host, and over all streams of the device
+    events = []
+    for event in document["traceEvents"]:
+        if event.get("ph") == "X" and "dur" in event:
+            begin, category = float(event["ts"]), f"{event.get('cat')}".lower()
+            end = begin + float(event["dur"])
+            events.append(Event(category, f"{event.get('name', '')}", begin, end))
+    host: dict[int, Event] = {}
+    device: dict[int, Event] = {}  # over all streams
     for event in events:
-        if found := STEP.match(_name(event)):
-            known = spans[event.get("cat") == "gpu_user_annotation"]
-            begin, end = _interval(event)
-            earlier = known.get(int(found[1]), (begin, end))
-            known[int(found[1])] = min(begin, earlier[0]), max(end, earlier[1])
-    steps = spans[0] | spans[1]
+        if found := STEP.match(event.name):
+            spans = device if event.category == "gpu_user_annotation" else host
+            known = spans.setdefault(int(found[1]), event)
+            begin, end = min(known.begin, event.begin), max(known.end, event.end)
+            spans[int(found[1])] = event._replace(begin=begin, end=end)
+    steps = host | device
     if not steps:
         raise ValueError("it has no ProfilerStep; call the profiler's step() after each step")
-    work = [event for event in events if f"{event.get('cat')}".lower() in DEVICE]
-    busy = work or [event for event in events if event.get("cat") == "user_annotation"]
-    collectives = [_interval(event) for event in busy if COLLECTIVE.search(_name(event))]
-    others = [_interval(event) for event in work if not COLLECTIVE.search(_name(event))]
+    work = [event for event in events if event.category in DEVICE]
+    busy = work or [event for event in events if event.category == "user_annotation"]
+    collectives = [event for event in busy if COLLECTIVE.search(event.name)]
+    others = [event for event in work if not COLLECTIVE.search(event.name)]
     rank = (document.get("distributedInfo") or {}).get("rank")
     rows = [["time", "batch_time_us", APART] + ["worker"] * (rank is not None)]
-    for number, (begin, end) in sorted(steps.items()):
-        exposed = _covered(collectives + others, begin, end) - _covered(others, begin, end)
-        row = [f"{number}", repr(end - begin - exposed), repr(_covered(collectives, begin, end))]
+    for number, step in sorted(steps.items()):
+        exposed = _covered(collectives + others, step) - _covered(others, step)
+        computing = step.end - step.begin - exposed
+        row = [f"{number}", repr(computing), repr(_covered(collectives, step))]
         rows.append(row + [f"{rank}"] * (rank is not None))
     return rows
 
 
-def _name(event: dict) -> str:
-    """Return the name of a profiled event, which may have none."""
-    return f"{event.get('name', '')}"
-
-
-def _interval(event: dict) -> tuple[float, float]:
-    """Return the start and end of a profiled event [us]."""
-    return float(event["ts"]), float(event["ts"]) + float(event["dur"])
-
-
-def _covered(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """Return the time between begin and end that at least one of the intervals covers."""
-    covered, until = 0.0, begin
-    for one, other in sorted(intervals):
-        covered += max(0.0, min(other, end) - max(one, until))
-        until = max(until, min(other, end))
+def _covered(events: Sequence[Event], step: Event) -> float:
+    """Return the time of a step that at least one of the events covers."""
+    covered, until = 0.0, step.begin
+    for begin, end in sorted((event.begin, event.end) for event in events):
+        covered += max(0.0, min(end, step.end) - max(begin, until))
+        until = max(until, min(end, step.end))
     return covered
 
 
@@ -591,65 +580,49 @@ def _places(path: str, columns: Sequence[str], wanted: Columns) -> list[int | No
             names[i] = next((name for name in free if name in plain), free[0])
     if wanted[1:3] == default[1:3] and names[2] not in plain and {*plain}.issuperset(STEP_TIME):
         names[1:3] = STEP_TIME
-    places: list[int | None] = []
-    for parameter, name in zip(Columns._fields, names, strict=True):
+    places: list[int | None] = [None] * len(names)
+    # A column that was asked for is missed before a usual one.
+    for i in sorted(range(len(names)), key=lambda i: wanted[i] == default[i]):
+        parameter, name = Columns._fields[i], names[i]
         if name is None:
-            places.append(None)
             continue
-        found = [i for i, column in enumerate(columns) if column == name]
-        found = found or [i for i, column in enumerate(plain) if column == _plain(name)]
-        if len(found) != 1:
-            raise _unclear(path, columns, parameter, name, "two columns" if found else "no column")
-        places.append(found[0])
+        found = [at for at, column in enumerate(columns) if column == name]
+        found = found or [at for at, column in enumerate(plain) if column == _plain(name)]
+        if len(found) == 1:
+            places[i] = found[0]
+            continue
+        known = " ".join(", ".join(columns).split())[:200] or "none"
+        instead = "have a column per worker, as gpu0_ms, gpu1_ms, ..."
+        if parameter == "time":
+            instead = "take rows in their order with time=None"
+        raise ValueError(
+            f"trace: {path} has {'two columns' if found else 'no column'} {name!r}; it has "
+            f"{known}; give the name of one as trace(path='{path}', {parameter}='...'), or "
+            f"{instead}"
+        )
     return places
 
 
-def _unclear(
-    path: str, columns: Sequence[str], parameter: str, name: str, said: str = "no column"
-) -> ValueError:
-    """Return the error for a table without a column of this name, or with several of them."""
-    known = " ".join(", ".join(columns).split())[:200] or "none"
-    instead = "have a column per worker, as gpu0_ms, gpu1_ms, ..."
-    if parameter == "time":
-        instead = "take rows in their order with time=None"
-    return ValueError(
-        f"trace: {path} has {said} {name!r}; it has {known}; give the name of one as "
-        f"trace(path='{path}', {parameter}='...'), or {instead}"
-    )
+def _of_workers(columns: list[str], wanted: Columns) -> tuple[dict[int, str], int | None]:
+    """Return the places and workers of a table with a column per worker, and the place of times.
 
-
-def _long(path: str, rows: Rows, wanted: Columns) -> Rows:
-    """Return a table with a column per worker as one with a row per duration, others unchanged.
-
-    The names of such columns differ only in a number, and there is no column of durations.
+    The names of such columns differ only in a number, and there is no column of durations. Any
+    other table has none.
     """
-    columns, default = rows[0][1], Columns()
-    names = [UNIT.sub("", column) for column in columns]
-    whose = {i: name.rstrip("0123456789") for i, name in enumerate(names) if name[-1:].isdecimal()}
-    numbered = len(whose) > 1 and len(set(whose.values())) == 1 and len(set(names)) == len(names)
-    if not numbered or len({unit_of(columns[i]) for i in whose}) > 1:
-        return rows
+    default, none = Columns(), ({}, None)
     plain = [_plain(column) for column in columns]
-    long = {default.worker, *USUAL[0], *USUAL[2]} - {default.time} | {_plain(wanted.duration)}
-    if long & {*plain}:
-        return rows
-    if all(math.isfinite(_number(column, ".")) for column in columns):  # there is no header
-        return rows
-    times = (wanted.time, *USUAL[1]) if wanted.time == default.time else (_plain(wanted.time),)
+    names = [UNIT.sub("", column) for column in columns]
+    whose = {i: name for i, name in enumerate(names) if name[-1:].isdecimal()}
+    alike = {(name.rstrip("0123456789"), unit_of(columns[i])) for i, name in whose.items()}
+    numbered = len(whose) > 1 == len(alike) and len(set(names)) == len(names)
+    has_rows = {default.worker, *USUAL[0], *USUAL[2]} - {default.time} | {default.duration}
+    if not numbered or has_rows & {*plain} or wanted != default._replace(time=wanted.time):
+        return none
+    if all(math.isfinite(_number(column)) for column in columns):  # there is no header
+        return none
+    times = (default.time, *USUAL[1]) if wanted.time == default.time else (_plain(wanted.time),)
     when = next((plain.index(name) for name in times if name in plain), None)
-    if wanted.duration != default.duration:
-        raise _unclear(path, columns, "duration", wanted.duration)
-    if when is None and wanted.time not in (None, default.time):
-        raise _unclear(path, columns, "time", wanted.time)
-    unit = unit_of(columns[next(iter(whose))])
-    duration = f"{default.duration}_{unit}" if unit else default.duration
-    header = [default.worker, default.time if when is None else columns[when], duration]
-    found = [(rows[0][0], header)]
-    for line, row in rows[1:]:
-        cells = row + [""] * (len(columns) - len(row))
-        at = f"{line.line}" if when is None else cells[when]
-        found += [(line, [names[i], at, cells[i], *row[len(columns) :]]) for i in whose]
-    return found
+    return none if when is None and wanted.time not in (None, default.time) else (whose, when)
 
 
 def _plain(column: str | None) -> str:
@@ -658,38 +631,20 @@ def _plain(column: str | None) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", UNIT.sub("", column) or column).lower()
 
 
-def _joined(rows: Rows, whose: int, when: int | None) -> Rows:
-    """Return rows with workers named as host0/1, if a host has several workers at one time."""
-    plain, place = [_plain(column) for column in rows[0][1]], max(whose, when or 0)
-    local = next((plain.index(name) for name in LOCAL if name in plain), None)
-    pairs = [(row[whose], row[when or 0]) for _, row in rows if len(row) > place]
-    if plain[whose] not in HOSTS or None in (local, when) or len({*pairs}) == len(pairs):
-        return rows
-    return rows[:1] + [
-        (at, [*row[:whose], f"{row[whose]}/{row[local]}", *row[whose + 1 :]])
-        if len(row) > max(whose, local) and row[whose] and row[local] else (at, row)
-        for at, row in rows[1:]
-    ]  # fmt: skip
+def _as_written(names: Sequence[str]) -> list[str]:
+    """Return the names of workers, 3 where a column of floats has 3.0 or 3.0e+00."""
+    numbers = {name: _number(name) for name in set(names)}
+    if all("." in name and number.is_integer() for name, number in numbers.items()):
+        return [f"{numbers[name]:.0f}" for name in names]
+    return list(names)
 
 
-def _as_written(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return pair of `names` -> worker's name, 3 where a column of floats has 3.0 or 3.0e+00.
-
-    names: pairs of a worker's cell and the decimal mark of its file.
-    """
-    numbers = {(name, comma): _number(name, comma) for name, comma in names}
-    floats = all("." in name.replace(comma, ".") and x.is_integer()
-                 for (name, comma), x in numbers.items())  # fmt: skip
-    return {one: f"{x:.0f}" if floats else one[0] for one, x in numbers.items()}
-
-
-def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:
+def _in_step(times: Sequence[np.ndarray], durations: Sequence[np.ndarray]) -> bool:
     """Return True if durations vary over time, but hardly between workers at one time."""
-    each = [{at: seconds for at, _, seconds in rows} for rows in observed]
+    each = [dict(zip(*columns, strict=True)) for columns in zip(times, durations, strict=True)]
     common = sorted(set.intersection(*map(set, each)))
     if len(common) < LEAST_EQUAL:  # times of clocks: the order gives the step
-        each = [[mine[at] for at in sorted(mine)] for mine in each]
-        common = range(min(map(len, each)))
+        each, common = durations, range(min(map(len, durations)))
     if len(each) < 2 or len(common) < LEAST_EQUAL:
         return False
     table = np.array([[mine[at] for at in common] for mine in each])  # [workers, times]
@@ -699,25 +654,16 @@ def _in_step(observed: Sequence[Sequence[tuple[float, Place, float]]]) -> bool:
     return bool(within < EQUAL * over)
 
 
-def _gap(names: Sequence[str]) -> str:
-    """Return a text about a gap in numbered names, as of missing records, or "" without a gap."""
-    parts = [re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, re.DOTALL) for name in names]
-    if None in parts or len({(part[1], part[3]) for part in parts}) > 1:
-        return ""
-    for one, other in itertools.pairwise(parts):
-        if int(other[2]) > int(one[2]) + 1:
-            return f"; the file has none between {one[0]} and {other[0]}"
-    return ""
-
-
-def _number(text: str | None, comma: str) -> float:
+def _number(text: str | None, comma: bool = False) -> float:
+    """Return a number, which may have a decimal comma; NaN for anything else."""
+    text = text or ""
     try:
-        return float((text or "").replace(comma, "."))
+        return float(text.replace(",", ".") if comma else text)
     except ValueError:
         return math.nan
 
 
-def _time(text: str | None, comma: str) -> float:
+def _time(text: str | None, comma: bool) -> float:
     """Return a number, or the seconds of a date and time; a date without a zone is in UTC."""
     seconds = _number(text, comma)
     if math.isnan(seconds):

@@ -4,7 +4,9 @@ A duration is the quantile at Phi(z) of its worker's recorded durations, for a G
 autocorrelation of z gives durations the recorded autocorrelation. The z of two workers at equal
 counts are correlated as their durations are. `stragglers/data` has the statistics of public traces,
 whose licences ask for attribution: Alibaba's mini-batch times (cluster-trace-gpu-v2020, CC BY 4.0),
-and ByteDance's StragglerAnalysis (arXiv 2505.05713, Apache 2.0).
+and ByteDance's StragglerAnalysis (arXiv 2505.05713, Apache 2.0). They are `of` and `moments` of
+`trace("job_1_norm.csv", mean=1).records`, or of `trace("SE.parquet").records`, in four digits. Job
+2 has one time twice, so that its trace needs time=None.
 """
 
 import functools
@@ -160,29 +162,6 @@ def _public() -> dict[str, dict]:
 def workers(name: str) -> int:
     """Return the number of workers of a public trace, 0 for any other name."""
     return len(_public()[name]["between"]) if name in _public() else 0
-
-
-def entry(about: str, records: Sequence[np.ndarray]) -> dict:
-    """Return the entry for a trace of these durations in the file of public traces.
-
-    Job 1 was entered from `trace("job_1_norm.csv", mean=1).records`, and SE from
-    `trace("SE.parquet").records`. Job 2 has one time twice, so that its trace needs time=None.
-    """
-
-    def short(values: np.ndarray, digits: int) -> list:
-        return np.vectorize(lambda x: float(f"{x:.{digits}g}"))(values).tolist()
-
-    quantiles, autocorrelation, between = of(records)
-    lag_1, share, barrier = moments(records)
-    return {
-        "about": about,
-        "lag_1": short(lag_1, 4)[0],
-        "share": short(share, 4),
-        "barrier": short(barrier, 4),
-        "quantiles": short(quantiles, 4),
-        "autocorrelation": short(autocorrelation, 4),
-        "between": short(between, 2),
-    }
 
 
 def _named(name: str) -> Callable[..., Process]:

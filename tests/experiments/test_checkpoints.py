@@ -54,6 +54,10 @@ def killer(records_left: int):
     return on_record
 
 
+def resumable(*workdirs):
+    return checkpoints.resumable([checkpoints.numbers(workdir) for workdir in workdirs])
+
+
 def killed(config, workdir, records_left):
     with pytest.raises(Killed):
         train.run(config, workdir, on_record=killer(records_left), checkpoint_seconds=0)
@@ -127,8 +131,8 @@ def test_arms_that_train_together_go_on_together(tmp_path):
     assert records.read_summary(cut[2])["updates"] == 3  # done before the others
     # As if the kill had come when the first arm had its next checkpoint and the second had not.
     newest = checkpoints.read(cut[0], 2)
-    checkpoints.Writing(cut[0], newest._replace(evaluation=3)).wait()
-    assert checkpoints.resumable(cut[:2]) == [2, 2]
+    checkpoints.write(cut[0], newest._replace(evaluation=3))
+    assert resumable(*cut[:2]) == [2, 2]
     other = tmp_path / "other"
     shutil.copytree(tmp_path / "cut", other)
     train.run_together(configs, cut)
@@ -137,7 +141,7 @@ def test_arms_that_train_together_go_on_together(tmp_path):
     # One of them went on alone for a while: each goes on from where it stands.
     checkpoints.keep_only(other / "0", 2)
     killed(configs[0], other / "0", 2)
-    assert checkpoints.resumable([other / "0", other / "1"]) == [3, 2]
+    assert resumable(other / "0", other / "1") == [3, 2]
     train.run_together(configs[:2], [other / "0", other / "1"])
     for n in range(2):
         ours, theirs = records.read_metrics(other / f"{n}"), records.read_metrics(whole[n])
@@ -146,11 +150,8 @@ def test_arms_that_train_together_go_on_together(tmp_path):
         np.testing.assert_allclose(*([r["train_loss"] for r in m] for m in (ours, theirs)), 1e-5)
 
 
-def test_arms_go_on_from_the_latest_moment_that_they_share(tmp_path):
-    for name, evaluations in (("a", (2, 3)), ("b", (1, 2)), ("c", (5,)), ("new", ())):
-        for evaluation in evaluations:
-            (tmp_path / name / checkpoints.CHECKPOINT / str(evaluation)).mkdir(parents=True)
-    a, b, c, new = (tmp_path / name for name in ("a", "b", "c", "new"))
+def test_arms_go_on_from_the_latest_moment_that_they_share():
+    a, b, c, new = {2, 3}, {1, 2}, {5}, set()
     assert checkpoints.resumable([a, b]) == [2, 2]
     assert checkpoints.resumable([a, c, new]) == [3, 5, None]
     assert checkpoints.resumable([]) == []  # all of them have ended
@@ -186,7 +187,7 @@ def test_values_of_all_kinds_come_back_as_they_were(tmp_path):
     packed["params/a.b"] = np.array([np.nan, -0.0, np.inf, 1e-45], np.float32)
     packed |= {f"none/{kind}": np.zeros((0, 3), np.dtype(kind)) for kind in kinds[:2]}
     written = checkpoints.Checkpoint(7, 8, 0.1 + 0.2, packed, None)
-    checkpoints.Writing(tmp_path, written).wait()
+    checkpoints.write(tmp_path, written)
     back = checkpoints.read(tmp_path, 7)
     assert back[:3] == written[:3] and back.schedule is None
     assert back.packed.keys() == packed.keys()

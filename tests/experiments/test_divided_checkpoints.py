@@ -1,9 +1,8 @@
-"""Checkpoints of state that is divided between devices: written in parts, while the run goes on."""
+"""Checkpoints of state that is divided between devices, which are written in parts."""
 
 import pathlib
 import shutil
 import signal
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,9 @@ from algorithms import dpsgd
 from comms import topology
 from configs import nonblocking
 from experiments import checkpoints, files, sweep, train
-from experiments.checkpoints import Writing
 from runtimes import mesh, slices
 from tests import launcher, two_processes
+from tests.experiments.test_checkpoints import resumable
 from tests.runtimes.toy import DATA, SAMPLES_OF_FOUR
 from tests.two_processes import said, wait_for
 from tests.waiting import until
@@ -95,13 +94,13 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(
         return killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Writing, "_finish", kill("begun", Writing._finish))
-        patch.setattr(checkpoints, "_write_arrays", kill("part", checkpoints._write_arrays))
+        patch.setattr(checkpoints, "write", kill("begun", checkpoints.write))
+        patch.setattr(files, "write_arrays", kill("part", files.write_arrays))
         patch.setattr(files, "move", kill("complete", files.move))
         patch.setattr(checkpoints, "keep_only", kill("both", checkpoints.keep_only))
         train.run(configured(), tmp_path / "out", checkpoint_seconds=0)
     result = left(tmp_path / "out")
-    (evaluation,) = checkpoints.resumable([snapshots[4]])
+    (evaluation,) = resumable(snapshots[4])
     for name in (checkpoints.PART.format(0), checkpoints.STATE, "more"):
         damaged = shutil.copytree(snapshots[4], snapshots[4].with_name(f"damaged_{name}"))
         (damaged / "checkpoint" / str(evaluation) / name).write_bytes(b"{}")
@@ -112,7 +111,7 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(
         checkpoints.read(snapshots[4], evaluation).bring({})
     resumed = set()
     for place in snapshots[6:10]:  # of the second checkpoint
-        found = checkpoints.resumable([place])
+        found = resumable(place)
         resumed |= set(found)
         for evaluation in checkpoints.numbers(place):
             assert checkpoints.read(place, evaluation).bring is not None
@@ -120,33 +119,26 @@ def test_a_run_that_was_killed_at_any_moment_of_a_checkpoint_ends_bit_for_bit(
         train.run(configured(), place, on_record=seen.append, checkpoint_seconds=1000)
         assert left(place) == result
         assert seen and seen[0]["update"] > 0
-    assert len(resumed) == 2 and 1 in resumed  # one that is not due while another is written waits
+    assert len(resumed) == 2 and 1 in resumed
 
 
-def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
-    """And changes the arrays meanwhile; what is stored is what they were."""
+def test_what_is_stored_comes_back_also_on_fewer_devices(tmp_path):
     runtime, run = begun()
     packed = runtime.pack(run)
     before = {name: np.asarray(value) for name, value in packed.items()}
-    may_end, write = threading.Event(), Writing._write
-    monkeypatch.setattr(Writing, "_write", lambda self: may_end.wait() and write(self))
-    writing = Writing(tmp_path, checkpoints.Checkpoint(3, 4, 0.5, packed, None))
+    checkpoints.write(tmp_path, checkpoints.Checkpoint(3, 4, 0.5, packed, None))
     del packed
     run, _ = runtime.advance(run, np.inf, 4)
-    writing.check()
-    assert checkpoints.resumable([tmp_path]) == [None] and writing._thread.is_alive()
-    may_end.set()
-    writing.wait()
-    assert checkpoints.resumable([tmp_path]) == [3]
+    assert resumable(tmp_path) == [3]
     back = checkpoints.read(tmp_path, 3)
     assert back[:3] == (3, 4, 0.5)
-    stored = back.bring(runtime.pack(run))
-    assert stored.keys() == before.keys()
     changed = runtime.pack(run)
+    stored = back.bring(changed)
+    assert stored.keys() == before.keys()
     for name, value in before.items():
         np.testing.assert_array_equal(stored[name], value, err_msg=name)
     assert any(not np.array_equal(before[name], changed[name]) for name in before)
-    runtime, run = begun(devices_per_worker=2, rounds=0)  # where fewer devices go on
+    runtime, run = begun(devices_per_worker=2, rounds=0)
     like = runtime.pack(run)
     stored = checkpoints.read(tmp_path, 3).bring(like)
     for name, value in before.items():
@@ -158,26 +150,18 @@ def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
-    """Found before anything is written, or by the thread that writes."""
     runtime, run = begun()
     first = checkpoints.Checkpoint(1, 1, 0.0, runtime.pack(run), None)
-    checkpoints.Writing(tmp_path, first).wait()
+    checkpoints.write(tmp_path, first)
     before = launcher.files(tmp_path)
-    usage = shutil.disk_usage(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(files.shutil, "disk_usage", lambda place: usage._replace(free=10**5))
-        with pytest.raises(files.NotWritten, match=r"checkpoint cannot be written \(No space left"):
-            Writing(tmp_path, first._replace(evaluation=2))
-    assert launcher.files(tmp_path) == before
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full)
-        writing = Writing(tmp_path, first._replace(evaluation=2))
         with pytest.raises(files.NotWritten, match=r"checkpoint cannot be written \(No space left"):
-            writing.wait()
+            checkpoints.write(tmp_path, first._replace(evaluation=2))
     assert launcher.files(tmp_path) == before
 
 

@@ -57,7 +57,7 @@ def test_an_unfinished_run_has_its_records_and_no_model_yet(finished, tmp_path):
 def test_an_arm_of_a_sweep_is_named_where_the_sweep_is_given(tmp_path):
     for name in ("a/b", "a/c"):
         config = sweep.override(configured(), {"name": name})
-        with records.start(tmp_path / name, config) as recorder:
+        with records.Recorder(tmp_path / name, config) as recorder:
             recorder.begin()
     analysis = shutil.copytree(tmp_path / "a" / "b", tmp_path / "a" / "analysis")
     (analysis / records.METRICS).rename(analysis / records.SUMMARY)

@@ -158,7 +158,7 @@ def test_a_run_goes_on_with_the_profile_that_it_began_with(tmp_path, monkeypatch
         assert profiling.load(kept).ready.tolist() == [0.25, ready]
     assert next(taken).ready[-1] == 2
     wanted.updates += 1
-    with records.start(tmp_path, wanted) as recorder:
+    with records.Recorder(tmp_path, wanted) as recorder:
         recorder.begin()
     assert prepare.prepare(wanted, settled=True, kept=kept).profile.ready[-1] == 1
 

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 import experiments
 import gossax
 from experiments import files as disk
-from experiments import provenance, records
+from experiments import formats, provenance, records
 from tests.launcher import ROOT
 
 
@@ -31,7 +31,7 @@ def files(path):
 
 
 def test_records_are_on_disk_as_they_happen(tmp_path, config):
-    with records.start(tmp_path / "a" / "b", config) as recorder:
+    with records.Recorder(tmp_path / "a" / "b", config) as recorder:
         recorder.begin()
         assert not recorder.finished
         recorder.append({"update": np.int64(1), "train_loss": jnp.float32(0.5)})
@@ -48,17 +48,16 @@ def test_records_are_on_disk_as_they_happen(tmp_path, config):
 
 
 def test_an_interrupted_run_goes_on_from_the_records_it_keeps(tmp_path, config):
-    kept = [{"update": 1, "train_loss": 0.1 + 0.2}, {"update": 2, "train_loss": None}]
-    with records.start(tmp_path, config) as recorder:
+    whole = dict.fromkeys(formats.RESUMED_LINE.needed, 1)
+    kept = [whole | {"train_loss": 0.1 + 0.2}, whole | {"update": 2, "train_loss": None}]
+    with records.Recorder(tmp_path, config) as recorder:
         recorder.begin()
         for record in (*kept, {"update": 3}):
             recorder.append(record)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"update": 4, "tr')
-    with records.start(tmp_path, config) as again:
+    with records.Recorder(tmp_path, config) as again:
         assert not again.finished
-        with pytest.raises(ValueError, match="has 3 records, the checkpoint was made after 4"):
-            again.begin(4)
         again.begin(2)
         assert again.records == records.read_metrics(tmp_path) == kept
         again.append({"update": 5})
@@ -69,7 +68,7 @@ def test_an_interrupted_run_goes_on_from_the_records_it_keeps(tmp_path, config):
 def test_another_value_in_a_finished_run_is_refused(tmp_path, config, name):
     """Though it is a valid one; without digests, as older runs are, all is taken as it is."""
     config.updates = 7
-    with records.start(tmp_path, config) as recorder:
+    with records.Recorder(tmp_path, config) as recorder:
         recorder.begin()
         recorder.append({"update": 7})
         recorder.finish({"updates": 7})
@@ -86,7 +85,7 @@ def test_another_value_in_a_finished_run_is_refused(tmp_path, config, name):
 
 
 def test_only_one_process_writes(tmp_path, config):
-    with records.start(tmp_path / "none", config, writes=False) as recorder:
+    with records.Recorder(tmp_path / "none", config, writes=False) as recorder:
         recorder.begin()
         recorder.append({"train_loss": np.float32(0.5)})
         assert recorder.records == [{"train_loss": 0.5}]
@@ -95,17 +94,17 @@ def test_only_one_process_writes(tmp_path, config):
 
 
 def test_a_run_has_one_writer(tmp_path, config):
-    with records.start(tmp_path, config) as recorder:
+    with records.Recorder(tmp_path, config) as recorder:
         recorder.begin()
         recorder.append({"update": 1})
         for overwrite in (False, True):
             with pytest.raises(disk.InUse, match="is in use by process"):
-                records.start(tmp_path, config, overwrite)
-        assert records.start(tmp_path, config, writes=False).summary is None
+                records.Recorder(tmp_path, config, overwrite)
+        assert records.Recorder(tmp_path, config, writes=False).summary is None
         recorder.finish({"seconds": 3.0})
-        assert records.start(tmp_path, config).finished
+        assert records.Recorder(tmp_path, config).finished
     assert records.read_metrics(tmp_path) == [{"update": 1}]
-    records.start(tmp_path, config, overwrite=True)
+    records.Recorder(tmp_path, config, overwrite=True)
 
 
 def test_a_run_that_cannot_begin_is_given_free_at_once(tmp_path, config, monkeypatch):
@@ -114,7 +113,7 @@ def test_a_run_that_cannot_begin_is_given_free_at_once(tmp_path, config, monkeyp
 
     monkeypatch.setattr(records, "write_json", full)
     with pytest.raises(disk.NotWritten) as caught:
-        records.start(tmp_path, config)
+        records.Recorder(tmp_path, config)
     assert caught.value and not (tmp_path / disk.RUN_LOCK).exists()  # while somebody has the error
 
 
@@ -125,7 +124,7 @@ def test_numbers_as_keys_are_read_as_numbers(tmp_path, config):
     delay = {"name": "persistent", "law": "exponential(scale=1)", "factors": {0: 4.0}}
     parts = {"optimizer": {"name": "sgd", "schedule": schedule}, "delay": delay}
     config = ConfigDict(config.to_dict() | parts)
-    with records.start(tmp_path, config):
+    with records.Recorder(tmp_path, config):
         pass
     records.check(tmp_path, config)  # as one does that goes on
     read = records.read_config(tmp_path / "config.json")
@@ -134,14 +133,14 @@ def test_numbers_as_keys_are_read_as_numbers(tmp_path, config):
 
 
 def test_another_config_is_refused_and_nothing_written(tmp_path, config):
-    with records.start(tmp_path, config) as recorder:
+    with records.Recorder(tmp_path, config) as recorder:
         recorder.begin()
         recorder.append({"update": 1})
     before = files(tmp_path)
     other = config.copy_and_resolve_references()
     other.optimizer.learning_rate = 0.2
     other.devices = 3
-    for call in (records.start, records.check):
+    for call in (records.Recorder, records.check):
         with pytest.raises(ValueError) as caught:
             call(tmp_path, other)
         assert "optimizer.learning_rate (0.1 there, 0.2 here)" in str(caught.value)
@@ -207,7 +206,7 @@ def test_a_run_knows_the_code_that_it_brought_along(tmp_path, monkeypatch):
     (package / "rules.py").write_text("def patient(setting):\n    return None\n")
     monkeypatch.syspath_prepend(tmp_path)
     config = ConfigDict({"seed": 0, "wait": "brought.here.rules:patient"})
-    with records.start(tmp_path / "run", config):
+    with records.Recorder(tmp_path / "run", config):
         pass
     (digest,) = records.read_json(tmp_path / "run" / records.CONFIG)[records.MODULES].values()
     assert digest.startswith("sha256:")
@@ -226,7 +225,7 @@ def test_a_run_knows_the_files_that_its_parts_name(tmp_path, monkeypatch):
         (tmp_path / name).write_text("1")
     task = {"name": "points", "path": "data.npz", "more": ["none.npz", "data.npz"]}
     config = ConfigDict({"seed": 0, "wait": "barrier", "task": task})
-    with records.start(tmp_path / "run", config):
+    with records.Recorder(tmp_path / "run", config):
         pass
     described = records.read_json(tmp_path / "run" / records.CONFIG)
     assert described[records.DATA] == {"data.npz": hashlib.sha256(b"1").hexdigest()}
@@ -237,7 +236,7 @@ def test_a_run_knows_the_files_that_its_parts_name(tmp_path, monkeypatch):
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "train.npy").write_bytes(b"1" * 3000000)
     config.task = {"name": "packed_text", "folder": "tokens"}
-    with records.start(tmp_path / "other", config):
+    with records.Recorder(tmp_path / "other", config):
         pass
     records.check(tmp_path / "other", config)
     (tmp_path / "tokens" / "train.npy").write_bytes(b"1" * 2999999 + b"2")
@@ -249,7 +248,7 @@ def test_a_run_knows_the_files_that_its_parts_name(tmp_path, monkeypatch):
         (tmp_path / "ranks").mkdir(exist_ok=True)
         (tmp_path / "ranks" / "0.csv").write_text("1")
         config.delay = {"name": "trace", "path": path}
-        with records.start(tmp_path / "ranks" / "run", config, overwrite=True):
+        with records.Recorder(tmp_path / "ranks" / "run", config, overwrite=True):
             pass
         records.check(tmp_path / "ranks" / "run", config)
         (tmp_path / "ranks" / "0.csv").write_text("2")

@@ -146,11 +146,11 @@ def test_a_launch_builds_the_task_of_its_arms_once(config, sweep_file, tmp_path,
 
 def test_directories_of_other_runs_are_refused(config, sweep_file, tmp_path):
     arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=1)
-    records.start(tmp_path / "out" / "b", sweep.override(arms[1].config, {"seed": 3})).finish({})
+    records.Recorder(tmp_path / "out" / "b", sweep.override(arms[1].config, {"seed": 3})).finish({})
     with pytest.raises(ValueError, match=r"seed \(3 there, 0 here\)"):
         sweep.check(arms, str(tmp_path / "out"), overwrite=False)
     sweep.check(arms, str(tmp_path / "out"), overwrite=True)
-    records.start(tmp_path / "one", config).finish({})
+    records.Recorder(tmp_path / "one", config).finish({})
     with pytest.raises(ValueError, match="holds a single run"):
         sweep.check(arms, str(tmp_path / "one"), overwrite=True)
 
@@ -168,7 +168,7 @@ def test_a_workdir_that_takes_no_files_is_refused(tmp_path, monkeypatch):
 def test_an_arm_does_not_lie_there_twice(config, sweep_file, tmp_path, seeds, more):
     path = sweep_file("yield 'a', {}; yield 'a/b', {}")
     arms, others = (sweep.expand(config, path, {}, n) for n in (seeds, more))
-    records.start(tmp_path / arms[0].path, arms[0].config).finish({})
+    records.Recorder(tmp_path / arms[0].path, arms[0].config).finish({})
     sweep.check(arms, str(tmp_path), overwrite=False)
     for overwrite in (False, True):
         with pytest.raises(ValueError, match=r"another number of --seeds .* choose another"):
@@ -180,7 +180,7 @@ def test_an_arm_does_not_lie_there_twice(config, sweep_file, tmp_path, seeds, mo
 def test_fewer_seeds_than_lie_there_are_refused_but_for_a_part(config, sweep_file, tmp_path):
     path = sweep_file("yield 'a', {}")
     for arm in sweep.expand(config, path, {}, 3):
-        records.start(tmp_path / arm.path, arm.config).finish({})
+        records.Recorder(tmp_path / arm.path, arm.config).finish({})
     fewer = sweep.expand(config, path, {}, 2)
     with pytest.raises(ValueError, match="seed_2 is beyond --seeds, and a report would count"):
         sweep.check(fewer, str(tmp_path), overwrite=False)
@@ -282,7 +282,7 @@ def test_runs_are_overwritten_once_and_all_before_the_first_begins(
     """So that whoever goes on without the flag takes no old run for a new one."""
     arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=1)
     for arm in arms:
-        with records.start(tmp_path / arm.path, arm.config) as recorder:
+        with records.Recorder(tmp_path / arm.path, arm.config) as recorder:
             recorder.begin()
             recorder.finish({"name": arm.path})
 
@@ -310,7 +310,7 @@ def test_a_launch_that_starts_again_overwrites_what_it_has_not_yet(
     places = [tmp_path / arm.path for arm in arms]
 
     def finish(place, arm):
-        with records.start(place, arm.config) as recorder:
+        with records.Recorder(place, arm.config) as recorder:
             recorder.begin()
             recorder.finish({"name": arm.path})
 
@@ -338,7 +338,7 @@ def test_a_launch_that_starts_again_overwrites_what_it_has_not_yet(
 
 def test_an_arm_does_not_begin_from_one_that_is_overwritten(config, sweep_file, tmp_path):
     arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=1)
-    with records.start(tmp_path / "a", arms[0].config):
+    with records.Recorder(tmp_path / "a", arms[0].config):
         pass
     path = tmp_path / "a" / records.PARAMETERS
     np.savez(path, x=np.zeros(1))

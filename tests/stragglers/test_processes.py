@@ -104,7 +104,7 @@ def test_a_trace_has_workers_in_natural_order_and_says_what_was_read(tmp_path):
     assert process.names == ("gpu-8", "gpu-9", "gpu-10", "gpu-12")
     assert process.read == (
         f"{path}: 8 durations of 4 workers, 2 each (workers from 0 on are gpu-8, gpu-9, gpu-10, "
-        "gpu-12; the file has none between gpu-10 and gpu-12), median 1.19 s, slowest gpu-12 "
+        "gpu-12), median 1.19 s, slowest gpu-12 "
         "(1.26 times the median worker, by medians), taken as seconds (milliseconds have "
         "scale=0.001), "
         "1 empty rows left out"
@@ -168,7 +168,8 @@ def test_tables_of_other_programs_are_read(tmp_path, text, options, records):
         ('{"traceEvents": 0}', "its traceEvents are no list"),
         ('[{"worker": 0},\n{"worker"}]', "line 2 column 10"),
         ('{"worker": 0}\n{"worker": 1}\n{"wor', "line 3 column 2"),
-        ("step,rank0,rank1\n0,1,2\n1,1,\n", "line 3 has step='1', batch_time=''"),
+        ("step,rank0,rank1\n0,1,2\n1,1,\n", "line 3 has step='1', rank1=''"),
+        ("step,rank0,rank1\n0,1,2\n0,1,2\n", "line 2 and line 3 both have worker 'rank0'"),
         ("worker,time,batch_time,time\n0,0,1,2\n", "two columns 'time'"),
         ("worker,time,batch_time\n0,0,0,25\n", "line 2 has 4 values for 3 columns"),
         ("worker,time,batch_time\n0,5,1\n0,6,1\n1,5,1\n0,5,2\n", "line 2 and line 5 both have"),

@@ -89,9 +89,9 @@ def test_files_that_are_no_workers_of_one_run_are_refused(tmp_path):
         trace(str(tmp_path))
 
 
-def test_commas_are_decimal_beside_decimal_ones_only_without_points(tmp_path):
+def test_commas_are_decimal_in_a_file_with_one_that_separates_no_thousands(tmp_path):
     (tmp_path / "rank0.tsv").write_text("step\tseconds\n0\t0,5\n1\t1,250\n")
-    (tmp_path / "rank1.tsv").write_text("step\tseconds\n0\t1,250\n1\t2\n")
+    (tmp_path / "rank1.csv").write_text('step,seconds\n0,"1,25"\n1,2\n')
     (tmp_path / "rank2.tsv").write_text("step\tseconds\n0\t3.5\n1\t4\n")
     read = trace(str(tmp_path)).records
     np.testing.assert_array_equal(read, [[0.5, 1.25], [1.25, 2], [3.5, 4]])
@@ -365,9 +365,6 @@ def test_draws_like_a_trace_have_its_spells_and_its_pairs(tmp_path):
     assert found.max(axis=0).mean() > 1.02 * found[:3].max(axis=0).mean()
     again = process.seeded(1).duration(np.array([4]), 9.0, np.array([77]))
     assert again == found[4, 77] != drawn(process, 2, 6)[4, 77]
-    noted = statistics.entry("log", recorded)
-    assert noted["lag_1"] == pytest.approx(wanted.autocorrelation[0], rel=1e-3)
-    assert noted["barrier"] == pytest.approx((recorded.max(axis=0) / recorded.mean()).mean(), 1e-3)
-    np.testing.assert_allclose(np.array(noted["quantiles"])[:, 12], np.median(recorded, 1), 1e-3)
+    assert wanted.barrier == pytest.approx((recorded.max(axis=0) / recorded.mean()).mean(), 1e-3)
     with pytest.raises(ValueError, match="a worker has 40 durations"):
         statistics.of(recorded[:, :40])
