@@ -129,14 +129,17 @@ def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | 
     if not divided:
         return stored, None
     stored[DIVIDED] = _json({n: [v.dtype.name, list(v.shape)] for n, v in divided.items()})
-    parts = {}
-    for name, value in divided.items():
-        for shard in value.addressable_shards:
-            if shard.replica_id == 0:
-                ranges = zip(shard.index, value.shape, strict=True)
-                ends = [[*part.indices(size)[:2]] for part, size in ranges]  # its `str` is JSON
-                parts[f"{name}|{ends}"] = shard.data
-    return stored, parts
+    return stored, {
+        f"{name}|{_ends(shard.index, value.shape)}": shard.data
+        for name, value in divided.items()
+        for shard in value.addressable_shards
+        if shard.replica_id == 0
+    }
+
+
+def _ends(index: tuple[slice, ...], shape: Sequence[int]) -> list[list[int]]:
+    """Return the start and end of a part along each axis; the `str` of this list is JSON."""
+    return [[*part.indices(size)[:2]] for part, size in zip(index, shape, strict=True)]
 
 
 # --- reading ---
@@ -145,7 +148,7 @@ def _taken_apart(checkpoint: Checkpoint) -> tuple[dict[str, np.ndarray], dict | 
 def read(workdir: str | os.PathLike, evaluation: int) -> Checkpoint:
     """Return the checkpoint made after an evaluation; one that cannot be read raises Unreadable.
 
-    If state is divided, `bring` reads the parts.
+    If state is divided, each process compares a share of the digests, and `bring` reads the parts.
     """
     path = folder_of(workdir) / str(evaluation)
     with _readable(path):
@@ -187,9 +190,12 @@ def _compare_digests(path: Path) -> None:
     written = json.loads(files.read(path / DIGESTS))
     if "parts.json" in written:
         raise ValueError("version 0.3 or older has divided it; go on with that version")
-    names = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}
-    names -= {DIGESTS}
-    if names != {*written} or any(written[n] != files.digest(path / n) for n in names):
+    names = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir())
+    shared = len(written) > 1
+    me, count = (distributed.process_id(), distributed.processes()) if shared else (0, 1)
+    names.remove(DIGESTS)
+    changed = set(names) != set(written)
+    if changed or any(written[name] != files.digest(path / name) for name in names[me::count]):
         raise ValueError("its files are not those that were written")
 
 
@@ -212,16 +218,35 @@ def _brought(
             )
     with _readable(path), contextlib.ExitStack() as opened:
         archives = [opened.enter_context(np.load(p)) for p in path.glob(PART.format("*"))]
-        parts = [(member.rpartition("|"), one) for one in archives for member in one.files]
-        for name, (kind, shape) in divided.items():
-            whole = np.empty(shape, np.dtype(kind))  # one array at a time
-            for (of, bar, ends), archive in parts:
-                if of == name:
-                    place = tuple(slice(*end) for end in json.loads(ends))
-                    whole[place] = archive[of + bar + ends].view(whole.dtype)
+        holder = {member: archive for archive in archives for member in archive.files}
+        parts: dict[str, list[str]] = {}
+        for member in holder:
+            parts.setdefault(member.rpartition("|")[0], []).append(member)
+
+        @functools.lru_cache(maxsize=1)  # devices side by side may want pieces of one part
+        def part(member: str) -> np.ndarray:
+            return holder[member][member]
+
+        def piece(name: str, index: tuple[slice, ...]) -> np.ndarray:
+            """Return a piece of an array from the parts that overlap it."""
+            kind, shape = divided[name]
+            wanted = _ends(index, shape)
+            made = np.empty([end - begin for begin, end in wanted], np.dtype(kind))
+            for member in parts[name]:
+                ends = json.loads(member.rpartition("|")[2])
+                both = [(max(a, b), min(c, d)) for (a, c), (b, d) in zip(wanted, ends, strict=True)]
+                if all(begin < end for begin, end in both):
+                    to, of = (
+                        tuple(slice(b - o, e - o) for (b, e), (o, _) in zip(both, at, strict=True))
+                        for at in (wanted, ends)
+                    )
+                    made[to] = part(member).view(made.dtype)[of]
+            return made
+
+        for name, (_, shape) in divided.items():
             short = name.removeprefix(PACKED)
             found[short] = jax.make_array_from_callback(
-                whole.shape, like[short].sharding, whole.__getitem__
+                tuple(shape), like[short].sharding, functools.partial(piece, name)
             )
     return found
 
