@@ -270,11 +270,22 @@ def described(names: Sequence[str], records: Sequence[np.ndarray]) -> str:
     if list(names) != [str(i) for i in range(len(names))]:
         shown = names if len(names) <= MOST_SHOWN else [*names[:2], "...", names[-1]]
         shown = ", ".join(f"{name:.40}" for name in shown)
-        said += f" (workers from 0 on are {shown})"
+        said += f" (workers from 0 on are {shown}{_gap(names)})"
     return (
         f"{said}, median {np.median(np.concatenate(records)):.3g} s, slowest {names[slowest]:.40} "
         f"({medians[slowest] / np.median(medians):.3g} times the median worker, by medians)"
     )
+
+
+def _gap(names: Sequence[str]) -> str:
+    """Return a text about a gap in numbered names, as of missing records, or "" without a gap."""
+    parts = [re.fullmatch(r"(.*?)([0-9]{1,18})([^0-9]*)", name, re.DOTALL) for name in names]
+    if None in parts or len({(part[1], part[3]) for part in parts}) > 1:
+        return ""
+    for one, other in itertools.pairwise(parts):
+        if int(other[2]) > int(one[2]) + 1:
+            return f"; the file has none between {one[0]} and {other[0]}"
+    return ""
 
 
 def natural(name: str) -> str:

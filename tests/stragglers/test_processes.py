@@ -104,7 +104,7 @@ def test_a_trace_has_workers_in_natural_order_and_says_what_was_read(tmp_path):
     assert process.names == ("gpu-8", "gpu-9", "gpu-10", "gpu-12")
     assert process.read == (
         f"{path}: 8 durations of 4 workers, 2 each (workers from 0 on are gpu-8, gpu-9, gpu-10, "
-        "gpu-12), median 1.19 s, slowest gpu-12 "
+        "gpu-12; the file has none between gpu-10 and gpu-12), median 1.19 s, slowest gpu-12 "
         "(1.26 times the median worker, by medians), taken as seconds (milliseconds have "
         "scale=0.001), "
         "1 empty rows left out"
