@@ -246,7 +246,7 @@ def executor(arms, shared=None) -> Callable:
     if FLAGS.executor == "slurm":
         from experiments import slurm
 
-        slurm.check(FLAGS.slurm, FLAGS.jobs, [arm.config for arm in arms])
+        slurm.check(FLAGS.slurm, [arm.config for arm in arms])
         if FLAGS.overwrite:
             slurm.refuse_to_overwrite(pathlib.Path(FLAGS.workdir))
         return functools.partial(slurm.run, settings=FLAGS.slurm, at_once=FLAGS.jobs, **many)

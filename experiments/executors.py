@@ -319,17 +319,23 @@ def process_words(code: int | None, output: Path, what: str = "its process") -> 
 def ray_resources(settings: str) -> Resources:
     """Return the shares that "cpus=1,gpus=0.25" asks for; ValueError for anything else."""
     way_out = "cpus=NUMBER,gpus=NUMBER, where a GPU can be shared"
-    return Resources(**_read("--ray", settings, {"cpus": float, "gpus": float}, way_out))
+    return Resources(**read_settings("--ray", settings, {"cpus": float, "gpus": float}, way_out))
 
 
-def _read(flag: str, settings: str, kinds: Mapping[str, type], way_out: str) -> dict[str, Any]:
-    """Return {name: value} from "name=value,name=value"; kinds: known name -> type of its value."""
+def read_settings(
+    flag: str, settings: str, kinds: Mapping[str, type], way_out: str, others: bool = False
+) -> dict[str, Any]:
+    """Return {name: value} from "name=value,name=value"; kinds: known name -> type of its value.
+
+    others: whether other names may be given, too, with texts as values.
+    """
     found = {}
     for item in filter(None, settings.split(",")):
         name, _, value = (text.strip() for text in item.partition("="))
         try:
-            found[name] = kinds[name](value)
-            if not (value if kinds[name] is str else 0 <= found[name] < 1e6):
+            kind = kinds.get(name, str) if others and name else kinds[name]
+            found[name] = kind(value)
+            if not (value if kind is str else 0 <= found[name] < 1e6):
                 raise ValueError(value)
         except (KeyError, ValueError) as error:
             raise ValueError(f"cannot read {item!r} in {flag}; write {way_out}") from error
@@ -423,7 +429,7 @@ def read_pods(settings: str) -> dict[str, Any]:
     """Return all settings of "image=IMAGE,tpus=4", or their defaults; ValueError for wrong ones."""
     kinds = {name: type(default) for name, default in SETTINGS.items()}
     way_out = f"name=value, of {', '.join(SETTINGS)}"
-    found = SETTINGS | _read("--pods", settings, kinds, way_out)
+    found = SETTINGS | read_settings("--pods", settings, kinds, way_out)
     if not found["image"] or not found["processes"]:
         raise ValueError(
             f"--pods={settings}: a Pod needs an image and a run a process; give image=IMAGE and "

@@ -90,7 +90,7 @@ def shell(tmp_path, monkeypatch, capsys):
             started([*kept, "--workdir=runs/dry"], "--seeds=1", "--print_commands")
             return
         if "--slurm" in value:
-            slurm.check(value["--slurm"], int(value.get("--jobs", 1)), cluster="local")
+            slurm.options(value["--slurm"])
         given = shlex.join(word for word in words if not word.startswith("--workdir="))
         if "--jobset" in value:
             started([*words, "--seeds=1"])

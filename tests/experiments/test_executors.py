@@ -1,4 +1,4 @@
-"""Executors of arms: this process, others on this machine, and jobs without a Slurm."""
+"""Executors of arms: this process, and others on this machine."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 from rich.console import Console
 
-from experiments import endings, executors, slurm
+from experiments import endings, executors
 from experiments.executors import Arm
 from tests.launcher import summary
 
@@ -26,11 +26,6 @@ began = time.monotonic()
 (place / "begun_pid").rename(place / "pid")  # whole
 (place / "metrics.jsonl").write_text('{"update": 3, "seconds": 1.5, "train_loss": 0.25}\\n')
 if what == "stay":
-    time.sleep(60)
-if what == "once" and not (place / "begun").exists():
-    (place / "begun").write_text(" ".join(sys.argv[3:]))
-    for process in (os.getpid(), os.getppid()):  # Slurm signals all of a job, too
-        os.kill(process, signal.SIGUSR2)
     time.sleep(60)
 if what == "exit":
     print("something is wrong")
@@ -198,21 +193,3 @@ def test_a_failing_arm_does_not_lose_the_others(trained, tmp_path, capsys):
     assert (
         "bad seed 0: failed: RuntimeError: out of memory in many lines\n" in capsys.readouterr().out
     )
-
-
-# --- jobs ---
-
-
-@pytest.mark.slow
-def test_a_preempted_job_is_queued_again(tmp_path):
-    failures = slurm.run(
-        [group("once"), group("fine"), group("exit")],
-        tmp_path,
-        SHOWN,
-        command=lambda group: child(tmp_path, group, "--seeds=2"),
-        settings="timeout_min=5,partition=cpu",
-        cluster="local",
-    )
-    assert list(failures) == ["exit"] and "exit code 3; see" in failures["exit"]
-    assert (tmp_path / "once" / "begun").read_text() == "--seeds=2"
-    assert summary(tmp_path / "once")["argv"] == ["--seeds=2"]
