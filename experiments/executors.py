@@ -7,6 +7,7 @@ of the arm: one line}. A failing arm is no reason to stop the others. See also `
 import concurrent.futures
 import contextlib
 import ctypes
+import functools
 import hashlib
 import json
 import os
@@ -199,7 +200,7 @@ class Job(NamedTuple):
 def follow(
     groups: Groups, start: Callable[[Sequence[Arm]], Job], at_once: int, root: Path, shown: Shown
 ) -> dict[str, str]:
-    """Start every group that has work left, at most `at_once` at a time, and show their records."""
+    """Start every group, at most `at_once` at a time, and show their records as they arrive."""
     failures: dict[str, str] = {}
     shown_records: dict[str, dict] = {}
     waiting, running = list(groups), []
@@ -228,15 +229,14 @@ def follow(
                         failures |= {} if failure is None else {arm.path: failure}
                 if ended is not None:
                     running.remove(entry)
-    finally:  # all at once: each makes a checkpoint at its next evaluation
-        _stop([job for _, job in running])
+    finally:
+        if running:
+            _stop([job for _, job in running])
     return failures
 
 
 def _stop(jobs: Sequence[Job]) -> None:
-    """End jobs, each after its checkpoint, or all at once at a second signal."""
-    if not jobs:
-        return
+    """End all jobs, each after the checkpoint of its next evaluation, or at a second signal."""
     several = "a run is" if len(jobs) == 1 else f"{len(jobs)} runs are"
     print(f"{several} asked to end with a checkpoint; a second signal ends all at once")
     with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
@@ -272,45 +272,45 @@ def unfinished(groups: Groups, root: Path, shown: Shown) -> Groups:
     return left
 
 
-def local(
-    groups: Groups,
-    root: Path,
-    shown: Shown,
-    *,
-    command: Callable[[Sequence[Arm]], list[str]],
-    jobs: int,
-) -> dict[str, str]:
-    """Run groups as processes of this machine, `jobs` at once; `command` says how to start one."""
-
-    def start(group: Sequence[Arm]) -> Job:
-        output = root / group[0].path / OUTPUT
-        with files.stream(output) as stream:
-            # A session of its own: ctrl-C reaches it through `stop` alone, which waits for it.
-            process = subprocess.Popen(
-                command(group),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                # Else the first process would take most of a GPU's memory for itself.
-                env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ,
-                start_new_session=True,
-            )
-
-        def stop() -> None:
-            process.terminate()
-            process.wait()
-
-        return Job(lambda: process_words(process.poll(), output), stop, process.kill)
-
-    return follow(unfinished(groups, root, shown), start, jobs, root, shown)
-
-
 def process_words(code: int | None, output: Path, what: str = "its process") -> str | None:
     """Return how a process has ended, see `Job`; code: its exit code, or minus its signal."""
     if not code:
         return code if code is None else ""
     how = f"exit code {code}" if code > 0 else endings.name_of(-code)
     return f"{what} ended with {how}; see {output}"
+
+
+def _begin(command: Sequence[str], output: Path, **options: Any) -> subprocess.Popen:
+    """Start a process whose text goes into a file; options: of Popen."""
+    with files.stream(output) as stream:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, **options
+        )
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.terminate()
+    process.wait()
+
+
+Command = Callable[[Sequence[Arm]], list[str]]  # group -> the command of its process
+
+
+def local(
+    groups: Groups, root: Path, shown: Shown, *, command: Command, at_once: int
+) -> dict[str, str]:
+    """Run groups as processes of this machine, `at_once` at the same time."""
+
+    def start(group: Sequence[Arm]) -> Job:
+        output = root / group[0].path / OUTPUT
+        # Else the first process would take most of a GPU's memory for itself.
+        environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
+        # A session of its own: ctrl-C reaches it through `stop` alone, which waits for it.
+        process = _begin(command(group), output, env=environment, start_new_session=True)
+        poll = functools.partial(process_words, output=output)
+        return Job(lambda: poll(process.poll()), lambda: _end(process), process.kill)
+
+    return follow(unfinished(groups, root, shown), start, at_once, root, shown)
 
 
 # --- Ray ---
@@ -343,21 +343,15 @@ def read_settings(
 
 
 def on_ray(
-    groups: Groups,
-    root: Path,
-    shown: Shown,
-    *,
-    command: Callable[[Sequence[Arm]], list[str]],
-    settings: str = "",
-    at_once: int = 1,
-) -> dict[str, str]:
+    resources: Resources, groups: Groups, root: Path, shown: Shown, *, command: Command,
+    at_once: int,
+) -> dict[str, str]:  # fmt: skip
     """Run groups as tasks of Ray, whose records arrive through the file system that they share.
 
-    settings: a task's shares, see `ray_resources`. at_once: tasks that may run at the same time;
-    1: as many as there is room for. A task whose node is lost is started again on another one,
-    where its run goes on from the last checkpoint.
+    resources: of a task. at_once: tasks that may run at the same time; 1: as many as there is room
+    for. A task whose node is lost is started again on another one, where its run goes on from the
+    last checkpoint.
     """
-    resources = ray_resources(settings)
     left = unfinished(groups, root, shown)
     if not left:
         return {}
@@ -399,17 +393,12 @@ def _execute(command: Sequence[str], output: str, folder: str) -> int:
     def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
 
-    with files.stream(Path(output)) as stream:
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,
-        )  # fmt: skip
-        try:
-            return process.wait()
-        except BaseException:  # the task is cancelled, or its node is being left
-            process.terminate()
-            process.wait()
-            raise
+    process = _begin(command, Path(output), cwd=folder, preexec_fn=die_with_parent)
+    try:
+        return process.wait()
+    except BaseException:  # the task is cancelled, or its node is being left
+        _end(process)
+        raise
 
 
 # --- JobSets of Kubernetes: a Job of Pods per arm, one Pod per process of the run ---
@@ -420,9 +409,6 @@ SETTINGS = {
     "image": "", "processes": 1, "gpus": 0, "tpus": 0, "accelerator": "", "topology": "",
     "claim": "", "mount": "/gossax/runs", "restarts": 3,
 }  # fmt: skip
-# Node labels by which GKE chooses the slices and GPUs of a Pod.
-TPU_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
-GPU_LABEL = "cloud.google.com/gke-accelerator"
 
 
 def read_pods(settings: str) -> dict[str, Any]:
@@ -430,17 +416,15 @@ def read_pods(settings: str) -> dict[str, Any]:
     kinds = {name: type(default) for name, default in SETTINGS.items()}
     way_out = f"name=value, of {', '.join(SETTINGS)}"
     found = SETTINGS | read_settings("--pods", settings, kinds, way_out)
-    if not found["image"] or not found["processes"]:
-        raise ValueError(
-            f"--pods={settings}: a Pod needs an image and a run a process; give image=IMAGE and "
-            "processes=1 or more"
-        )
-    for given, lacks, way in (
-        (found["gpus"] and found["tpus"], True, "no node has gpus and tpus; give one of them"),
-        (found["topology"], not found["tpus"], "topology is of tpus; give them, too"),
-        (found["mount"] != SETTINGS["mount"], not found["claim"], "mount is of a claim; give both"),
-    ):
-        if given and lacks:
+    for wrong, way in (
+        (not found["image"] or not found["processes"],
+         "a Pod needs an image and a run a process; give image=IMAGE and processes=1 or more"),
+        (found["gpus"] and found["tpus"], "no node has gpus and tpus; give one of them"),
+        (found["topology"] and not found["tpus"], "topology is of tpus; give them, too"),
+        (found["mount"] != SETTINGS["mount"] and not found["claim"],
+         "mount is of a claim; give both"),
+    ):  # fmt: skip
+        if wrong:
             raise ValueError(f"--pods={settings}: {way}")
     return found
 
@@ -461,19 +445,20 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
     words += [f"--coordinator_address={name}-arm-0-0.{name}:{PORT}"]
     words += [f"--num_processes={count}", "--process_id=$(JOB_COMPLETION_INDEX)"]
     devices = {"nvidia.com/gpu": pods["gpus"], "google.com/tpu": pods["tpus"]}
-    labels = TPU_LABELS if pods["tpus"] else (GPU_LABEL,)
-    chosen = dict(zip(labels, (pods["accelerator"], pods["topology"]), strict=False))
+    # Labels by which GKE chooses the slices and GPUs of a Pod.
+    kind = "gke-tpu-accelerator" if pods["tpus"] else "gke-accelerator"
+    labels = {kind: pods["accelerator"], "gke-tpu-topology": pods["topology"]}
     container: dict[str, Any] = {
         "name": "arm",
         "image": pods["image"],
         "command": words,
         # A Pod has no name that it could listen at before it is ready.
-        "env": [{"name": "JAX_COORDINATOR_BIND_ADDRESS", "value": f"0.0.0.0:{PORT}"}],
+        "env": [{"name": distributed.BIND, "value": f"0.0.0.0:{PORT}"}],
         "resources": {"limits": {device: n for device, n in devices.items() if n}},
     }
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "nodeSelector": {label: value for label, value in chosen.items() if value},
+        "nodeSelector": {f"cloud.google.com/{k}": value for k, value in labels.items() if value},
         "containers": [container],
     }
     if pods["claim"]:
@@ -493,13 +478,7 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
     }
 
 
-def write_jobsets(
-    file: str,
-    groups: Groups,
-    root: Path,
-    command: Callable[[Sequence[Arm]], list[str]],
-    settings: str,
-) -> None:
+def write_jobsets(file: str, groups: Groups, root: Path, command: Command, settings: str) -> None:
     """Write a list of JobSets, one per group, for `kubectl apply`; settings: see `read_pods`."""
     pods = read_pods(settings)
     if pods["claim"] and root.is_absolute() and Path(pods["mount"]) not in (root, *root.parents):

@@ -116,7 +116,7 @@ def test_no_process_is_left_behind(tmp_path, monkeypatch):
     try:
         with pytest.raises(endings.Asked):
             groups = [group("stay/a"), group("stay/b")]
-            executors.local(groups, tmp_path, shown, command=command, jobs=2)
+            executors.local(groups, tmp_path, shown, command=command, at_once=2)
     finally:
         signal.signal(signal.SIGTERM, before)
     pids = [int(file.read_text()) for file in tmp_path.rglob("pid")]
@@ -129,7 +129,7 @@ def test_failing_processes_do_not_stop_the_others(tmp_path, capsys, monkeypatch)
     groups = [group(name) for name in ("exit", "killed", "tells", "fine/a", "fine/b", "fine/c")]
     (tmp_path / "fine" / "a").mkdir(parents=True)
     (tmp_path / "fine" / "a" / "error.txt").write_text("of an earlier attempt")
-    run = functools.partial(executors.local, command=functools.partial(child, tmp_path), jobs=2)
+    run = functools.partial(executors.local, command=functools.partial(child, tmp_path), at_once=2)
     failures = run(groups, tmp_path, SHOWN)
     assert sorted(failures) == ["exit", "killed", "tells"]
     assert "exit code 3; see" in failures["exit"] and "SIGKILL" in failures["killed"]

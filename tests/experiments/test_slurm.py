@@ -50,7 +50,8 @@ def squeue(programs, tmp_path):
 
 def test_the_queue_says_how_jobs_are_and_how_often_they_began_again(squeue):
     called = squeue("12_0      RUNNING      0    0\n12_1      FAILED     2   768")
-    assert slurm.look(["12_0", "12_1"]) == {"12_0": Seen("RUNNING", 0), "12_1": Seen("FAILED", 2, 3)}
+    expected = {"12_0": Seen("RUNNING", 0), "12_1": Seen("FAILED", 2, 3)}
+    assert slurm.look(["12_0", "12_1"]) == expected
     assert "--jobs=12,12" in called.read_text() and "--array" in called.read_text()
     squeue("slurm_load_jobs error: Unable to contact slurm controller", code=1)
     with pytest.raises(slurm.Silent, match="Unable to contact slurm controller"):
@@ -95,14 +96,14 @@ def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, tmp_path
 
 def test_wrong_settings_of_slurm_are_refused(programs, monkeypatch):
     """So is a machine without Slurm."""
-    programs["sbatch"]('[ "$*" = "${*#*partion}" ] || { echo "unrecognized option $*" >&2; exit 1; }')
+    programs["sbatch"]('[[ "$*" != *partion* ]] || { echo "unrecognized $*" >&2; exit 1; }')
     slurm.check("timeout_min=2,mem_gb=1.5,signal_delay_s=20,partition=gpu")
     for settings, words in (
         ("partition", "cannot read 'partition' in --slurm; write name=value"),
         ("=gpu", "cannot read '=gpu' in --slurm; write name=value"),
         ("timeout_min=long", "cannot read 'timeout_min=long' in --slurm"),
         ("signal_delay_s=soon", "cannot read 'signal_delay_s=soon' in --slurm"),
-        ("partion=gpu", "Slurm does not take the jobs .unrecognized option .*partion=gpu"),
+        ("partion=gpu", "Slurm does not take the jobs .unrecognized .*partion=gpu"),
         ("timeout_min=1", "a job of 1 min is asked to end 90 s before"),
     ):
         with pytest.raises(ValueError, match=words):
