@@ -141,7 +141,7 @@ def given(*names: str) -> str:
 
 # --- which flags go together ---
 
-PROCESSES = ("coordinator_address", "num_processes", "process_id")
+PROCESSES = restarts.NAMED  # flags of several processes
 WRITTEN = ("workdir", "report", "watch", "advise", "jobset")  # paths that are written or read
 # Flags about arms; reports and analyses have no arms.
 ABOUT_ARMS = (
@@ -402,8 +402,8 @@ def main(_) -> None:
     if FLAGS.restarts and not FLAGS.print_commands:
         # This process only starts and restarts the process that does the work.
         where = tuple(FLAGS[name].value for name in PROCESSES)
-        call = None if None in where else restarts.RollCall(FLAGS.workdir, *where)
-        sys.exit(restarts.run(sys.argv, FLAGS.restarts, call))
+        where = () if None in where or not FLAGS.coordinator_address else where
+        sys.exit(restarts.run(sys.argv, FLAGS.restarts, *where))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

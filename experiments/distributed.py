@@ -108,7 +108,11 @@ def initialize(
     watch_signals()
     endings.raising()
     where = coordinator_address or "the address that the environment names"
-    _joining.append(f"error: {_not_found(where, f'within {JOINING} s')}\n")
+    not_found = (
+        f"several processes: they have not found each other at {where} ({{}}); check that all of "
+        "them have started and reach the host and port of process 0"
+    )
+    _joining.append(f"error: {not_found.format(f'within {JOINING} s')}\n")
     others = "the other processes" if num_processes is None else f"all {num_processes} processes"
     words = f"waiting up to {JOINING} s for {others} at {where}"
     reminder = threading.Timer(10, print, [words], {"file": sys.stderr})
@@ -121,7 +125,7 @@ def initialize(
             raise
         return  # JAX has found nobody
     except RuntimeError as error:
-        raise ValueError(_not_found(where, " ".join(str(error).split())[:200])) from error
+        raise ValueError(not_found.format(" ".join(str(error).split())[:200])) from error
     finally:
         reminder.cancel()
         _joining.clear()
@@ -154,22 +158,39 @@ def connect() -> None:
         jax.block_until_ready(jax.jit(added)(ones))
 
 
-def check_address(address: str, listens: bool) -> None:
-    """Raise ValueError for no host or port, or with `listens` if process 0 cannot listen there."""
-    start = f"several processes: coordinator_address={address!r}"
+def place_of(address: str) -> tuple[str, int]:
+    """Return host and port of an address; ValueError if one of them is missing."""
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 2**16:
-        raise ValueError(f"{start} names no host or no port; give host:port")
+        raise ValueError(
+            f"several processes: coordinator_address={address!r} names no host or no port; give "
+            "host:port"
+        )
+    return host.strip("[]"), int(port)
+
+
+def listening(address: str) -> socket.socket:
+    """Return a socket that is bound to the place at which process 0 listens."""
+    place = place_of(os.environ.get(BIND, address))
+    (family, kind, *_, found), *_ = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
+    bound = socket.socket(family, kind)
+    # A port of closed connections in TIME_WAIT counts as free, as for JAX.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(found)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def check_address(address: str, listens: bool) -> None:
+    """Raise ValueError for no host or port, or with `listens` if process 0 cannot listen there."""
+    place_of(address)
     if not listens or BIND in os.environ:
         return
     try:
-        (family, kind, *_, place), *_ = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM
-        )
-        with socket.socket(family, kind) as probe:
-            # A port of closed connections in TIME_WAIT counts as free, as for JAX.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
+        listening(address).close()
     except OSError as error:
         reason = (
             f"process 0 cannot listen there ({error}); give an address of its machine, or say in "
@@ -177,7 +198,7 @@ def check_address(address: str, listens: bool) -> None:
         )
         if error.errno == errno.EADDRINUSE:
             reason = "another process listens there; give a free port, and --process_id=0 only once"
-        raise ValueError(f"{start}: {reason}") from error
+        raise ValueError(f"several processes: coordinator_address={address!r}: {reason}") from error
 
 
 def is_alone(environment: Mapping[str, str]) -> bool:
@@ -185,38 +206,31 @@ def is_alone(environment: Mapping[str, str]) -> bool:
 
     JAX itself would look for others in any pod, and give a single task only one of its GPUs.
     """
-    by = "OMPI_COMM_WORLD_SIZE" if "OMPI_COMM_WORLD_SIZE" in environment else "SLURM_NTASKS"
-    stepless = by == "SLURM_NTASKS" and "SLURM_STEP_NODELIST" not in environment
-    count = "1" if stepless else environment.get(by, "1")
-    if by == "SLURM_NTASKS" and not stepless:  # the shell of salloc is a step of one task
+    by_mpi = "OMPI_COMM_WORLD_SIZE" in environment
+    if not by_mpi and "SLURM_STEP_NODELIST" not in environment:
+        in_a_job = {"JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES"} & environment.keys()
+        return "KUBERNETES_SERVICE_HOST" in environment and not in_a_job
+    by = "OMPI_COMM_WORLD_SIZE" if by_mpi else "SLURM_NTASKS"
+    count = environment.get(by, "1")
+    if not by_mpi:  # the shell of salloc is a step of one task
         count = environment.get("SLURM_STEP_NUM_TASKS", count)
     if not re.fullmatch(r"[1-9]\d{0,8}", count):
         raise ValueError(
             f"several processes: {by}={count!r} in the environment is no number of processes; "
             "correct or unset it"
         )
-    if by != "SLURM_NTASKS" and count != "1" and "OMPI_MCA_orte_hnp_uri" not in environment:
+    if by_mpi and count != "1" and "OMPI_MCA_orte_hnp_uri" not in environment:
         raise ValueError(
             f"several processes: this Open MPI has started {count} but names no coordinator; give "
             "--coordinator_address=HOST:PORT --num_processes=$OMPI_COMM_WORLD_SIZE "
             "--process_id=$OMPI_COMM_WORLD_RANK"
         )
-    if by != "SLURM_NTASKS" or "SLURM_STEP_NODELIST" in environment:
-        return count == "1"
-    in_a_job = {"JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES"} & environment.keys()
-    return "KUBERNETES_SERVICE_HOST" in environment and not in_a_job
+    return count == "1"
 
 
 def is_queued_again(environment: Mapping[str, str]) -> bool:
     """Return whether Slurm has restarted the job of this process."""
     return environment.get("SLURM_RESTART_COUNT", "0") != "0"
-
-
-def _not_found(where: str, reason: str) -> str:
-    return (
-        f"several processes: they have not found each other at {where} ({reason}); check that all "
-        "of them have started and reach the host and port of process 0"
-    )
 
 
 def is_joining() -> bool:
