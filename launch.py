@@ -342,9 +342,7 @@ def executor(arms: list[executors.Arm], shared: prepare.LastTask) -> executors.E
     if FLAGS.executor == "slurm":
         from experiments import slurm
 
-        slurm.check(FLAGS.slurm, [arm.config for arm in arms])
-        if FLAGS.overwrite:
-            slurm.refuse_to_overwrite(pathlib.Path(FLAGS.workdir))
+        slurm.check(FLAGS.slurm, arms, pathlib.Path(FLAGS.workdir) if FLAGS.overwrite else None)
         return functools.partial(slurm.run, settings=FLAGS.slurm, **many)
     if FLAGS.executor == "ray":
         return functools.partial(executors.on_ray, executors.ray_resources(FLAGS.ray), **many)

@@ -4,7 +4,6 @@ An executor runs groups of arms, each group as one program, and returns why arms
 of the arm: one line}. A failing arm is no reason to stop the others. See also `experiments.slurm`.
 """
 
-import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -192,7 +191,7 @@ class Job(NamedTuple):
     """A group that runs somewhere else."""
 
     poll: Callable[[], str | None]  # None while it runs, then how it ended; "": well
-    stop: Callable[[], None]  # asks it to end if it still runs, and waits until it has
+    ask: Callable[[], None]  # asks it to end, which it does after its next evaluation
     kill: Callable[[], None] = lambda: None  # ends it at once
     note: Callable[[], str | None] = lambda: None  # what has happened since, in a sentence
 
@@ -231,22 +230,23 @@ def follow(
                     running.remove(entry)
     finally:
         if running:
-            _stop([job for _, job in running])
+            _end([job for _, job in running])
     return failures
 
 
-def _stop(jobs: Sequence[Job]) -> None:
+def _end(jobs: Sequence[Job]) -> None:
     """End all jobs, each after the checkpoint of its next evaluation, or at a second signal."""
     several = "a run is" if len(jobs) == 1 else f"{len(jobs)} runs are"
     print(f"{several} asked to end with a checkpoint; a second signal ends all at once")
-    with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
-        try:
-            for each in [pool.submit(job.stop) for job in jobs]:
-                each.result()
-        except BaseException:
-            for job in jobs:
-                job.kill()
-            raise
+    try:
+        for job in jobs:
+            job.ask()
+        while any([job.poll() is None for job in jobs]):
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        for job in jobs:
+            job.kill()
+        raise
 
 
 def _failure(place: Path, config: ConfigDict, ended: str) -> str | None:
@@ -288,11 +288,6 @@ def _begin(command: Sequence[str], output: Path, **options: Any) -> subprocess.P
         )
 
 
-def _end(process: subprocess.Popen) -> None:
-    process.terminate()
-    process.wait()
-
-
 Command = Callable[[Sequence[Arm]], list[str]]  # group -> the command of its process
 
 
@@ -305,10 +300,10 @@ def local(
         output = root / group[0].path / OUTPUT
         # Else the first process would take most of a GPU's memory for itself.
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
-        # A session of its own: ctrl-C reaches it through `stop` alone, which waits for it.
+        # A session of its own: ctrl-C reaches it through `ask` alone.
         process = _begin(command(group), output, env=environment, start_new_session=True)
         poll = functools.partial(process_words, output=output)
-        return Job(lambda: poll(process.poll()), lambda: _end(process), process.kill)
+        return Job(lambda: poll(process.poll()), process.terminate, process.kill)
 
     return follow(unfinished(groups, root, shown), start, at_once, root, shown)
 
@@ -378,11 +373,9 @@ def on_ray(
             except ray.exceptions.RayError as error:
                 return registry.brief(f"its task ended: {error}")
 
-        def stop() -> None:
-            ray.cancel(reference)  # a KeyboardInterrupt in `_execute`
-            ray.wait([reference])
-
-        return Job(poll, stop, lambda: ray.cancel(reference, force=True))
+        # Asked, `_execute` gets a KeyboardInterrupt.
+        cancel = functools.partial(ray.cancel, reference)
+        return Job(poll, cancel, functools.partial(cancel, force=True))
 
     return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
 
@@ -397,7 +390,8 @@ def _execute(command: Sequence[str], output: str, folder: str) -> int:
     try:
         return process.wait()
     except BaseException:  # the task is cancelled, or its node is being left
-        _end(process)
+        process.terminate()
+        process.wait()
         raise
 
 

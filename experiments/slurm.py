@@ -159,9 +159,10 @@ class Job:
         self._name, self._group, self._root, self._queue = name, group, root, queue
         self._restarts: int | None = None
         self._completed: float | None = None  # when Slurm first showed an ended state
+        self._asked = False
 
     def poll(self) -> str | None:
-        if all(_is_done(self._root / arm.path, arm.config) for arm in self._group):
+        if self._asked or all(_is_done(self._root / a.path, a.config) for a in self._group):
             return ""
         seen, now = self._queue.seen(self._name), time.monotonic()
         if seen is None or not seen.ended:
@@ -184,11 +185,12 @@ class Job:
             return None
         return f"job {self._name} is queued again; it goes on from the last checkpoint"
 
-    def stop(self) -> None:
+    def ask(self) -> None:
+        """Let Slurm cancel the job, for which nobody waits."""
+        self._asked = True
         subprocess.run(["scancel", self._name], capture_output=True)
 
-    def kill(self) -> None:
-        """Do nothing, as `stop` has already asked Slurm to cancel the job."""
+    kill = ask
 
 
 def _is_done(place: Path, config: ConfigDict) -> bool:
@@ -198,16 +200,24 @@ def _is_done(place: Path, config: ConfigDict) -> bool:
 # --- a launch ---
 
 
-def check(settings: str, configs: Iterable[ConfigDict] = ()) -> None:
-    """Raise ValueError if Slurm is missing, or does not take a job with these settings."""
+def check(settings: str, arms: Sequence[Arm] = (), overwritten: Path | None = None) -> None:
+    """Raise ValueError if Slurm is missing, or does not take the arms with these settings.
+
+    overwritten: the workdir whose runs are to be removed, while which no job may train there.
+    """
     _, tasks, _ = options(settings)
     if shutil.which("sbatch") is None:
         raise ValueError(
             "executor 'slurm' finds no sbatch; start it where jobs are submitted, or use --jobs"
         )
-    for config in configs:
-        runtime_builders.check_processes(config, tasks)
+    for arm in arms:
+        runtime_builders.check_processes(arm.config, tasks)
     _submit(settings, [], "--test-only")
+    if overwritten is not None and (alive := sorted(set(under_way(overwritten).values()))):
+        raise ValueError(
+            f"workdir {overwritten}: Slurm still has job {', '.join(alive[:5])} of an earlier "
+            "launch; give it to scancel, or leave out --overwrite, and the command follows it"
+        )
 
 
 def options(settings: str) -> tuple[list[str], int, int]:
@@ -272,16 +282,6 @@ def under_way(root: Path) -> dict[str, str]:
         ) from error
     alive = [job for job in jobs if job in shown and not shown[job].ended]
     return {path: job for job in alive for path in jobs[job]["arms"]}
-
-
-def refuse_to_overwrite(root: Path) -> None:
-    """Raise ValueError if jobs of an earlier launch into this workdir have not ended."""
-    alive = sorted(set(under_way(root).values()))
-    if alive:
-        raise ValueError(
-            f"workdir {root}: Slurm still has job {', '.join(alive[:5])} of an earlier launch; "
-            "give it to scancel, or leave out --overwrite, and the command follows it"
-        )
 
 
 def run(

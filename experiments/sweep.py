@@ -371,22 +371,16 @@ def check_same(said: Mapping[str, str]) -> None:
     """
     packed = b64encode(zlib.compress(json.dumps(said).encode())).decode()
     first = json.loads(zlib.decompress(b64decode(distributed.agreed(packed))))
-    reasons = distributed.gathered(difference(first, said, distributed.process_id()))
-    if reason := next(filter(None, reasons), None):
-        raise ValueError(reason)
-
-
-def difference(first: Mapping[str, str], said: Mapping[str, str], process: int) -> str | None:
-    """Return a sentence on the first difference of a process's plan from process 0's, or None."""
-    for name in {**first, **said}:
-        if first.get(name) != said.get(name):
-            mine, its = (registry.brief(plan.get(name, "absent")) for plan in (first, said))
-            return (
+    names = (name for name in {**first, **said} if first.get(name) != said.get(name))
+    found = next(([name, first.get(name), said.get(name)] for name in names), None)
+    for process, different in enumerate(distributed.gathered(found)):
+        if different is not None:
+            name, mine, its = (registry.brief(text or "absent") for text in different)
+            raise ValueError(
                 f"several processes: they differ in {name}, which is {mine} in process 0 and {its} "
                 f"in process {process}; start all of them with the same command and the same code, "
                 "so that they train the same model"
             )
-    return None
 
 
 def check_workdir(workdir: str | os.PathLike) -> None:

@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -64,42 +63,25 @@ def gone(pid):
 # --- several processes ---
 
 
-def test_all_jobs_are_asked_to_end_before_any_is_waited_for(tmp_path):
-    asked = threading.Barrier(3, timeout=20)
+def test_jobs_have_time_for_their_checkpoints_until_a_second_signal(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "POLL_SECONDS", 0.01)
+    for signals in (1, 2):
+        left, events = iter([KeyboardInterrupt] * signals), []
 
-    def begins(_):
-        def poll():
-            raise KeyboardInterrupt
+        def begins(group, left=left, events=events):
+            def poll():
+                if error := next(left, None):
+                    raise error
+                return "" if events.count("looked") == 4 else events.append("looked")
 
-        return executors.Job(poll, asked.wait)
+            ask, kill = (functools.partial(events.append, what) for what in ("asked", "killed"))
+            return executors.Job(poll, ask, kill)
 
-    shown = SimpleNamespace(arm=lambda config: executors.Watched(lambda _: None, lambda _: None))
-    with pytest.raises(KeyboardInterrupt):
-        executors.follow([group(name) for name in "abc"], begins, 3, tmp_path, shown)
-
-
-def test_jobs_have_time_for_their_checkpoints_until_a_second_signal(tmp_path):
-    asked, ended = threading.Event(), threading.Event()
-
-    def begins(_):
-        def poll():
-            raise KeyboardInterrupt
-
-        def stop():
-            asked.set()
-            assert ended.wait(20)
-
-        return executors.Job(poll, stop, ended.set)
-
-    def again():
-        assert asked.wait(20)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    shown = SimpleNamespace(arm=lambda config: executors.Watched(lambda _: None, lambda _: None))
-    threading.Thread(target=again, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        executors.follow([group("a")], begins, 1, tmp_path, shown)
-    assert ended.is_set()
+        shown = SimpleNamespace(arm=lambda config: executors.Watched(*[lambda _: None] * 2))
+        with pytest.raises(KeyboardInterrupt):
+            executors.follow([group(name) for name in "abc"], begins, 3, tmp_path, shown)
+        after = ["looked"] * 4 if signals == 1 else ["killed"] * 3
+        assert events == ["asked"] * 3 + after
 
 
 def test_no_process_is_left_behind(tmp_path, monkeypatch):

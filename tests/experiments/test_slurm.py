@@ -71,7 +71,8 @@ def test_a_job_that_the_queue_has_forgotten_has_ended(squeue, monkeypatch, capsy
     assert queue.seen("12_1").ended and queue.seen("99_0") is None
 
 
-def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, tmp_path):
+def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, programs, tmp_path):
+    programs["sbatch"]("exit 0")
     assert slurm.under_way(tmp_path) == {}
     (tmp_path / "slurm").mkdir()
     jobs = {
@@ -83,9 +84,9 @@ def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, tmp_path
     squeue("12_0 PENDING 0 0\n12_1 COMPLETED 0 0")
     assert slurm.under_way(tmp_path) == {"a": "12_0", "b": "12_0"}
     with pytest.raises(ValueError, match="Slurm still has job 12_0 of an earlier launch; give it"):
-        slurm.refuse_to_overwrite(tmp_path)
+        slurm.check("", overwritten=tmp_path)
     squeue("12_0 CANCELLED 0 15")
-    slurm.refuse_to_overwrite(tmp_path)
+    slurm.check("", overwritten=tmp_path)
     squeue("no answer", code=1)
     with pytest.raises(ValueError, match="may still run, so repeat the command when Slurm answers"):
         slurm.under_way(tmp_path)
@@ -110,7 +111,7 @@ def test_wrong_settings_of_slurm_are_refused(programs, monkeypatch):
             slurm.check(settings)
     alone = base.arm(runtime="simulate")
     with pytest.raises(ValueError, match="its workers live in one process, and there are 4"):
-        slurm.check("tasks_per_node=4", configs=[alone])
+        slurm.check("tasks_per_node=4", [Arm("", alone)])
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ValueError, match="finds no sbatch; start it where jobs are submitted"):
         slurm.check("")
