@@ -453,33 +453,33 @@ def _hear_of_who_leaves() -> None:
 
 
 def watch_signals() -> None:
-    """Start a thread that sees signals at once, as the main thread may be busy in C."""
+    """Start a thread that notes signals, and tells the others, while the main thread is in C."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    threading.Thread(target=_see, args=(read,), daemon=True).start()
 
-
-def _see(read: int) -> None:
-    """Tell the others of signals of this process, even where the main thread is busy in C."""
-    while True:
-        number = os.read(read, 1)[0]
-        if number not in (signal.SIGINT, *endings.OTHERS):
-            continue
+    def see(number: int) -> None:
         first = number not in _seen
         _seen.append(number)
         if processes() == 1 and not _joining:
-            continue
+            return
         if endings.is_deferred() and first:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 say(f"{ASKED}/signal", str(number), again=True)
-            continue
+            return
         if not _joining:
             time.sleep(HEARING)  # in which the main thread may tidy up
         os.write(2, f"{endings.sentence(number)}\n".encode())
         if _joining:
             os._exit(endings.code(number))
         leave(endings.code(number), endings.sentence(number))
+
+    def work() -> None:
+        while True:
+            if (number := os.read(read, 1)[0]) in (signal.SIGINT, *endings.OTHERS):
+                see(number)
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def _last_words(
