@@ -96,14 +96,10 @@ class Seen(NamedTuple):
         return self.state in ENDED
 
 
-class Silent(ValueError):
-    """An error of Slurm, which does not answer."""
-
-
 def look(jobs: Iterable[str]) -> dict[str, Seen]:
     """Return the states of the jobs, such as "12_0", that the queue still shows.
 
-    Raises Silent if Slurm does not answer, as while its controller is down.
+    Raises ValueError if Slurm does not answer, as while its controller is down.
     """
     numbers = sorted({job.partition("_")[0] for job in jobs})
     command = ["squeue", "--noheader", "--array", "--states=all"]
@@ -113,9 +109,9 @@ def look(jobs: Iterable[str]) -> dict[str, Seen]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LATEST)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Silent(f"squeue does not answer ({error})") from error
+        raise ValueError(f"squeue does not answer ({error})") from error
     if done.returncode:
-        raise Silent(f"squeue fails ({' '.join(done.stderr.split())[-200:]})")
+        raise ValueError(f"squeue fails ({' '.join(done.stderr.split())[-200:]})")
     rows = (line.split() for line in done.stdout.splitlines())
     return {
         job: Seen(state, int(restarts), os.waitstatus_to_exitcode(int(status)))
@@ -144,7 +140,7 @@ class Queue:
                 shown = look(self._jobs)
                 self._seen = {name: shown.get(name, Seen(FORGOTTEN)) for name in self._jobs}
                 self._silent = False
-            except Silent as error:
+            except ValueError as error:
                 if not self._silent:
                     words = f"{error}; jobs go on, and this is asked again"
                     print(words, file=sys.stderr, flush=True)
@@ -275,7 +271,7 @@ def under_way(root: Path) -> dict[str, str]:
         return {}
     try:
         shown = look(jobs)
-    except Silent as error:
+    except ValueError as error:
         raise ValueError(
             f"{error}; jobs of an earlier launch into {root} may still run, so repeat the command "
             "when Slurm answers"

@@ -204,7 +204,7 @@ def _check_apart(
     only: the chosen paths, of arms or of their seeds; empty: all arms are chosen.
     """
 
-    def address(arm: ConfigDict) -> str:
+    def content(arm: ConfigDict) -> str:
         return repr(override(arm, {"name": "", "baseline": None}).to_dict())
 
     paths = (path.split("/") for path in only)
@@ -214,16 +214,14 @@ def _check_apart(
         if only and name not in asked:
             continue
         origin = place * len(before) // len(named)
-        other, of_other = known.setdefault(address(arm), (name, origin))
-        if other != name and of_other == origin:
-            raise ValueError(
-                f"{flag} makes the arms {other!r} and {name!r}, which are the same; leave one out"
-            )
-        if address(before[of_other][1]) != address(before[origin][1]):
-            raise ValueError(
-                f"with {flag} the arms {other!r} and {name!r} are the same, because sweep() sets "
-                f"what it sets too; leave out that {flag}, or --sweep"
-            )
+        other, its = known.setdefault(content(arm), (name, origin))
+        if other != name and its == origin:
+            way = "; leave out one of its values"
+        elif content(before[its][1]) != content(before[origin][1]):
+            way = f", as sweep() sets what it sets, too; leave out that {flag}, or --sweep"
+        else:
+            continue
+        raise ValueError(f"with {flag} the arms {other!r} and {name!r} are the same{way}")
 
 
 def provide_cpu_devices(arms: list[Arm]) -> None:
@@ -416,12 +414,6 @@ def check_workdir(workdir: str | os.PathLike) -> None:
         )
 
 
-def claim(arms: list[Arm], workdir: str | os.PathLike) -> None:
-    """Write the config.json of every arm into its directory, before any other file."""
-    for arm in arms:
-        records.claim(pathlib.Path(workdir) / arm.path, arm.config)
-
-
 def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
     """Lock the workdir against other launches, until the returned stack is closed.
 
@@ -488,7 +480,8 @@ def run(
     if distributed.is_writer():
         files.make(workdir)
         files.tidy(workdir)
-        claim(arms, workdir)
+        for arm in arms:
+            records.claim(root / arm.path, arm.config)
         for arm in arms if overwrite else ():  # all at once, so that a second start resumes
             if not _has_removed(root / arm.path):
                 with records.start(root / arm.path, arm.config, overwrite=True):
@@ -537,7 +530,8 @@ def launch(
     """
     root, left = pathlib.Path(workdir), unfinished(arms, workdir, overwrite)
     if distributed.is_writer():
-        claim([arm for arm in arms if not arm.path], root)  # before any other file
+        if not arms[0].path:
+            records.claim(root, arms[0].config)  # before any other file
         if left or not provenance.known(root):
             provenance.begin(root, command, about)
         for line in prepare.traces(arm.config for arm in left):
