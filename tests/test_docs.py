@@ -48,12 +48,6 @@ STARTERS = ("srun", "mpirun", "gcloud", "ray")
 first_arm = {}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def loaded():
-    """Before a test has a stderr of its own: submitit's import makes absl close any other one."""
-    importlib.import_module("submitit")
-
-
 @pytest.fixture
 def shell(tmp_path, monkeypatch, capsys):
     """Run the words of a command in an empty directory that has the configs and the examples."""
