@@ -113,8 +113,7 @@ def initialize(
         "them have started and reach the host and port of process 0"
     )
     _joining.append(f"error: {not_found.format(f'within {JOINING} s')}\n")
-    others = "the other processes" if num_processes is None else f"all {num_processes} processes"
-    words = f"waiting up to {JOINING} s for {others} at {where}"
+    words = f"waiting up to {JOINING} s for all {num_processes or 'other'} processes at {where}"
     reminder = threading.Timer(10, print, [words], {"file": sys.stderr})
     reminder.daemon = True
     reminder.start()
@@ -170,18 +169,11 @@ def place_of(address: str) -> tuple[str, int]:
 
 
 def listening(address: str) -> socket.socket:
-    """Return a socket that is bound to the place at which process 0 listens."""
+    """Return a socket that listens where process 0 does; OSError if it cannot."""
     place = place_of(os.environ.get(BIND, address))
-    (family, kind, *_, found), *_ = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
-    bound = socket.socket(family, kind)
+    (family, *_, found), *_ = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
     # A port of closed connections in TIME_WAIT counts as free, as for JAX.
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(found)
-    except OSError:
-        bound.close()
-        raise
-    return bound
+    return socket.create_server(found, family=family)
 
 
 def check_address(address: str, listens: bool) -> None:
@@ -366,10 +358,7 @@ def asked_to_end() -> int | None:
 
     All processes call this function together and get the same answer.
     """
-    number = endings.asked()
-    if processes() > 1 and is_writer():
-        number = number or _noted()
-    return agreed(number)
+    return agreed(endings.asked() or (_noted() if is_writer() else None))
 
 
 def signalled() -> int | None:

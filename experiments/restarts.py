@@ -65,7 +65,6 @@ def call_the_roll(
     if me == 0:
         there: dict[int, socket.socket | None] = {0: None}
         with listening(address) as server, contextlib.ExitStack() as opened:
-            server.listen()
             server.settimeout(BEAT)
             while time.monotonic() - begun < PATIENCE and set(there) != set(members):
                 if stopped():

@@ -76,7 +76,7 @@ trap : TERM
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 srun "${{command[@]}}" &
 step=$!
-while kill -0 "$step" 2>/dev/null; do wait "$step"; done
+while kill -0 "$step" 2>/dev/null; do sleep 1; done
 wait "$step"
 """
 
@@ -197,7 +197,7 @@ def _is_done(place: Path, config: ConfigDict) -> bool:
 
 
 def check(settings: str, arms: Sequence[Arm] = (), overwritten: Path | None = None) -> None:
-    """Raise ValueError if Slurm is missing, or does not take the arms with these settings.
+    """Raise ValueError if Slurm is missing, or the settings are not for sbatch or these arms.
 
     overwritten: the workdir whose runs are to be removed, while which no job may train there.
     """
@@ -224,8 +224,8 @@ def options(settings: str) -> tuple[list[str], int, int]:
     way_out = "name=value,name=value, of a number where one is needed"
     given = {"signal_delay_s": WARNING, "requeue": "True"}  # also on sites that do not by default
     given |= read_settings("--slurm", settings, NUMBERS, way_out, others=True)
-    minutes, warning = given.get("timeout_min"), given["signal_delay_s"]
-    if minutes is not None and 60 * minutes <= warning:
+    minutes, warning = given.get("timeout_min", given.get("time", "")), given["signal_delay_s"]
+    if str(minutes).isdigit() and 60 * int(minutes) <= warning:
         raise ValueError(
             f"--slurm={settings}: a job of {minutes} min is asked to end {warning} s before its "
             "time is over, that is at once; give a longer timeout_min or a shorter signal_delay_s"
@@ -253,7 +253,8 @@ def _submit(settings: str, commands: Sequence[Sequence[str]], *more: str) -> str
         capture_output=True,
         text=True,
     )
-    if done.returncode:
+    # With --test-only: Slurm cannot run the job now, and says when it is submitted if it never can.
+    if done.returncode and "allocation failure" not in done.stderr:
         raise ValueError(
             f"Slurm does not take the jobs ({registry.brief(done.stderr)}); correct --slurm"
         )

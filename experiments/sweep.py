@@ -530,6 +530,7 @@ def launch(
     """
     root, left = pathlib.Path(workdir), unfinished(arms, workdir, overwrite)
     if distributed.is_writer():
+        files.make(root)
         if not arms[0].path:
             records.claim(root, arms[0].config)  # before any other file
         if left or not provenance.known(root):

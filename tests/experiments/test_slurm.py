@@ -97,8 +97,10 @@ def test_jobs_that_slurm_still_has_are_known_to_the_next_launch(squeue, programs
 
 def test_wrong_settings_of_slurm_are_refused(programs, monkeypatch):
     """So is a machine without Slurm."""
-    programs["sbatch"]('[[ "$*" != *partion* ]] || { echo "unrecognized $*" >&2; exit 1; }')
-    slurm.check("timeout_min=2,mem_gb=1.5,signal_delay_s=20,partition=gpu")
+    programs["sbatch"]('[[ "$*" != *partion* ]] || { echo "unrecognized $*" >&2; exit 1; }\n'
+                       '[[ "$*" != *full* ]] || { echo "allocation failure: x" >&2; exit 1; }')
+    slurm.check("timeout_min=2,mem_gb=1.5,signal_delay_s=20,partition=gpu,time=1:00:00")
+    slurm.check("partition=full")  # it may have room later
     for settings, words in (
         ("partition", "cannot read 'partition' in --slurm; write name=value"),
         ("=gpu", "cannot read '=gpu' in --slurm; write name=value"),
@@ -106,6 +108,7 @@ def test_wrong_settings_of_slurm_are_refused(programs, monkeypatch):
         ("signal_delay_s=soon", "cannot read 'signal_delay_s=soon' in --slurm"),
         ("partion=gpu", "Slurm does not take the jobs .unrecognized .*partion=gpu"),
         ("timeout_min=1", "a job of 1 min is asked to end 90 s before"),
+        ("time=1", "a job of 1 min is asked to end 90 s before"),
     ):
         with pytest.raises(ValueError, match=words):
             slurm.check(settings)
