@@ -1,13 +1,12 @@
-"""The command line of experiments: an arm or a sweep, with its table, figure and report.
+"""The command line of experiments, with the five commands that one needs first.
 
-python launch.py --config=configs/nonblocking.py --workdir=runs/x
-python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
-python launch.py --watch=runs/y
-python launch.py --report=runs/y --paper
-python launch.py --advise=runs/x
-python launch.py --config=configs/language_model.py:size=1B --dry_run
-python launch.py --list
-python launch.py --version
+python launch.py --list                       # what configs can name, and the configs
+python launch.py --config=configs/demo.py --sweep --workdir=runs/demo      # all arms of a config
+python launch.py --config=configs/nonblocking.py --config.wait=barrier --workdir=runs/x  # one arm
+python launch.py --watch=runs/demo            # the page of a launch while it goes on
+python launch.py --report=runs/demo           # its table, figures and strips, written again
+
+docs/running.md has the others, python launch.py --help all flags.
 
 Exit codes: 0 all is done, 1 an arm has failed, 2 the command or its input is wrong, 3 another
 process of this run has gone or the run stands still, 130 interrupted, 143 ended by SIGTERM.
@@ -111,18 +110,6 @@ flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 flags.DEFINE_list("trust", [], "Of --advise or a config.json: modules of yours that it may name.")
 flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
 
-FIRST = """\
-The five commands that one needs first:
-
-python launch.py --list                       # what configs can name, and the configs
-python launch.py --config=configs/demo.py --sweep --workdir=runs/demo      # all arms of a config
-python launch.py --config=configs/nonblocking.py --config.wait=barrier --workdir=runs/x  # one arm
-python launch.py --watch=runs/demo            # the page of a launch while it goes on
-python launch.py --report=runs/demo           # its table, figures and strips, written again
-
-docs/running.md has the others, python launch.py --help all flags.\
-"""
-
 _ENTRIES: dict[str, str | bool] = {}  # entries of the config that the command line gives
 
 
@@ -201,7 +188,7 @@ def check_flags() -> None:
 def parse(argv: list[str]) -> list[str]:
     """Read the flags; refuse an unreadable flag or a wrong combination in a sentence."""
     if not argv[1:]:
-        print(FIRST)
+        print(__doc__)
         sys.exit(0)
     try:
         sys.argv = FLAGS.read_flags_from_files(argv)  # commands of single arms are made of it
