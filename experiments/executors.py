@@ -438,11 +438,11 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
     # Also for one process, or JAX would look for others in a Pod with an index.
     words += [f"--coordinator_address={name}-arm-0-0.{name}:{PORT}"]
     words += [f"--num_processes={count}", "--process_id=$(JOB_COMPLETION_INDEX)"]
-    devices = {"nvidia.com/gpu": pods["gpus"], "google.com/tpu": pods["tpus"]}
     # Labels by which GKE chooses the slices and GPUs of a Pod.
     kind = "gke-tpu-accelerator" if pods["tpus"] else "gke-accelerator"
     labels = {kind: pods["accelerator"], "gke-tpu-topology": pods["topology"]}
-    container: dict[str, Any] = {
+    devices = {"nvidia.com/gpu": pods["gpus"], "google.com/tpu": pods["tpus"]}
+    container = {
         "name": "arm",
         "image": pods["image"],
         "command": words,
@@ -450,7 +450,7 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
         "env": [{"name": distributed.BIND, "value": f"0.0.0.0:{PORT}"}],
         "resources": {"limits": {device: n for device, n in devices.items() if n}},
     }
-    pod: dict[str, Any] = {
+    pod = {
         "restartPolicy": "Never",
         "nodeSelector": {f"cloud.google.com/{k}": value for k, value in labels.items() if value},
         "containers": [container],
@@ -459,16 +459,16 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
         container["volumeMounts"] = [{"name": "records", "mountPath": pods["mount"]}]
         claim = {"claimName": pods["claim"]}
         pod["volumes"] = [{"name": "records", "persistentVolumeClaim": claim}]
-    job = {"parallelism": count, "completions": count, "completionMode": "Indexed"}
-    job |= {"backoffLimit": 0, "template": {"spec": pod}}
+    job = {
+        "parallelism": count, "completions": count, "completionMode": "Indexed",
+        "backoffLimit": 0, "template": {"spec": pod},
+    }  # fmt: skip
+    arm = {"name": "arm", "replicas": 1, "template": {"spec": job}}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": name, "annotations": {"gossax/arm": path}},
-        "spec": {
-            "failurePolicy": {"maxRestarts": pods["restarts"]},
-            "replicatedJobs": [{"name": "arm", "replicas": 1, "template": {"spec": job}}],
-        },
+        "spec": {"failurePolicy": {"maxRestarts": pods["restarts"]}, "replicatedJobs": [arm]},
     }
 
 
