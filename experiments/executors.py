@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
-from rich.console import Console
 
 from experiments import (
     distributed,
@@ -72,8 +71,8 @@ class Watched(NamedTuple):
 class Shown:
     """Progress of arms in lines: at the start, every few seconds and at the end of each."""
 
-    def __init__(self, console: Console, arms: int):
-        self._console, self._arms = console, arms
+    def __init__(self, arms: int, quiet: bool = False):
+        self._arms, self._quiet = arms, quiet
         self._numbers: dict[str, int] = {}
 
     def arm(self, config: ConfigDict) -> Watched:
@@ -82,8 +81,8 @@ class Shown:
         number = self._numbers.setdefault(title, len(self._numbers) + 1)
 
         def say(text: str) -> None:
-            line = f"[{number}/{self._arms}] {title}: {text}"
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            if not self._quiet:
+                print(f"[{number}/{self._arms}] {title}: {text}", flush=True)
 
         def on_record(record: dict) -> None:
             nonlocal printed, last

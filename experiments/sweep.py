@@ -1,7 +1,6 @@
 """The arms of a sweep, from one config: expansion, checks, execution and comparison."""
 
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import itertools
@@ -489,8 +488,8 @@ def run(
                 if known := restarts.names(os.environ):
                     files.write(root / arm.path / records.REMOVED_BY, "\n".join(known))
     distributed.agreed(None)  # the other processes wait until the old runs are removed
-    console = Console(quiet=not distributed.is_writer())
-    return execute(groups(arms, together), root, executors.Shown(console, len(arms)))
+    shown = executors.Shown(len(arms), quiet=not distributed.is_writer())
+    return execute(groups(arms, together), root, shown)
 
 
 def keep_programs() -> None:
@@ -544,11 +543,10 @@ def launch(
     from experiments import report, tables
 
     console = Console()
-    say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     summaries, claimed, counted, drawn = [], [], [], ""
     if finished := [arm for arm in arms if arm.path not in failures]:
         with _despite(failures):
-            summaries = _compare(finished, root, console, say)
+            summaries = _compare(finished, root, console)
         drawn = f"   figure: {root / 'figure.png'}"
     # The functions of a config file; if one fails, as on a diverged arm, nothing else is lost.
     for name, tell in (
@@ -568,8 +566,8 @@ def launch(
     for path, reason in failures.items():
         where = root / path / records.ERROR
         seen = f"; see {where}" if where.exists() else ""
-        say(f"failed: {path or root}: {reason}{seen}")
-    say(f"records: {root}{drawn}")
+        print(f"failed: {path or root}: {reason}{seen}")
+    print(f"records: {root}{drawn}")
     with _despite(failures):
         provenance.claim(root, claimed, counted)
         print(f"report: {report.write(root)}")
@@ -597,9 +595,7 @@ def _noted(name: str, found: Iterable) -> Iterator:
         yield one
 
 
-def _compare(
-    arms: list[Arm], root: pathlib.Path, console: Console, say: Callable[[str], None]
-) -> list[dict]:
+def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict]:
     """Write the summary and the figure of all arms, and print their table.
 
     Returns the summary of each arm with its `config`, `metrics` and `workdirs`.
@@ -624,7 +620,7 @@ def _compare(
     figures.save(figures.draw(curves, *records.common(merged)), root / "figure.png")
     tables.print_table(console, tables.of_arms(merged))
     for line in stopped:
-        say(line)
+        print(line)
     configs = {arm.config.name: arm.config for arm in arms}
     return [
         summary | {"config": configs[name], "metrics": metrics, "workdirs": workdirs}

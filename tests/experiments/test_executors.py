@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from ml_collections import ConfigDict
-from rich.console import Console
 
 from experiments import endings, executors
 from experiments.executors import Arm
 from tests.launcher import summary
 
-SHOWN = executors.Shown(Console(), 9)
+SHOWN = executors.Shown(9)
 # What a process of an arm does here, in place of training: say when, fail, or leave a summary.
 CHILD = """
 import json, os, pathlib, signal, sys, time

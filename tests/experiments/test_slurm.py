@@ -8,7 +8,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from configs import base
 from experiments import distributed, executors, files, slurm
@@ -177,7 +176,7 @@ def test_a_job_that_runs_out_of_time_is_queued_again_and_goes_on(programs, tmp_p
     working = threading.Thread(target=finish)
     working.start()
     failures = slurm.run(
-        [[arm] for arm in arms], tmp_path, executors.Shown(Console(), 2), at_once=3,
+        [[arm] for arm in arms], tmp_path, executors.Shown(2), at_once=3,
         command=lambda group: [sys.executable, "-c", RUN, str(place), "--seeds=2 'x'"],
         settings="timeout_min=5",
     )  # fmt: skip
