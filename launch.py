@@ -1,13 +1,12 @@
-"""The command line of experiments: an arm or a sweep, with its table, figure and report.
+"""The command line of experiments, with the five commands that one needs first.
 
-python launch.py --config=configs/nonblocking.py --workdir=runs/x
-python launch.py --config=configs/nonblocking.py --sweep --seeds=3 --jobs=4 --workdir=runs/y
-python launch.py --watch=runs/y
-python launch.py --report=runs/y --paper
-python launch.py --advise=runs/x
-python launch.py --config=configs/language_model.py:size=1B --dry_run
-python launch.py --list
-python launch.py --version
+python launch.py --list                       # what configs can name, and the configs
+python launch.py --config=configs/demo.py --sweep --workdir=runs/demo      # all arms of a config
+python launch.py --config=configs/nonblocking.py --config.wait=barrier --workdir=runs/x  # one arm
+python launch.py --watch=runs/demo            # the page of a launch while it goes on
+python launch.py --report=runs/demo           # its table, figures and strips, written again
+
+docs/running.md has the others, python launch.py --help all flags.
 
 Exit codes: 0 all is done, 1 an arm has failed, 2 the command or its input is wrong, 3 another
 process of this run has gone or the run stands still, 130 interrupted, 143 ended by SIGTERM.
@@ -34,9 +33,24 @@ import signal
 from collections.abc import Callable
 from typing import NoReturn
 
+import jax
 from absl import app, flags
+from rich.console import Console
 
-from experiments import config_files, records
+from experiments import (
+    distributed,
+    executors,
+    loggers,
+    prepare,
+    provenance,
+    records,
+    restarts,
+    sweep,
+    watchdog,
+)
+from experiments.papers import Judged
+from runtimes.asynchronous import pool
+from runtimes.base import WorkersLost
 
 FLAGS = flags.FLAGS
 NUMBER = "give a number of seconds"
@@ -81,7 +95,7 @@ NUMBERS = {  # default, the least and the most
     "restarts": (0, 0, None, "How often to start again when a process of the run has gone."),
 }
 for _name, _words in TEXTS.items():
-    flags.DEFINE_string(_name, "" if _name in ("slurm", "ray", "pods") else None, _words)
+    flags.DEFINE_string(_name, "", _words)
 for _name, _words in SWITCHES.items():
     flags.DEFINE_bool(_name, False, _words)
 for _name, _words in LISTS.items():
@@ -95,23 +109,6 @@ for _name in ("checkpoint_seconds", "stuck_seconds"):
 flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb.")
 flags.DEFINE_list("trust", [], "Of --advise or a config.json: modules of yours that it may name.")
 flags.DEFINE_enum("executor", "local", ["local", "slurm", "ray"], "Where arms run.")
-# Flags about arms; reports and analyses have no arms.
-_ABOUT_ARMS = (
-    "sweep", "grid", "seeds", "together", "loggers", "jobs", "executor", "slurm", "ray", "arm",
-    "cluster", "dry_run", "jobset", "pods",
-)  # fmt: skip
-
-FIRST = """\
-The five commands that one needs first:
-
-python launch.py --list                       # what configs can name, and the configs
-python launch.py --config=configs/demo.py --sweep --workdir=runs/demo      # all arms of a config
-python launch.py --config=configs/nonblocking.py --config.wait=barrier --workdir=runs/x  # one arm
-python launch.py --watch=runs/demo            # the page of a launch while it goes on
-python launch.py --report=runs/demo           # its table, figures and strips, written again
-
-docs/running.md has the others, python launch.py --help all flags.\
-"""
 
 _ENTRIES: dict[str, str | bool] = {}  # entries of the config that the command line gives
 
@@ -120,200 +117,114 @@ def refuse(error: Exception | str) -> NoReturn:
     """Exit with code 2 and one sentence, without a traceback, as the user's input is wrong."""
     sentence = registry.sentence(error)
     print(f"error: {sentence}", file=sys.stderr)
-    if "experiments.distributed" in sys.modules:  # there may be other processes
-        from experiments import distributed
-
-        distributed.leave(2, sentence)
-    sys.exit(2)
+    distributed.leave(2, sentence)
 
 
 def given(*names: str) -> str:
     """Return the given flags whose value differs from the default, as text."""
-    changed = (name for name in names if FLAGS[name].value != FLAGS[name].default)
-    return ", ".join(f"--{name}" for name in changed)
+    changed = [f"--{name}" for name in names if FLAGS[name].value != FLAGS[name].default]
+    return ", ".join(changed)
 
 
-def given_entries() -> str:
-    """Return the entries of a config that the command line gives, as text."""
-    return ", ".join(f"--config.{entry}" for entry in _ENTRIES)
+# --- which flags go together ---
 
-
-def is_elsewhere() -> bool:
-    """Return whether arms run in other processes than this one."""
-    return FLAGS.jobs > 1 or FLAGS.executor != "local"
-
-
-def missing() -> str:
-    """Return the first flag that a run needs and the command lacks, or "" if there is none."""
-    if FLAGS.report or FLAGS.list or FLAGS.advise or FLAGS.watch:
-        return ""
-    needed = {"config": FLAGS.config, "workdir": FLAGS.dry_run or FLAGS.workdir}
-    return next((name for name, value in needed.items() if not value), "")
-
-
+PROCESSES = restarts.NAMED  # flags of several processes
 WRITTEN = ("workdir", "report", "watch", "advise", "jobset")  # paths that are written or read
+# Flags about arms; reports and analyses have no arms.
+ABOUT_ARMS = (
+    "sweep", "grid", "seeds", "together", "loggers", "jobs", "executor", "slurm", "ray", "arm",
+    "cluster", "dry_run", "jobset", "pods",
+)  # fmt: skip
 RUNS = (
-    "config", "workdir", "overwrite", "print_commands", "explain_compression", *_ABOUT_ARMS,
+    "config", "workdir", "overwrite", "print_commands", "explain_compression", "restarts",
+    *ABOUT_ARMS, *PROCESSES,
 )  # fmt: skip
-# (flag is given, conflict in the command line, sentence about it).
-COMBINATIONS: tuple[tuple[Callable, Callable, str], ...] = (
-    (lambda: FLAGS.report, lambda: given(*RUNS, "advise") or given_entries(),
-     "--report only writes the report again; leave out {}"),
-    (lambda: FLAGS.watch, lambda: given(*RUNS, "report", "advise") or given_entries(),
-     "--watch only shows a page; leave out {}"),
-    (lambda: given("paper"), lambda: not FLAGS.report,
-     "--paper belongs to --report; give it, too"),
-    (lambda: given("port"), lambda: not FLAGS.watch,
-     "--port belongs to --watch; give it, too"),
-    (lambda: FLAGS.advise,
-     lambda: given("print_commands", "explain_compression", "num_processes", "process_id",
-                   *_ABOUT_ARMS),
-     "--advise trains arms of its own; leave out {}"),
-    (lambda: not FLAGS.advise, lambda: given("rule", "no_training"),
-     "{} belongs to --advise; give it, too"),
-    (lambda: given("trust"), lambda: not (FLAGS.advise or (FLAGS.config or "").endswith(".json")),
-     "--trust belongs to --advise or a config.json; give one of them, too"),
-    (lambda: True, missing, "--{} is missing; see the examples in README.md"),
-    (lambda: FLAGS.slurm, lambda: FLAGS.executor != "slurm",
-     "--slurm has settings for --executor=slurm; give both or neither"),
-    (lambda: FLAGS.ray, lambda: FLAGS.executor != "ray",
-     "--ray says what an arm takes of --executor=ray; give both or neither"),
-    (lambda: FLAGS.pods, lambda: not FLAGS.jobset,
-     "--pods has settings for --jobset; give both or neither"),
-    (lambda: FLAGS.jobset,
-     lambda: given("overwrite", "jobs", "executor", "num_processes", "restarts", "dry_run",
-                   "print_commands"),
-     "--jobset only writes a file, whose Pods start and go on by themselves; leave out {}"),
-    (lambda: FLAGS.dry_run, lambda: given("num_processes", "print_commands"),
-     "--dry_run looks at a device of each arm in one process, and runs nothing; leave out {}"),
-    (lambda: FLAGS.arm, is_elsewhere,
-     "--arm runs arms in this process; leave out --jobs and --executor"),
-    (lambda: FLAGS.restarts, lambda: given("report", "watch", "advise"),
-     "--restarts starts runs again; leave out {}"),
-    (lambda: FLAGS.restarts, is_elsewhere,
-     "--restarts is for the processes of one run; leave out --jobs and --executor"),
-    (lambda: FLAGS.num_processes is not None, is_elsewhere,
-     "--num_processes is for one arm on many machines; leave out --jobs and --executor"),
-    (lambda: FLAGS.report or FLAGS.watch,
-     lambda: given("coordinator_address", "num_processes", "process_id"),
-     "--report and --watch are of one process; leave out {}"),
+ELSEWHERE = ("jobs", "executor")  # arms run in other processes than this one
+# (flag, flags that do not go with it, reason).
+APART = (
+    ("report", (*RUNS, "advise"), "only writes the report again"),
+    ("watch", (*RUNS, "report", "advise"), "only shows a page"),
+    ("advise", ("print_commands", "explain_compression", "restarts", *PROCESSES, *ABOUT_ARMS),
+     "trains arms of its own"),
+    ("jobset", ("overwrite", "num_processes", "restarts", "dry_run", "print_commands", *ELSEWHERE),
+     "only writes a file, whose Pods start and go on by themselves"),
+    ("dry_run", ("num_processes", "print_commands"),
+     "looks at a device of each arm in one process, and runs nothing"),
+    ("arm", ELSEWHERE, "runs arms in this process"),
+    ("restarts", ELSEWHERE, "is for the processes of one run"),
+    ("num_processes", ELSEWHERE, "is for one arm on many machines"),
 )  # fmt: skip
+# (flag, flag to which it belongs, whether that is given).
+TOGETHER: tuple[tuple[str, str, Callable], ...] = (
+    ("paper", "--report", lambda: FLAGS.report),
+    ("port", "--watch", lambda: FLAGS.watch),
+    ("rule", "--advise", lambda: FLAGS.advise),
+    ("no_training", "--advise", lambda: FLAGS.advise),
+    ("trust", "--advise or a config.json",
+     lambda: FLAGS.advise or FLAGS.config.endswith(".json")),
+    ("slurm", "--executor=slurm", lambda: FLAGS.executor == "slurm"),
+    ("ray", "--executor=ray", lambda: FLAGS.executor == "ray"),
+    ("pods", "--jobset", lambda: FLAGS.jobset),
+)  # fmt: skip
+
+
+def check_flags() -> None:
+    """Refuse flags that do not go together, and a command without what it needs."""
+    for flag, others, reason in APART:
+        wrong = given(*others)
+        if "config" in others and _ENTRIES:
+            wrong = ", ".join(filter(None, (wrong, *(f"--config.{entry}" for entry in _ENTRIES))))
+        if given(flag) and wrong:
+            refuse(f"--{flag} {reason}; leave out {wrong}")
+    for flag, owner, is_given in TOGETHER:
+        if given(flag) and not is_given():
+            refuse(f"--{flag} belongs to {owner}; give both or neither")
+    if not given("report", "list", "advise", "watch"):
+        for flag in ("config",) if FLAGS.dry_run else ("config", "workdir"):
+            if not FLAGS[flag].value:
+                refuse(f"--{flag} is missing; see the examples in README.md")
 
 
 def parse(argv: list[str]) -> list[str]:
     """Read the flags; refuse an unreadable flag or a wrong combination in a sentence."""
     if not argv[1:]:
-        print(FIRST)
+        print(__doc__)
         sys.exit(0)
     try:
         sys.argv = FLAGS.read_flags_from_files(argv)  # commands of single arms are made of it
         argv, entries = config_files.overrides(sys.argv)
         rest = FLAGS(argv)
         for name in ("config", *WRITTEN):  # a shell leaves the ~ of --workdir=~/x
-            FLAGS[name].value = os.path.expanduser(FLAGS[name].value or "") or None
+            FLAGS[name].value = os.path.expanduser(FLAGS[name].value)
         for name in () if FLAGS.version else WRITTEN:
-            records.refuse_remote(FLAGS[name].value or "", f"--{name}")
+            records.refuse_remote(FLAGS[name].value, f"--{name}")
     except (flags.Error, OSError, ValueError) as error:
         refuse(error)
     _ENTRIES.clear()
     _ENTRIES.update(entries)
     if FLAGS.version:
-        import jax
-
         from gossax import __version__
 
         print(f"gossax {__version__}, Python {platform.python_version()}, JAX {jax.__version__}")
         sys.exit(0)
     if rest[1:]:
         refuse(f"unexpected argument {rest[1]!r}; flags start with --")
-    for is_asked, wrong, sentence in COMBINATIONS:
-        found = is_asked() and wrong()
-        if found:
-            refuse(sentence.format(found))
+    check_flags()
     return rest
 
 
-def executor(arms, shared=None) -> Callable:
-    """Return the executor that the flags name; ValueError if it cannot run the arms.
-
-    shared: the `prepare.LastTask` of the check, for arms in this process.
-    """
-    from experiments import executors, restarts
-
-    # Commands of single arms only resume runs: this process removes the runs to overwrite before.
-    argv = restarts.without(sys.argv, (), ["overwrite"])
-    many = {"command": functools.partial(executors.command, argv)}
-    if FLAGS.executor == "slurm":
-        from experiments import slurm
-
-        slurm.check(FLAGS.slurm, FLAGS.jobs, [arm.config for arm in arms])
-        if FLAGS.overwrite:
-            slurm.refuse_to_overwrite(pathlib.Path(FLAGS.workdir))
-        return functools.partial(slurm.run, settings=FLAGS.slurm, at_once=FLAGS.jobs, **many)
-    if FLAGS.executor == "ray":
-        executors.ray_resources(FLAGS.ray)
-        return functools.partial(executors.on_ray, settings=FLAGS.ray, at_once=FLAGS.jobs, **many)
-    if FLAGS.jobs > 1:
-        return functools.partial(executors.local, jobs=FLAGS.jobs, **many)
-    return functools.partial(
-        executors.here,
-        log_to=FLAGS.loggers,
-        checkpoint_seconds=FLAGS.checkpoint_seconds,
-        shared=shared,
-    )
+# --- what a command does ---
 
 
-def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> None:
-    """Run an analysis of a config and write its records, or print its command."""
-    from rich.console import Console
+def run() -> int:
+    """Run the arms or the analysis of a config, or print their commands; return an exit code.
 
-    from experiments import analysis as findings
-    from experiments import executors, provenance
-
-    if others := given(*_ABOUT_ARMS):
-        raise ValueError(
-            f"{name} is an analysis, without arms and without training; leave out {others}"
-        )
-    findings.check(FLAGS.workdir, file.config, FLAGS.overwrite)
-    if FLAGS.print_commands:
-        print(shlex.join(executors.command(sys.argv, [])))
-        return
-    found = analysis(file.config)
-    claims = findings.write(found, file.config, FLAGS.workdir, Console())
-    provenance.begin(FLAGS.workdir, shlex.join(["python", *sys.argv]))
-    provenance.claim(FLAGS.workdir, claims)
-
-
-def advise() -> None:
-    """Weigh waiting rules for the argument of --advise; write a page and print the advice."""
-    from experiments import sweep
-    from experiments.advice import page
-
-    sweep.keep_programs()
-    endings.raising()
-    page.launch(
-        FLAGS.advise,
-        FLAGS.config,
-        _ENTRIES,
-        FLAGS.workdir,
-        FLAGS.trust,
-        named=FLAGS.rule,
-        training=not FLAGS.no_training,
-        overwrite=FLAGS.overwrite,
-        command=shlex.join(["python", *sys.argv]),
-    )
-
-
-def plan() -> Callable[[], int] | None:
-    """Check the command; return a function that runs it and returns an exit code, or None.
-
-    None: the command is done. Raises ValueError, with nothing written, for an impossible request.
+    Raises ValueError, with nothing written, for an impossible request.
     """
     file = config_files.read(FLAGS.config, _ENTRIES, FLAGS.trust)
-    from experiments import distributed, sweep
-
-    distributed.initialize(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
-    if distributed.processes() > 1 and is_elsewhere():
+    address, count, number = (FLAGS[name].value for name in PROCESSES)
+    distributed.initialize(address or None, count, number)
+    if distributed.processes() > 1 and given(*ELSEWHERE):
         raise ValueError(
             f"--jobs and --executor start arms from one process, and this is one of "
             f"{distributed.processes()}, as the environment says; start the command once"
@@ -328,23 +239,35 @@ def plan() -> Callable[[], int] | None:
         return analyse(file, compression.explain, "--explain_compression")
     if hasattr(file.module, "analyse"):
         return analyse(file, file.module.analyse, file.path)
-    return plan_arms(file)
+    return run_arms(file)
 
 
-def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
-    """Check the arms of a config; return a function that runs them, as `plan` does."""
-    from experiments import distributed, dry_run, executors, loggers, prepare, restarts, sweep
-    from experiments.papers import Judged
-    from runtimes.asynchronous import pool
+def analyse(file: config_files.ConfigFile, analysis: Callable, name: str) -> int:
+    """Run an analysis of a config and write its records, or print its command."""
+    from experiments import analysis as findings
 
+    if others := given(*ABOUT_ARMS):
+        raise ValueError(
+            f"{name} is an analysis, without arms and without training; leave out {others}"
+        )
+    findings.check(FLAGS.workdir, file.config, FLAGS.overwrite)
+    if FLAGS.print_commands:
+        print(shlex.join(executors.command(sys.argv, [])))
+        return 0
+    claims = findings.write(analysis(file.config), file.config, FLAGS.workdir, Console())
+    provenance.begin(FLAGS.workdir, shlex.join(["python", *sys.argv]))
+    provenance.claim(FLAGS.workdir, claims)
+    return 0
+
+
+def run_arms(file: config_files.ConfigFile) -> int:
+    """Check the arms of a config, and run them or print their commands."""
     pool.SESSION.leave = functools.partial(os._exit, distributed.DEAD)
     place, grids = FLAGS.workdir, config_files.read_grids(FLAGS.grid)
     swept = file.module if FLAGS.sweep else None
     arms = sweep.expand(file.config, swept, file.values, FLAGS.seeds, grids, FLAGS.arm)
-    if FLAGS.arm:
-        arms = sweep.choose(arms, FLAGS.arm)
     if distributed.processes() > 1:
-        same = ("overwrite", "print_commands", "num_processes", *_ABOUT_ARMS)
+        same = ("overwrite", "print_commands", "num_processes", *ABOUT_ARMS)
         sweep.check_same(sweep.plans(arms, {name: FLAGS[name].value for name in same}))
         sweep.check_workdir(place)
     loggers.check(FLAGS.loggers)
@@ -352,7 +275,10 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
     shared = prepare.LastTask()
     arms = sweep.to_the_end(arms, shared)
     if FLAGS.dry_run:
-        return dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
+        from experiments import dry_run
+
+        dry_run.show([(arm.path or arm.config.name, arm.config) for arm in arms])
+        return 0
     if FLAGS.cluster:
         used = any(prepare.place_of(arm.config).cluster for arm in arms)
         if FLAGS.executor != "ray" and not used:
@@ -361,121 +287,116 @@ def plan_arms(file: config_files.ConfigFile) -> Callable[[], int] | None:
                 "it out"
             )
         pool.SESSION.join(FLAGS.cluster)
-    part = bool(FLAGS.arm)
-    sweep.check(arms, place, FLAGS.overwrite, not FLAGS.jobset, part, shared)
-    if FLAGS.print_commands or FLAGS.jobset:
-        grouped = sweep.groups(arms, FLAGS.together)
-        command = functools.partial(executors.command, sys.argv)
-        if FLAGS.jobset:  # a Pod has another home for the ~ of --workdir=~/x
-            argv = [*restarts.without(sys.argv, ["workdir"]), f"--workdir={place}"]
-            command = functools.partial(executors.command, argv)
-            return executors.write_jobsets(
-                FLAGS.jobset, grouped, pathlib.Path(place), command, FLAGS.pods
-            )
-        print("\n".join(shlex.join(command(group)) for group in grouped))
-        return None
-    how = {"together": FLAGS.together, "execute": executor(arms, shared)}
+    sweep.check(arms, place, FLAGS.overwrite, not FLAGS.jobset, bool(FLAGS.arm), shared)
+    grouped = sweep.groups(arms, FLAGS.together)
+    if FLAGS.jobset:  # a Pod has another home for the ~ of --workdir=~/x
+        argv = [*restarts.without(sys.argv, ["workdir"]), f"--workdir={place}"]
+        command = functools.partial(executors.command, argv)
+        executors.write_jobsets(FLAGS.jobset, grouped, pathlib.Path(place), command, FLAGS.pods)
+        return 0
+    if FLAGS.print_commands:
+        print("\n".join(shlex.join(executors.command(sys.argv, group)) for group in grouped))
+        return 0
+    how = (FLAGS.overwrite, FLAGS.together, executor(arms, shared))
     if FLAGS.arm:
-        return lambda: 1 if sweep.run(arms, place, FLAGS.overwrite, **how) else 0
-    if FLAGS.sweep and not grids:  # these functions know the arms of sweep() alone
-        ends = ("claims", "numbers", "figures")
-        how |= {name: getattr(file.module, name, None) for name in ends}
-        if isinstance(how["claims"], Judged):
-            asked = [f"--config={os.path.normpath(FLAGS.config)}"]
-            asked += [f"--config.{name}={value}" for name, value in _ENTRIES.items()]
-            how["claims"] = how["claims"]._replace(flags=frozenset(asked))
+        return 1 if sweep.run(arms, place, *how) else 0
     followed = {}
     if FLAGS.executor == "slurm":
         from experiments import slurm
 
         followed = slurm.under_way(pathlib.Path(place))
-    held = sweep.alone([arm for arm in arms if arm.path not in followed], place)
+    ends = {}
+    if FLAGS.sweep and not grids:  # these functions know the arms of sweep() alone
+        names = ("claims", "numbers", "figures")
+        ends = {name: getattr(file.module, name, None) for name in names}
+        if isinstance(ends["claims"], Judged):
+            asked = [f"--config={os.path.normpath(FLAGS.config)}"]
+            asked += [f"--config.{name}={value}" for name, value in _ENTRIES.items()]
+            ends["claims"] = ends["claims"]._replace(flags=frozenset(asked))
+    note = {"command": shlex.join(["python", *sys.argv]), "about": file.module.__doc__}
+    with sweep.alone([arm for arm in arms if arm.path not in followed], place):
+        return 1 if sweep.launch(arms, place, *how, **note, **ends) else 0
 
-    def work() -> int:
-        with held:
-            return run_arms(arms, file.module.__doc__, how)
 
-    return work
+def executor(arms: list[executors.Arm], shared: prepare.LastTask) -> executors.Executor:
+    """Return the executor that the flags name; ValueError if it cannot run the arms.
 
-
-def run_arms(arms, about: str | None, how: dict) -> int:
-    """Run arms, write the note of the launch and the report; return 1 if an arm has failed, or 0.
-
-    If no arms are left to run, the note of the launch that ran them stays.
+    shared: the holder of the task that the check has built, for arms in this process.
     """
-    from experiments import distributed, files, provenance, sweep
+    # Commands of single arms only resume runs: this process removes the runs to overwrite before.
+    argv = restarts.without(sys.argv, (), ["overwrite"])
+    many = {"command": functools.partial(executors.command, argv), "at_once": FLAGS.jobs}
+    if FLAGS.executor == "slurm":
+        from experiments import slurm
 
-    place, overwrite = FLAGS.workdir, FLAGS.overwrite
-    left = sweep.unfinished(arms, place, overwrite)
-    if distributed.is_writer():
-        sweep.claim([arm for arm in arms if not arm.path], place)  # before any other file
-        if left or not provenance.known(place):
-            provenance.begin(place, shlex.join(["python", *sys.argv]), about)
-    outcome = sweep.launch(arms, place, overwrite, **how)
-    # Late: drawing takes half a second to load, and arms can start before.
-    from experiments import report
-
-    if distributed.is_writer():
-        try:
-            provenance.claim(place, outcome.claims, outcome.numbers)
-            print(f"report: {report.write(place)}")
-        except files.NotWritten as error:
-            if not outcome.failures:
-                raise
-            print(f"error: {error}", file=sys.stderr)
-    return 1 if outcome.failures else 0
+        slurm.check(FLAGS.slurm, arms, pathlib.Path(FLAGS.workdir) if FLAGS.overwrite else None)
+        return functools.partial(slurm.run, settings=FLAGS.slurm, **many)
+    if FLAGS.executor == "ray":
+        return functools.partial(executors.on_ray, executors.ray_resources(FLAGS.ray), **many)
+    if FLAGS.jobs > 1:
+        return functools.partial(executors.local, **many)
+    return functools.partial(
+        executors.here,
+        log_to=FLAGS.loggers,
+        checkpoint_seconds=FLAGS.checkpoint_seconds,
+        shared=shared,
+    )
 
 
-def watch() -> NoReturn:
-    """Serve a page while records arrive; exit with code 1 if no process will finish the runs."""
-    endings.raising()
-    from experiments import live
+def work() -> int:
+    """Do what the flags ask for; return the exit code."""
+    if FLAGS.list:
+        config_files.show_names(Console())
+    elif FLAGS.report:
+        from experiments import figures, report
 
-    abandoned = live.watch(FLAGS.watch, FLAGS.port)
-    if abandoned is not None:
-        print(f"error: {abandoned}", file=sys.stderr)
-    sys.exit(0 if abandoned is None else 1)
+        path = report.write(FLAGS.report, FLAGS.paper)
+        print(f"report: {path}")
+        if FLAGS.paper:
+            print(f"figures: {path.with_name(figures.FOLDER)}")
+    elif FLAGS.advise:
+        from experiments.advice import page
+
+        sweep.keep_programs()
+        endings.raising()
+        page.launch(
+            FLAGS.advise,
+            FLAGS.config or None,
+            _ENTRIES,
+            FLAGS.workdir or None,
+            FLAGS.trust,
+            named=FLAGS.rule,
+            training=not FLAGS.no_training,
+            overwrite=FLAGS.overwrite,
+            command=shlex.join(["python", *sys.argv]),
+        )
+    elif FLAGS.watch:
+        from experiments import live
+
+        endings.raising()
+        if (abandoned := live.watch(FLAGS.watch, FLAGS.port)) is not None:
+            print(f"error: {abandoned}", file=sys.stderr)
+            return 1
+    else:
+        with watchdog.watching(FLAGS.stuck_seconds):
+            return run()
+    return 0
 
 
 def main(_) -> None:
     if FLAGS.restarts and not FLAGS.print_commands:
         # This process only starts and restarts the process that does the work.
-        from experiments import restarts
-
-        where = (FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
-        call = None if None in where else restarts.RollCall(FLAGS.workdir, *where)
-        sys.exit(restarts.run(sys.argv, FLAGS.restarts, call))
+        where = tuple(FLAGS[name].value for name in PROCESSES)
+        where = () if None in where or not FLAGS.coordinator_address else where
+        sys.exit(restarts.run(sys.argv, FLAGS.restarts, *where))
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows less than UTF-8 gets escapes
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     # JAX reports every accelerator that it did not find.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     why = "it was done, and arms have failed"
-    from experiments import distributed, watchdog
-    from runtimes.base import WorkersLost
-
     try:
-        if FLAGS.list:
-            from rich.console import Console
-
-            config_files.show_names(Console())
-            return
-        if FLAGS.report:
-            from experiments import figures, report
-
-            path = report.write(FLAGS.report, FLAGS.paper)
-            print(f"report: {path}")
-            if FLAGS.paper:
-                print(f"figures: {path.with_name(figures.FOLDER)}")
-            return
-        if FLAGS.advise:
-            advise()
-            return
-        if FLAGS.watch:
-            watch()
-        with watchdog.watching(FLAGS.stuck_seconds):
-            rest = plan()
-            code = rest() if rest else 0
+        code = work()
     except (ValueError, OSError) as error:
         refuse(error)
     except WorkersLost as error:

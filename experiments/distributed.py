@@ -108,9 +108,12 @@ def initialize(
     watch_signals()
     endings.raising()
     where = coordinator_address or "the address that the environment names"
-    _joining.append(f"error: {_not_found(where, f'within {JOINING} s')}\n")
-    others = "the other processes" if num_processes is None else f"all {num_processes} processes"
-    words = f"waiting up to {JOINING} s for {others} at {where}"
+    not_found = (
+        f"several processes: they have not found each other at {where} ({{}}); check that all of "
+        "them have started and reach the host and port of process 0"
+    )
+    _joining.append(f"error: {not_found.format(f'within {JOINING} s')}\n")
+    words = f"waiting up to {JOINING} s for all {num_processes or 'other'} processes at {where}"
     reminder = threading.Timer(10, print, [words], {"file": sys.stderr})
     reminder.daemon = True
     reminder.start()
@@ -121,7 +124,7 @@ def initialize(
             raise
         return  # JAX has found nobody
     except RuntimeError as error:
-        raise ValueError(_not_found(where, " ".join(str(error).split())[:200])) from error
+        raise ValueError(not_found.format(" ".join(str(error).split())[:200])) from error
     finally:
         reminder.cancel()
         _joining.clear()
@@ -154,22 +157,32 @@ def connect() -> None:
         jax.block_until_ready(jax.jit(added)(ones))
 
 
-def check_address(address: str, listens: bool) -> None:
-    """Raise ValueError for no host or port, or with `listens` if process 0 cannot listen there."""
-    start = f"several processes: coordinator_address={address!r}"
+def place_of(address: str) -> tuple[str, int]:
+    """Return host and port of an address; ValueError if one of them is missing."""
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 2**16:
-        raise ValueError(f"{start} names no host or no port; give host:port")
+        raise ValueError(
+            f"several processes: coordinator_address={address!r} names no host or no port; give "
+            "host:port"
+        )
+    return host.strip("[]"), int(port)
+
+
+def listening(address: str) -> socket.socket:
+    """Return a socket that listens where process 0 does; OSError if it cannot."""
+    place = place_of(os.environ.get(BIND, address))
+    (family, *_, found), *_ = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
+    # A port of closed connections in TIME_WAIT counts as free, as for JAX.
+    return socket.create_server(found, family=family)
+
+
+def check_address(address: str, listens: bool) -> None:
+    """Raise ValueError for no host or port, or with `listens` if process 0 cannot listen there."""
+    place_of(address)
     if not listens or BIND in os.environ:
         return
     try:
-        (family, kind, *_, place), *_ = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM
-        )
-        with socket.socket(family, kind) as probe:
-            # A port of closed connections in TIME_WAIT counts as free, as for JAX.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
+        listening(address).close()
     except OSError as error:
         reason = (
             f"process 0 cannot listen there ({error}); give an address of its machine, or say in "
@@ -177,7 +190,7 @@ def check_address(address: str, listens: bool) -> None:
         )
         if error.errno == errno.EADDRINUSE:
             reason = "another process listens there; give a free port, and --process_id=0 only once"
-        raise ValueError(f"{start}: {reason}") from error
+        raise ValueError(f"several processes: coordinator_address={address!r}: {reason}") from error
 
 
 def is_alone(environment: Mapping[str, str]) -> bool:
@@ -185,38 +198,31 @@ def is_alone(environment: Mapping[str, str]) -> bool:
 
     JAX itself would look for others in any pod, and give a single task only one of its GPUs.
     """
-    by = "OMPI_COMM_WORLD_SIZE" if "OMPI_COMM_WORLD_SIZE" in environment else "SLURM_NTASKS"
-    stepless = by == "SLURM_NTASKS" and "SLURM_STEP_NODELIST" not in environment
-    count = "1" if stepless else environment.get(by, "1")
-    if by == "SLURM_NTASKS" and not stepless:  # the shell of salloc is a step of one task
+    by_mpi = "OMPI_COMM_WORLD_SIZE" in environment
+    if not by_mpi and "SLURM_STEP_NODELIST" not in environment:
+        in_a_job = {"JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES"} & environment.keys()
+        return "KUBERNETES_SERVICE_HOST" in environment and not in_a_job
+    by = "OMPI_COMM_WORLD_SIZE" if by_mpi else "SLURM_NTASKS"
+    count = environment.get(by, "1")
+    if not by_mpi:  # the shell of salloc is a step of one task
         count = environment.get("SLURM_STEP_NUM_TASKS", count)
     if not re.fullmatch(r"[1-9]\d{0,8}", count):
         raise ValueError(
             f"several processes: {by}={count!r} in the environment is no number of processes; "
             "correct or unset it"
         )
-    if by != "SLURM_NTASKS" and count != "1" and "OMPI_MCA_orte_hnp_uri" not in environment:
+    if by_mpi and count != "1" and "OMPI_MCA_orte_hnp_uri" not in environment:
         raise ValueError(
             f"several processes: this Open MPI has started {count} but names no coordinator; give "
             "--coordinator_address=HOST:PORT --num_processes=$OMPI_COMM_WORLD_SIZE "
             "--process_id=$OMPI_COMM_WORLD_RANK"
         )
-    if by != "SLURM_NTASKS" or "SLURM_STEP_NODELIST" in environment:
-        return count == "1"
-    in_a_job = {"JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES"} & environment.keys()
-    return "KUBERNETES_SERVICE_HOST" in environment and not in_a_job
+    return count == "1"
 
 
 def is_queued_again(environment: Mapping[str, str]) -> bool:
     """Return whether Slurm has restarted the job of this process."""
     return environment.get("SLURM_RESTART_COUNT", "0") != "0"
-
-
-def _not_found(where: str, reason: str) -> str:
-    return (
-        f"several processes: they have not found each other at {where} ({reason}); check that all "
-        "of them have started and reach the host and port of process 0"
-    )
 
 
 def is_joining() -> bool:
@@ -352,10 +358,7 @@ def asked_to_end() -> int | None:
 
     All processes call this function together and get the same answer.
     """
-    number = endings.asked()
-    if processes() > 1 and is_writer():
-        number = number or _noted()
-    return agreed(number)
+    return agreed(endings.asked() or (_noted() if is_writer() else None))
 
 
 def signalled() -> int | None:
@@ -439,33 +442,33 @@ def _hear_of_who_leaves() -> None:
 
 
 def watch_signals() -> None:
-    """Start a thread that sees signals at once, as the main thread may be busy in C."""
+    """Start a thread that notes signals, and tells the others, while the main thread is in C."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    threading.Thread(target=_see, args=(read,), daemon=True).start()
 
-
-def _see(read: int) -> None:
-    """Tell the others of signals of this process, even where the main thread is busy in C."""
-    while True:
-        number = os.read(read, 1)[0]
-        if number not in (signal.SIGINT, *endings.OTHERS):
-            continue
+    def see(number: int) -> None:
         first = number not in _seen
         _seen.append(number)
         if processes() == 1 and not _joining:
-            continue
+            return
         if endings.is_deferred() and first:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 say(f"{ASKED}/signal", str(number), again=True)
-            continue
+            return
         if not _joining:
             time.sleep(HEARING)  # in which the main thread may tidy up
         os.write(2, f"{endings.sentence(number)}\n".encode())
         if _joining:
             os._exit(endings.code(number))
         leave(endings.code(number), endings.sentence(number))
+
+    def work() -> None:
+        while True:
+            if (number := os.read(read, 1)[0]) in (signal.SIGINT, *endings.OTHERS):
+                see(number)
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def _last_words(

@@ -22,6 +22,10 @@ from collections.abc import Callable, Iterator
 OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside ctrl-C
 SAME = 2.0  # seconds within which a repeated signal counts as one
 
+_asked: list[int] = []  # signals that have been noted and not yet raised
+_deferring = 0  # number of `deferred` blocks around the code that runs now
+_last: dict[int, float] = {}  # signals and when they came
+
 
 class Asked(BaseException):
     """An exception for a signal, other than ctrl-C, that asks the program to end."""
@@ -31,17 +35,10 @@ class Asked(BaseException):
         self.number = number
 
 
-_asked: list[int] = []  # signals that have been noted and not yet raised
-_deferring = 0  # number of `deferred` blocks around the code that runs now
-_last: dict[int, float] = {}  # signals and when they came
-
-
 def name_of(number: int) -> str:
     """Return the name of a signal; some real-time ones have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
 
 
 def code(number: int) -> int:
@@ -57,22 +54,22 @@ def sentence(number: int, starts_over: bool = False) -> str:
     return f"{what}; the same command goes on from here"
 
 
-def out_at_once(code: int | str | None) -> None:
-    """Exit at once if the code is a signal's; otherwise ignore signals from now on.
-
-    JAX's runtime may crash if it is taken down while devices compute, so no exit handlers run. With
-    other codes the program is done, and no signal is to disturb its end.
-    """
-    if isinstance(code, int) and code > 128:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    handle(signal.SIG_IGN)
+def handle(handler: Callable | signal.Handlers) -> None:
+    """Install a handler for all signals that ask to end, except ignored ones."""
+    for number in (signal.SIGINT, *OTHERS):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def begin() -> None:
     """Let a signal print a sentence and exit at once with code 128 + its number from now on."""
     handle(_out)
+
+
+def _out(number: int, _) -> None:
+    # No exception: a library that is half loaded may turn it into another one.
+    os.write(2, f"{sentence(number)}\n".encode())
+    os._exit(code(number))
 
 
 def raising() -> None:
@@ -94,30 +91,16 @@ def raising() -> None:
     sys.unraisablehook = again
 
 
-def handle(handler: Callable | signal.Handlers) -> None:
-    """Install a handler for all signals that ask to end, except ignored ones."""
-    for number in (signal.SIGINT, *OTHERS):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handler)
-
-
-def _out(number: int, _) -> None:
-    # No exception: a library that is half loaded may turn it into another one.
-    os.write(2, f"{sentence(number)}\n".encode())
-    os._exit(code(number))
-
-
 def _raise(number: int, _) -> None:
     now = time.monotonic()
     if number != signal.SIGINT and now - _last.get(number, -SAME) < SAME:
         return
     _last[number] = now
-    if _deferring and number not in _asked:
-        _asked.append(number)
-        if number == signal.SIGINT:
-            os.write(2, b"\nending at the next evaluation; ctrl-C once more ends at once\n")
-        return
-    end(number)
+    if not _deferring or number in _asked:
+        end(number)
+    _asked.append(number)
+    if number == signal.SIGINT:
+        os.write(2, b"\nending at the next evaluation; ctrl-C once more ends at once\n")
 
 
 @contextlib.contextmanager
@@ -147,3 +130,16 @@ def end(number: int) -> None:
     """Raise `Asked`, or KeyboardInterrupt for ctrl-C; noted signals are forgotten."""
     _asked.clear()
     raise KeyboardInterrupt if number == signal.SIGINT else Asked(number)
+
+
+def out_at_once(code: int | str | None) -> None:
+    """Exit at once if the code is a signal's; otherwise ignore signals from now on.
+
+    JAX's runtime may crash if it is taken down while devices compute, so no exit handlers run. With
+    other codes the program is done, and no signal is to disturb its end.
+    """
+    if isinstance(code, int) and code > 128:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    handle(signal.SIG_IGN)

@@ -4,9 +4,9 @@ An executor runs groups of arms, each group as one program, and returns why arms
 of the arm: one line}. A failing arm is no reason to stop the others. See also `experiments.slurm`.
 """
 
-import concurrent.futures
 import contextlib
 import ctypes
+import functools
 import hashlib
 import json
 import os
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
-from rich.console import Console
 
 from experiments import (
     distributed,
@@ -72,8 +71,8 @@ class Watched(NamedTuple):
 class Shown:
     """Progress of arms in lines: at the start, every few seconds and at the end of each."""
 
-    def __init__(self, console: Console, arms: int):
-        self._console, self._arms = console, arms
+    def __init__(self, arms: int, quiet: bool = False):
+        self._arms, self._quiet = arms, quiet
         self._numbers: dict[str, int] = {}
 
     def arm(self, config: ConfigDict) -> Watched:
@@ -82,8 +81,8 @@ class Shown:
         number = self._numbers.setdefault(title, len(self._numbers) + 1)
 
         def say(text: str) -> None:
-            line = f"[{number}/{self._arms}] {title}: {text}"
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            if not self._quiet:
+                print(f"[{number}/{self._arms}] {title}: {text}", flush=True)
 
         def on_record(record: dict) -> None:
             nonlocal printed, last
@@ -191,7 +190,7 @@ class Job(NamedTuple):
     """A group that runs somewhere else."""
 
     poll: Callable[[], str | None]  # None while it runs, then how it ended; "": well
-    stop: Callable[[], None]  # asks it to end if it still runs, and waits until it has
+    ask: Callable[[], None]  # asks it to end, which it does after its next evaluation
     kill: Callable[[], None] = lambda: None  # ends it at once
     note: Callable[[], str | None] = lambda: None  # what has happened since, in a sentence
 
@@ -199,7 +198,7 @@ class Job(NamedTuple):
 def follow(
     groups: Groups, start: Callable[[Sequence[Arm]], Job], at_once: int, root: Path, shown: Shown
 ) -> dict[str, str]:
-    """Start every group that has work left, at most `at_once` at a time, and show their records."""
+    """Start every group, at most `at_once` at a time, and show their records as they arrive."""
     failures: dict[str, str] = {}
     shown_records: dict[str, dict] = {}
     waiting, running = list(groups), []
@@ -228,25 +227,25 @@ def follow(
                         failures |= {} if failure is None else {arm.path: failure}
                 if ended is not None:
                     running.remove(entry)
-    finally:  # all at once: each makes a checkpoint at its next evaluation
-        _stop([job for _, job in running])
+    finally:
+        if running:
+            _end([job for _, job in running])
     return failures
 
 
-def _stop(jobs: Sequence[Job]) -> None:
-    """End jobs, each after its checkpoint, or all at once at a second signal."""
-    if not jobs:
-        return
+def _end(jobs: Sequence[Job]) -> None:
+    """End all jobs, each after the checkpoint of its next evaluation, or at a second signal."""
     several = "a run is" if len(jobs) == 1 else f"{len(jobs)} runs are"
     print(f"{several} asked to end with a checkpoint; a second signal ends all at once")
-    with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
-        try:
-            for each in [pool.submit(job.stop) for job in jobs]:
-                each.result()
-        except BaseException:
-            for job in jobs:
-                job.kill()
-            raise
+    try:
+        for job in jobs:
+            job.ask()
+        while any([job.poll() is None for job in jobs]):
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        for job in jobs:
+            job.kill()
+        raise
 
 
 def _failure(place: Path, config: ConfigDict, ended: str) -> str | None:
@@ -272,39 +271,6 @@ def unfinished(groups: Groups, root: Path, shown: Shown) -> Groups:
     return left
 
 
-def local(
-    groups: Groups,
-    root: Path,
-    shown: Shown,
-    *,
-    command: Callable[[Sequence[Arm]], list[str]],
-    jobs: int,
-) -> dict[str, str]:
-    """Run groups as processes of this machine, `jobs` at once; `command` says how to start one."""
-
-    def start(group: Sequence[Arm]) -> Job:
-        output = root / group[0].path / OUTPUT
-        with files.stream(output) as stream:
-            # A session of its own: ctrl-C reaches it through `stop` alone, which waits for it.
-            process = subprocess.Popen(
-                command(group),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                # Else the first process would take most of a GPU's memory for itself.
-                env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ,
-                start_new_session=True,
-            )
-
-        def stop() -> None:
-            process.terminate()
-            process.wait()
-
-        return Job(lambda: process_words(process.poll(), output), stop, process.kill)
-
-    return follow(unfinished(groups, root, shown), start, jobs, root, shown)
-
-
 def process_words(code: int | None, output: Path, what: str = "its process") -> str | None:
     """Return how a process has ended, see `Job`; code: its exit code, or minus its signal."""
     if not code:
@@ -313,23 +279,57 @@ def process_words(code: int | None, output: Path, what: str = "its process") -> 
     return f"{what} ended with {how}; see {output}"
 
 
+def _begin(command: Sequence[str], output: Path, **options: Any) -> subprocess.Popen:
+    """Start a process whose text goes into a file; options: of Popen."""
+    with files.stream(output) as stream:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, **options
+        )
+
+
+Command = Callable[[Sequence[Arm]], list[str]]  # group -> the command of its process
+
+
+def local(
+    groups: Groups, root: Path, shown: Shown, *, command: Command, at_once: int
+) -> dict[str, str]:
+    """Run groups as processes of this machine, `at_once` at the same time."""
+
+    def start(group: Sequence[Arm]) -> Job:
+        output = root / group[0].path / OUTPUT
+        # Else the first process would take most of a GPU's memory for itself.
+        environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
+        # A session of its own: ctrl-C reaches it through `ask` alone.
+        process = _begin(command(group), output, env=environment, start_new_session=True)
+        poll = functools.partial(process_words, output=output)
+        return Job(lambda: poll(process.poll()), process.terminate, process.kill)
+
+    return follow(unfinished(groups, root, shown), start, at_once, root, shown)
+
+
 # --- Ray ---
 
 
 def ray_resources(settings: str) -> Resources:
     """Return the shares that "cpus=1,gpus=0.25" asks for; ValueError for anything else."""
     way_out = "cpus=NUMBER,gpus=NUMBER, where a GPU can be shared"
-    return Resources(**_read("--ray", settings, {"cpus": float, "gpus": float}, way_out))
+    return Resources(**read_settings("--ray", settings, {"cpus": float, "gpus": float}, way_out))
 
 
-def _read(flag: str, settings: str, kinds: Mapping[str, type], way_out: str) -> dict[str, Any]:
-    """Return {name: value} from "name=value,name=value"; kinds: known name -> type of its value."""
+def read_settings(
+    flag: str, settings: str, kinds: Mapping[str, type], way_out: str, others: bool = False
+) -> dict[str, Any]:
+    """Return {name: value} from "name=value,name=value"; kinds: known name -> type of its value.
+
+    others: whether other names may be given, too, with texts as values.
+    """
     found = {}
     for item in filter(None, settings.split(",")):
         name, _, value = (text.strip() for text in item.partition("="))
         try:
-            found[name] = kinds[name](value)
-            if not (value if kinds[name] is str else 0 <= found[name] < 1e6):
+            kind = kinds.get(name, str) if others and name else kinds[name]
+            found[name] = kind(value)
+            if not (value if kind is str else 0 <= found[name] < 1e6):
                 raise ValueError(value)
         except (KeyError, ValueError) as error:
             raise ValueError(f"cannot read {item!r} in {flag}; write {way_out}") from error
@@ -337,21 +337,15 @@ def _read(flag: str, settings: str, kinds: Mapping[str, type], way_out: str) -> 
 
 
 def on_ray(
-    groups: Groups,
-    root: Path,
-    shown: Shown,
-    *,
-    command: Callable[[Sequence[Arm]], list[str]],
-    settings: str = "",
-    at_once: int = 1,
-) -> dict[str, str]:
+    resources: Resources, groups: Groups, root: Path, shown: Shown, *, command: Command,
+    at_once: int,
+) -> dict[str, str]:  # fmt: skip
     """Run groups as tasks of Ray, whose records arrive through the file system that they share.
 
-    settings: a task's shares, see `ray_resources`. at_once: tasks that may run at the same time;
-    1: as many as there is room for. A task whose node is lost is started again on another one,
-    where its run goes on from the last checkpoint.
+    resources: of a task. at_once: tasks that may run at the same time; 1: as many as there is room
+    for. A task whose node is lost is started again on another one, where its run goes on from the
+    last checkpoint.
     """
-    resources = ray_resources(settings)
     left = unfinished(groups, root, shown)
     if not left:
         return {}
@@ -378,11 +372,9 @@ def on_ray(
             except ray.exceptions.RayError as error:
                 return registry.brief(f"its task ended: {error}")
 
-        def stop() -> None:
-            ray.cancel(reference)  # a KeyboardInterrupt in `_execute`
-            ray.wait([reference])
-
-        return Job(poll, stop, lambda: ray.cancel(reference, force=True))
+        # Asked, `_execute` gets a KeyboardInterrupt.
+        cancel = functools.partial(ray.cancel, reference)
+        return Job(poll, cancel, functools.partial(cancel, force=True))
 
     return follow(left, start, len(left) if at_once == 1 else at_once, root, shown)
 
@@ -393,17 +385,13 @@ def _execute(command: Sequence[str], output: str, folder: str) -> int:
     def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
 
-    with files.stream(Path(output)) as stream:
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,
-        )  # fmt: skip
-        try:
-            return process.wait()
-        except BaseException:  # the task is cancelled, or its node is being left
-            process.terminate()
-            process.wait()
-            raise
+    process = _begin(command, Path(output), cwd=folder, preexec_fn=die_with_parent)
+    try:
+        return process.wait()
+    except BaseException:  # the task is cancelled, or its node is being left
+        process.terminate()
+        process.wait()
+        raise
 
 
 # --- JobSets of Kubernetes: a Job of Pods per arm, one Pod per process of the run ---
@@ -414,27 +402,22 @@ SETTINGS = {
     "image": "", "processes": 1, "gpus": 0, "tpus": 0, "accelerator": "", "topology": "",
     "claim": "", "mount": "/gossax/runs", "restarts": 3,
 }  # fmt: skip
-# Node labels by which GKE chooses the slices and GPUs of a Pod.
-TPU_LABELS = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
-GPU_LABEL = "cloud.google.com/gke-accelerator"
 
 
 def read_pods(settings: str) -> dict[str, Any]:
     """Return all settings of "image=IMAGE,tpus=4", or their defaults; ValueError for wrong ones."""
     kinds = {name: type(default) for name, default in SETTINGS.items()}
     way_out = f"name=value, of {', '.join(SETTINGS)}"
-    found = SETTINGS | _read("--pods", settings, kinds, way_out)
-    if not found["image"] or not found["processes"]:
-        raise ValueError(
-            f"--pods={settings}: a Pod needs an image and a run a process; give image=IMAGE and "
-            "processes=1 or more"
-        )
-    for given, lacks, way in (
-        (found["gpus"] and found["tpus"], True, "no node has gpus and tpus; give one of them"),
-        (found["topology"], not found["tpus"], "topology is of tpus; give them, too"),
-        (found["mount"] != SETTINGS["mount"], not found["claim"], "mount is of a claim; give both"),
-    ):
-        if given and lacks:
+    found = SETTINGS | read_settings("--pods", settings, kinds, way_out)
+    for wrong, way in (
+        (not found["image"] or not found["processes"],
+         "a Pod needs an image and a run a process; give image=IMAGE and processes=1 or more"),
+        (found["gpus"] and found["tpus"], "no node has gpus and tpus; give one of them"),
+        (found["topology"] and not found["tpus"], "topology is of tpus; give them, too"),
+        (found["mount"] != SETTINGS["mount"] and not found["claim"],
+         "mount is of a claim; give both"),
+    ):  # fmt: skip
+        if wrong:
             raise ValueError(f"--pods={settings}: {way}")
     return found
 
@@ -454,46 +437,41 @@ def manifest(path: str, command: Sequence[str], pods: Mapping[str, Any]) -> dict
     # Also for one process, or JAX would look for others in a Pod with an index.
     words += [f"--coordinator_address={name}-arm-0-0.{name}:{PORT}"]
     words += [f"--num_processes={count}", "--process_id=$(JOB_COMPLETION_INDEX)"]
+    # Labels by which GKE chooses the slices and GPUs of a Pod.
+    kind = "gke-tpu-accelerator" if pods["tpus"] else "gke-accelerator"
+    labels = {kind: pods["accelerator"], "gke-tpu-topology": pods["topology"]}
     devices = {"nvidia.com/gpu": pods["gpus"], "google.com/tpu": pods["tpus"]}
-    labels = TPU_LABELS if pods["tpus"] else (GPU_LABEL,)
-    chosen = dict(zip(labels, (pods["accelerator"], pods["topology"]), strict=False))
-    container: dict[str, Any] = {
+    container = {
         "name": "arm",
         "image": pods["image"],
         "command": words,
         # A Pod has no name that it could listen at before it is ready.
-        "env": [{"name": "JAX_COORDINATOR_BIND_ADDRESS", "value": f"0.0.0.0:{PORT}"}],
+        "env": [{"name": distributed.BIND, "value": f"0.0.0.0:{PORT}"}],
         "resources": {"limits": {device: n for device, n in devices.items() if n}},
     }
-    pod: dict[str, Any] = {
+    pod = {
         "restartPolicy": "Never",
-        "nodeSelector": {label: value for label, value in chosen.items() if value},
+        "nodeSelector": {f"cloud.google.com/{k}": value for k, value in labels.items() if value},
         "containers": [container],
     }
     if pods["claim"]:
         container["volumeMounts"] = [{"name": "records", "mountPath": pods["mount"]}]
         claim = {"claimName": pods["claim"]}
         pod["volumes"] = [{"name": "records", "persistentVolumeClaim": claim}]
-    job = {"parallelism": count, "completions": count, "completionMode": "Indexed"}
-    job |= {"backoffLimit": 0, "template": {"spec": pod}}
+    job = {
+        "parallelism": count, "completions": count, "completionMode": "Indexed",
+        "backoffLimit": 0, "template": {"spec": pod},
+    }  # fmt: skip
+    arm = {"name": "arm", "replicas": 1, "template": {"spec": job}}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": name, "annotations": {"gossax/arm": path}},
-        "spec": {
-            "failurePolicy": {"maxRestarts": pods["restarts"]},
-            "replicatedJobs": [{"name": "arm", "replicas": 1, "template": {"spec": job}}],
-        },
+        "spec": {"failurePolicy": {"maxRestarts": pods["restarts"]}, "replicatedJobs": [arm]},
     }
 
 
-def write_jobsets(
-    file: str,
-    groups: Groups,
-    root: Path,
-    command: Callable[[Sequence[Arm]], list[str]],
-    settings: str,
-) -> None:
+def write_jobsets(file: str, groups: Groups, root: Path, command: Command, settings: str) -> None:
     """Write a list of JobSets, one per group, for `kubectl apply`; settings: see `read_pods`."""
     pods = read_pods(settings)
     if pods["claim"] and root.is_absolute() and Path(pods["mount"]) not in (root, *root.parents):

@@ -242,7 +242,7 @@ CONFIG = Format(
     "give another --workdir, or remove it together with all that lies beside it",
 )
 GIVEN_CONFIG = CONFIG._replace(way_out="give a Python file, or the config.json of a run")
-_JOB = Format({"arms": [str], "tasks": _is_count}, ("arms", "tasks"))
+_JOB = Format({"arms": [str]}, ("arms",))
 SLURM_JOBS = Format(
     {"jobs": lambda value: isinstance(value, dict) and fits([*value.values()], [_JOB])},
     ("jobs",),

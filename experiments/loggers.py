@@ -6,7 +6,6 @@ Neither is needed to run anything: `pip install tensorboardX` or `pip install wa
 import contextlib
 import importlib.util
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -31,10 +30,10 @@ def tensorboard(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
 
     def on_record(record: dict) -> None:
         nonlocal writer
-        seconds, where = record["seconds"], str(workdir / "tensorboard")
+        seconds = record["seconds"]
         if writer is None:
             # No purge_step, as it would also purge points whose steps are samples or bytes.
-            writer = tensorboardX.SummaryWriter(where)
+            writer = tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
             writer.add_text("config", f"```\n{config}\n```", walltime=seconds)
         axes = {"": "update", "_by_samples": "samples", "_by_bytes": "bytes_per_worker"}
         for name, value in _finite(record).items():
@@ -58,7 +57,7 @@ def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
     """
     import wandb as client
 
-    run = None
+    run, failed = None, True
 
     def on_record(record: dict) -> None:
         nonlocal run
@@ -79,7 +78,6 @@ def wandb(workdir: Path, config: ConfigDict) -> Iterator[ON_RECORD]:
             run.define_metric("*", step_metric="update")
         run.log(_finite(record))
 
-    failed = True
     try:
         yield on_record
         failed = False
@@ -93,7 +91,7 @@ def _finite(record: dict) -> dict:
     return {k: v for k, v in record.items() if v is not None and math.isfinite(v)}
 
 
-# Name -> (logger, the package that it needs).
+# Name -> (logger, the package that it needs); a logger opens at the first record.
 LOGGERS = {"tensorboard": (tensorboard, "tensorboardX"), "wandb": (wandb, "wandb")}
 
 
@@ -112,14 +110,14 @@ def check(names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def attach(
-    names: Sequence[str], workdir: str | os.PathLike, config: ConfigDict, on_record: ON_RECORD
+    names: Sequence[str], workdir: Path, config: ConfigDict, on_record: ON_RECORD
 ) -> Iterator[ON_RECORD]:
-    """Yield a function that passes a record to `on_record`, then to every logger named.
-
-    Loggers open at the first record.
-    """
+    """Yield a function that passes a record to `on_record`, then to every logger named."""
     with contextlib.ExitStack() as opened:
-        receivers = [on_record] + [
-            opened.enter_context(LOGGERS[name][0](Path(workdir), config)) for name in names
-        ]
-        yield lambda record: [tell(record) for tell in receivers] and None
+        receivers = [opened.enter_context(LOGGERS[name][0](workdir, config)) for name in names]
+
+        def tell(record: dict) -> None:
+            for receiver in (on_record, *receivers):
+                receiver(record)
+
+        yield tell

@@ -3,100 +3,29 @@
 Each process of a run has a parent process. All processes of the run end when one process ends. Each
 parent then starts its process again; the processes meet at the same address and resume from the
 last checkpoint. Before the restart the parents call the roll, so that a run which has lost a host
-goes on with fewer processes. Every parent writes a growing number into a file of its own, beside
-the shared workdir. The parent of process 0 counts a parent as present if its number grows, so that
-no clocks are compared, and writes the list of processes that go on. A parent that has not appeared
-within `PATIENCE` is taken for gone.
+goes on with fewer processes: the parent of process 0 listens where process 0 will, the others send
+it their numbers, and get the numbers of all that go on. A parent that has not appeared within
+`PATIENCE` is taken for gone.
 """
 
 import contextlib
 import json
 import os
-import pathlib
 import secrets
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from experiments import endings, files
-from experiments.distributed import DEAD, REFUSED, is_queued_again
+from experiments import endings
+from experiments.distributed import DEAD, REFUSED, is_queued_again, listening, place_of
 
 LAUNCH = "GOSSAX_LAUNCH"  # environment variable with the name that all starts of a launch share
 NAMED = ("coordinator_address", "num_processes", "process_id")  # flags of several processes
 PAUSE = 1.0  # s before a new start, in which the port of process 0 becomes free
-PATIENCE = 60.0  # s for the other parents to appear, also on a slow shared file system
-BEAT = 0.5  # s between two numbers of a parent
-DECISION = "going_on.json"
-
-
-class Gone(Exception):
-    """An error of a run that cannot go on in this process; its message is the reason."""
-
-
-class RollCall:
-    """The roll call of one parent; `members`: original numbers of the processes that go on."""
-
-    def __init__(self, workdir: str, coordinator: str, processes: int, process: int):
-        """coordinator: the address of process 0. process: the number of this parent's process."""
-        place = pathlib.Path(workdir).absolute()
-        self._folder = place.with_name(f".{place.name}.restarts")
-        self._coordinator, self._me, self._beats = coordinator, process, 0
-        self.members: tuple[int, ...] = tuple(range(processes))
-        self._decision = self._read(DECISION)  # the last call's, or an earlier launch's
-
-    def call(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Set `members` to the processes that go on; raises Gone if this process cannot go on.
-
-        stopped: returns whether this parent is to end; the roll call then ends early.
-        """
-        files.make(self._folder)
-        begun, old = time.monotonic(), self._decision
-        first = {member: self._read(f"{member}.json") for member in self.members}
-        while not stopped():
-            waited = time.monotonic() - begun
-            self._beats += 1
-            self._write(f"{self._me}.json", self._beats)
-            if self._me == 0:
-                there = {m for m, seen in first.items() if self._read(f"{m}.json") != seen} | {0}
-                if waited > PATIENCE or there == set(self.members):
-                    self.members = tuple(sorted(there))
-                    self._write(DECISION, {"members": self.members, "at": time.time_ns()})
-                    return
-            elif (found := self._read(DECISION)) not in (None, old):
-                self._decision, self.members = found, tuple(found["members"])
-                break
-            elif waited > 2 * PATIENCE:
-                raise Gone(
-                    f"process 0, at whose address {self._coordinator} the others meet, has not "
-                    f"come back within {2 * PATIENCE:g} s; start all of them again"
-                )
-            time.sleep(BEAT)
-        if self._me not in self.members:
-            raise Gone(
-                f"process {self._me} has come back too late, and processes "
-                f"{', '.join(map(str, self.members))} have gone on without it; let them end, then "
-                "start all of them again"
-            )
-
-    def flags(self) -> list[str]:
-        """Return the flags of this parent's process among several, or [] if it is alone."""
-        values = (self._coordinator, len(self.members), self.members.index(self._me))
-        named = [f"--{name}={value}" for name, value in zip(NAMED, values, strict=True)]
-        return named if len(self.members) > 1 else []
-
-    def close(self) -> None:
-        """Remove the folder of the roll calls, in the parent of process 0, after the run."""
-        if self._me == 0:
-            files.remove_tree(self._folder)
-
-    def _read(self, name: str):
-        with contextlib.suppress(OSError, ValueError):  # the file is missing or being written
-            return json.loads(files.read_text(self._folder / name))
-        return None
-
-    def _write(self, name: str, value) -> None:
-        files.write(self._folder / name, json.dumps(value), durable=False)
+PATIENCE = 60.0  # s for the other parents to appear
+BEAT = 0.5  # s between two looks at signals and the network
 
 
 def without(argv: Iterable[str], valued: Iterable[str], switches: Iterable[str] = ()) -> list[str]:
@@ -124,17 +53,68 @@ def names(environment: Mapping[str, str], earlier: bool = False) -> set[str]:
     return found - {""}
 
 
-def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int:
+def call_the_roll(
+    address: str, members: Sequence[int], me: int, stopped: Callable[[], bool] = lambda: False
+) -> list[int]:
+    """Return the processes that go on, by their first numbers; ValueError if `me` cannot go on.
+
+    address: of process 0. members: the processes that were there before, of which this one is `me`.
+    stopped: returns whether this parent is to end; the roll call then ends early.
+    """
+    begun = time.monotonic()
+    if me == 0:
+        there: dict[int, socket.socket | None] = {0: None}
+        with listening(address) as server, contextlib.ExitStack() as opened:
+            server.settimeout(BEAT)
+            while time.monotonic() - begun < PATIENCE and set(there) != set(members):
+                if stopped():
+                    break
+                with contextlib.suppress(OSError, ValueError):  # nobody yet, or somebody else
+                    peer = opened.enter_context(server.accept()[0])
+                    peer.settimeout(BEAT)
+                    number = json.loads(peer.makefile().readline(64))
+                    there |= {number: peer} if number in members else {}
+            for peer in filter(None, there.values()):
+                with contextlib.suppress(OSError):
+                    peer.sendall(f"{json.dumps(sorted(there))}\n".encode())
+        return sorted(there)
+    while not stopped():
+        with (
+            contextlib.suppress(OSError, ValueError),  # not there yet, or its process still is
+            socket.create_connection(place_of(address), BEAT) as peer,
+        ):
+            peer.sendall(f"{me}\n".encode())
+            answer = b""
+            while answer[:1] in b"[" and not answer.endswith(b"\n") and not stopped():
+                with contextlib.suppress(TimeoutError):
+                    answer += peer.recv(4096) or b"\n"  # the end, if it has gone
+                if not answer and time.monotonic() - begun > 2 * PATIENCE:
+                    break
+            if isinstance(going := json.loads(answer), list):
+                return going
+        if time.monotonic() - begun > 2 * PATIENCE:
+            raise ValueError(
+                f"process 0, at whose address {address} the others meet, has not come back within "
+                f"{2 * PATIENCE:g} s, or has gone on without process {me}; start all of them again"
+            )
+        time.sleep(BEAT)
+    return list(members)
+
+
+def run(
+    argv: Sequence[str], restarts: int, address: str = "", processes: int = 1, process: int = 0
+) -> int:
     """Run a Python command, restart it at most `restarts` times, and return its last exit code.
 
-    argv: the arguments of Python. call: the roll call, if the command is one of several processes.
+    argv: the arguments of Python. address: of process 0, if the command is one of several processes
+    that are started with their numbers. process: the number of this one.
 
     Signals that ask to end are passed to the command, in a process group of its own, and prevent
     restarts. After a restart, the exit code REFUSED also counts as a loss: the other processes may
     have returned later than the command waits for them.
     """
     argv, environment = without(argv, ["restarts"]), os.environ | {LAUNCH: secrets.token_hex(8)}
-    flags, running, asked = [], None, []
+    running, asked, members = None, [], list(range(processes))
 
     def pass_on(number: int, _) -> None:
         asked.append(number)
@@ -147,7 +127,7 @@ def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int
     endings.handle(pass_on)
     for start in range(restarts + 1):
         running = subprocess.Popen(
-            [sys.executable, *argv, *flags], env=environment, start_new_session=True
+            [sys.executable, *argv], env=environment, start_new_session=True
         )
         if asked:  # while it was being started
             running.send_signal(asked[-1])
@@ -159,20 +139,22 @@ def run(argv: Sequence[str], restarts: int, call: RollCall | None = None) -> int
         how = f"was ended by {endings.name_of(-code)}" if killed else f"has ended with {code}"
         say(f"this process {how}; it starts again, {start + 1} of {restarts} times")
         time.sleep(PAUSE)
-        if call is not None and not asked:
-            before = call.members
+        if address and not asked:
+            before = members
             try:
-                call.call(stopped=lambda: bool(asked))
-            except (Gone, OSError, ValueError) as error:
+                members = call_the_roll(address, before, process, lambda: bool(asked))
+            except (OSError, ValueError) as error:
                 say(f"error: {error}")
                 return DEAD
-            if gone := sorted(set(before) - set(call.members)):
+            if gone := sorted(set(before) - set(members)):
                 who = f"process {gone[0]} has" if len(gone) == 1 else f"processes {gone} have"
-                left = f"{len(call.members)} of {len(before)}"
+                left = f"{len(members)} of {len(before)}"
                 say(f"{who} not come back; the run goes on with {left} processes")
-            argv, flags = without(argv, NAMED), call.flags()
+            argv = without(argv, NAMED)
+            if len(members) > 1:
+                values = (address, len(members), members.index(process))
+                pairs = zip(NAMED, values, strict=True)
+                argv += [f"--{name}={value}" for name, value in pairs]
         if asked:
             return endings.code(asked[-1])
-    if code == 0 and call is not None:
-        call.close()
     return 128 - code if killed else code

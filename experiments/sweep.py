@@ -1,7 +1,6 @@
 """The arms of a sweep, from one config: expansion, checks, execution and comparison."""
 
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import itertools
@@ -17,8 +16,8 @@ import time
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -55,18 +54,29 @@ SETTINGS = (
 
 
 @contextlib.contextmanager
-def patience() -> Iterator[SimpleNamespace]:
-    """Yield an object whose text `doing` is printed on stderr every PATIENCE seconds."""
-    said, began, done = SimpleNamespace(doing=""), time.monotonic(), threading.Event()
+def patience() -> Iterator[Callable[[str, Arm], contextlib.AbstractContextManager]]:
+    """Yield a context for work on an arm: ("planning", arm), with whose path its errors begin.
+
+    While such work goes on, it is printed on stderr every PATIENCE seconds.
+    """
+    doing, began, done = [""], time.monotonic(), threading.Event()
 
     def say() -> None:
         while not done.wait(PATIENCE):
             seconds = time.monotonic() - began
-            print(f"{said.doing}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
+            print(f"{doing[0]}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def on(words: str, arm: Arm) -> Iterator[None]:
+        doing[0] = f"{words} {arm.path or arm.config.name}"
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
 
     threading.Thread(target=say, daemon=True).start()
     try:
-        yield said
+        yield on
     finally:
         done.set()
 
@@ -84,60 +94,86 @@ def expand(
     sweep() yields (name, {dotted key: value}), and gets the config if it takes an argument. The
     values `user` of the command line replace these values. Every arm runs at each point of the
     `grids`, see `config_files.read_grids`, and with each of `seeds` seeds: seed, seed + 1, ...
-    only: paths for `choose`; other arms may be equal. Raises ValueError for an invalid arm.
+    only: the paths of the arms to return; other arms may be equal. Raises ValueError for an invalid
+    arm, and for a path without an arm.
     """
     if "name" not in config:
         raise ValueError("config.name is missing; set it to a text")
-    named = [("", registry.canonical(config))]
-    if swept is not None:
-        yielded = _arms_of(swept, override(config, user))
-        named = [(name, override(config, _and(changes, user | {"name": name})))
-                 for name, changes in yielded]  # fmt: skip
-        if not named:
-            raise ValueError(
-                f"sweep() of {swept.__file__} yields no arms; yield (name, changes) pairs"
-            )
-        varied = {entry for _, changes in yielded for entry in changes}
-        both = [key for key in user if any(config_files.meet(key, entry) for entry in varied)]
-        if both:
-            before = [(name, override(config, changes)) for name, changes in yielded]
-            _check_apart(named, before, ", ".join(f"--config.{key}" for key in both), only)
+    config = registry.canonical(config)
+    named = [("", config)] if swept is None else _swept(swept, config, user, only)
     runs = len(named) * math.prod(map(len, grids.values())) * seeds
     if runs > MOST_ARMS:
         raise ValueError(
             f"{runs // seeds} arms with --seeds={seeds} are {runs} runs, and "
             f"{MOST_ARMS} are the most that one launch follows; give a part of them"
         )
-    if grids:
-        _check_grids(user, grids)
-        named, before = list(_at_points(named, grids)), named
-        _check_apart(named, before, "--grid", only)
-    arms = []
-    for place, arm in named:
-        registry.check_arm(arm)
-        for seed in range(arm.seed, arm.seed + seeds):
-            seeded = override(arm, {"seed": seed})
-            path = "/".join(filter(None, (place, f"seed_{seed}" if seeds > 1 else "")))
-            arms.append(Arm(path, seeded, arm.seed if seeds > 1 else None))
-    if len({pathlib.Path(arm.path) for arm in arms}) < len(arms):
-        raise ValueError("two arms of the sweep have the same name; give every arm its own")
-    for path, arm, _ in arms:
-        if os.path.isabs(path) or ".." in pathlib.Path(path).parts:
-            raise ValueError(f"arm {path!r} would leave the workdir; name it as method/variant")
-        if not registry.is_visible(arm.name):
-            raise ValueError(f"arm {arm.name!r} has control characters; rename it")
-        if path:
-            records.check_arm(path)
-    return arms
-
-
-def _check_grids(user: Iterable[str], grids: Iterable[str]) -> None:
     for key, entry in itertools.product(user, grids):
         if f"{key}.".startswith(f"{entry}."):
             raise ValueError(
                 f"--grid={entry} replaces --config.{key}; write it into the grid's values, or "
                 "leave it out"
             )
+    if grids:
+        named, before = list(_at_points(named, grids)), named
+        _check_apart(named, before, "--grid", only)
+    arms = []
+    for place, arm in named:
+        registry.check_arm(arm)
+        for seed in range(arm.seed, arm.seed + seeds):
+            path = "/".join(filter(None, (place, f"seed_{seed}" if seeds > 1 else "")))
+            _check_path(path, arm.name)
+            arms.append(Arm(path, override(arm, {"seed": seed}), arm.seed if seeds > 1 else None))
+    by_path = {arm.path: arm for arm in arms}
+    if len(set(map(pathlib.Path, by_path))) < len(arms):
+        raise ValueError("two arms of the sweep have the same name; give every arm its own")
+    for path in only:
+        if path not in by_path:
+            listed = f"known arms: {registry.listed(by_path)}"
+            known = listed if any(by_path) else "add --sweep for arms"
+            raise ValueError(f"there is no arm {path!r}; {registry.meant(path, by_path)}{known}")
+    return [by_path[path] for path in dict.fromkeys(only)] if only else arms
+
+
+def _swept(
+    module: ModuleType, config: ConfigDict, user: Mapping[str, Any], only: Collection[str]
+) -> list[tuple[str, ConfigDict]]:
+    """Return the arms that `sweep()` of a config file yields; ValueError if it fails."""
+    file = module.__file__
+    if not hasattr(module, "sweep"):
+        raise ValueError(f"{file} has no sweep(); run it without --sweep or write one")
+    try:
+        yielded = [(n, dict(changes)) for n, changes in swept_arms(module, override(config, user))]
+    except Exception as error:  # a config file is code and can raise anything
+        raise ValueError(
+            f"sweep() of {file} fails with {type(error).__name__}: {error}; "
+            "let it yield (name, changes) pairs"
+        ) from error
+    if not yielded:
+        raise ValueError(f"sweep() of {file} yields no arms; yield (name, changes) pairs")
+    named = []
+    for name, changes in yielded:
+        later = user | {"name": name}  # also replaces entries inside of its own
+        kept = {
+            entry: value for entry, value in changes.items()
+            if not any(f"{entry}.".startswith(f"{other}.") for other in later)
+        }  # fmt: skip
+        named.append((name, override(config, kept | later)))
+    varied = {entry for _, changes in yielded for entry in changes}
+    both = [key for key in user if any(config_files.meet(key, entry) for entry in varied)]
+    if both:
+        before = [(name, override(config, changes)) for name, changes in yielded]
+        _check_apart(named, before, ", ".join(f"--config.{key}" for key in both), only)
+    return named
+
+
+def _check_path(path: str, name: str) -> None:
+    """Raise ValueError unless an arm of this name can lie at this path of the workdir."""
+    if os.path.isabs(path) or ".." in pathlib.Path(path).parts:
+        raise ValueError(f"arm {path!r} would leave the workdir; name it as method/variant")
+    if not registry.is_visible(name):
+        raise ValueError(f"arm {name!r} has control characters; rename it")
+    if path:
+        records.check_arm(path)
 
 
 def _at_points(
@@ -159,16 +195,6 @@ def _at_points(
             yield place, override(arm, {**values, "name": place})
 
 
-def _and(changes: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes updated by later ones; a later entry also replaces all entries inside it."""
-    kept = {
-        entry: value
-        for entry, value in changes.items()
-        if not any(f"{entry}.".startswith(f"{other}.") for other in later)
-    }
-    return kept | dict(later)
-
-
 def _check_apart(
     named: Sequence[tuple[str, ConfigDict]], before: Sequence, flag: str, only: Collection[str]
 ) -> None:
@@ -177,7 +203,7 @@ def _check_apart(
     only: the chosen paths, of arms or of their seeds; empty: all arms are chosen.
     """
 
-    def address(arm: ConfigDict) -> str:
+    def content(arm: ConfigDict) -> str:
         return repr(override(arm, {"name": "", "baseline": None}).to_dict())
 
     paths = (path.split("/") for path in only)
@@ -187,30 +213,14 @@ def _check_apart(
         if only and name not in asked:
             continue
         origin = place * len(before) // len(named)
-        other, of_other = known.setdefault(address(arm), (name, origin))
-        if other != name and of_other == origin:
-            raise ValueError(
-                f"{flag} makes the arms {other!r} and {name!r}, which are the same; leave one out"
-            )
-        if address(before[of_other][1]) != address(before[origin][1]):
-            raise ValueError(
-                f"with {flag} the arms {other!r} and {name!r} are the same, because sweep() sets "
-                f"what it sets too; leave out that {flag}, or --sweep"
-            )
-
-
-def _arms_of(module: ModuleType, config: ConfigDict) -> list[tuple[str, dict]]:
-    """Return the pairs that `sweep()` of a config file yields; ValueError if it fails."""
-    file = module.__file__
-    if not hasattr(module, "sweep"):
-        raise ValueError(f"{file} has no sweep(); run it without --sweep or write one")
-    try:
-        return [(name, dict(changes)) for name, changes in swept_arms(module, config)]
-    except Exception as error:  # a config file is code and can raise anything
-        raise ValueError(
-            f"sweep() of {file} fails with {type(error).__name__}: {error}; "
-            "let it yield (name, changes) pairs"
-        ) from error
+        other, its = known.setdefault(content(arm), (name, origin))
+        if other != name and its == origin:
+            way = "; leave out one of its values"
+        elif content(before[its][1]) != content(before[origin][1]):
+            way = f", as sweep() sets what it sets, too; leave out that {flag}, or --sweep"
+        else:
+            continue
+        raise ValueError(f"with {flag} the arms {other!r} and {name!r} are the same{way}")
 
 
 def provide_cpu_devices(arms: list[Arm]) -> None:
@@ -245,19 +255,17 @@ def to_the_end(arms: list[Arm], shared: prepare.LastTask | None = None) -> list[
     """
     planned: dict[str, ConfigDict] = {}
     shared, found = shared or prepare.LastTask(), []
-    with patience() as said:
+    with patience() as on:
         for arm in arms:
-            said.doing = f"planning {arm.path or arm.config.name}"
             config, seed = arm.config, arm.config.seed
-            if not prepare.is_open(config):
-                found.append(arm)
-                continue
-            first = override(config, {"seed": seed if arm.first is None else arm.first})
-            key = first.to_json_best_effort(sort_keys=True)
-            with _named(arm):
+            if prepare.is_open(config):
+                first = override(config, {"seed": seed if arm.first is None else arm.first})
+                key = first.to_json_best_effort(sort_keys=True)
                 if key not in planned:
-                    planned[key] = shared.prepare(first).config
-            found.append(arm._replace(config=override(planned[key], {"seed": seed})))
+                    with on("planning", arm):
+                        planned[key] = shared.prepare(first).config
+                config = override(planned[key], {"seed": seed})
+            found.append(arm._replace(config=config))
     return found
 
 
@@ -298,28 +306,25 @@ def check(
     records.refuse(root, present, ours)
     asked = {root / arm.path for arm in arms}
     shared = shared or prepare.LastTask()
-    with patience() as said:
+    with patience() as on:
         for number, arm in enumerate(arms, 1):
-            said.doing = f"checking arm {number} of {len(arms)}, {arm.path or arm.config.name}"
             place = root / arm.path  # with another number of seeds, arms lie above or below it
             is_seed = place.name.startswith("seed_")
-            for other in [place.parent] if is_seed else sorted(place.glob("seed_*")):
-                if (other / records.CONFIG).exists():
-                    raise ValueError(
-                        f"workdir {root}: {other} holds the arm as another number of --seeds has "
-                        "laid it out, and a report would count it too; choose another --workdir"
-                    )
-            beyond = set(place.parent.glob("seed_*")) - asked if is_seed and not part else ()
-            for other in sorted(beyond):
-                if (other / records.CONFIG).exists():
-                    raise ValueError(
-                        f"workdir {root}: {other} is beyond --seeds, and a report would count it "
-                        "too; give as many --seeds as there are, or choose another --workdir"
-                    )
-            records.check(root / arm.path, arm.config, overwrite)
+            above = [place.parent] if is_seed else sorted(place.glob("seed_*"))
+            beyond = sorted({*place.parent.glob("seed_*")} - asked) if is_seed and not part else []
+            for others, fault in (
+                (above, "holds the arm as another number of --seeds has laid it out, and a report "
+                 "would count it too; choose another --workdir"),
+                (beyond, "is beyond --seeds, and a report would count it too; give as many --seeds "
+                 "as there are, or choose another --workdir"),
+            ):  # fmt: skip
+                for other in others:
+                    if (other / records.CONFIG).exists():
+                        raise ValueError(f"workdir {root}: {other} {fault}")
+            records.check(place, arm.config, overwrite)
             for other in arms if overwrite and arm.config.get("initial") else ():
                 records.check_initial(root / other.path, arm.config)
-            with _named(arm):
+            with on(f"checking arm {number} of {len(arms)},", arm):
                 prepared = shared.prepare(arm.config)
                 if runtime_builders.RUNTIMES[arm.config.runtime].cluster:
                     prepared.runtime.check_room(prepared.shapes)
@@ -335,11 +340,10 @@ def plans(arms: Sequence[Arm], flags: Mapping[str, Any]) -> dict[str, str]:
     digests of the code and of the files that configs name.
     """
     said = {f"--{name}": str(value) for name, value in flags.items()}
-    versions = {"python": platform.python_version()}
-    versions |= {name: importlib.metadata.version(name) for name in provenance.LIBRARIES}
-    said |= {f"the version of {name}": version for name, version in versions.items()}
+    said["the version of python"] = platform.python_version()
+    for name in provenance.LIBRARIES:
+        said[f"the version of {name}"] = importlib.metadata.version(name)
     said |= {name: str(getattr(jax.config, name, None)) for name in SETTINGS}
-    said["the commit"] = str(provenance.commit())
     # A digest of our own files, as the files may have changed since the commit.
     root, code = pathlib.Path(__file__).parents[1], hashlib.sha256()
     for name in CODE:
@@ -364,22 +368,16 @@ def check_same(said: Mapping[str, str]) -> None:
     """
     packed = b64encode(zlib.compress(json.dumps(said).encode())).decode()
     first = json.loads(zlib.decompress(b64decode(distributed.agreed(packed))))
-    reasons = distributed.gathered(difference(first, said, distributed.process_id()))
-    if reason := next(filter(None, reasons), None):
-        raise ValueError(reason)
-
-
-def difference(first: Mapping[str, str], said: Mapping[str, str], process: int) -> str | None:
-    """Return a sentence on the first difference of a process's plan from process 0's, or None."""
-    for name in {**first, **said}:
-        if first.get(name) != said.get(name):
-            mine, its = (registry.brief(plan.get(name, "absent")) for plan in (first, said))
-            return (
+    names = (name for name in {**first, **said} if first.get(name) != said.get(name))
+    found = next(([name, first.get(name), said.get(name)] for name in names), None)
+    for process, different in enumerate(distributed.gathered(found)):
+        if different is not None:
+            name, mine, its = (registry.brief(text or "absent") for text in different)
+            raise ValueError(
                 f"several processes: they differ in {name}, which is {mine} in process 0 and {its} "
                 f"in process {process}; start all of them with the same command and the same code, "
                 "so that they train the same model"
             )
-    return None
 
 
 def check_workdir(workdir: str | os.PathLike) -> None:
@@ -415,21 +413,6 @@ def check_workdir(workdir: str | os.PathLike) -> None:
         )
 
 
-@contextlib.contextmanager
-def _named(arm: Arm) -> Iterator[None]:
-    """Put the path of an arm before the text of a ValueError in this context."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{arm.path}: {error}" if arm.path else str(error)) from error
-
-
-def claim(arms: list[Arm], workdir: str) -> None:
-    """Write the config.json of every arm into its directory, before any other file."""
-    for arm in arms:
-        records.claim(pathlib.Path(workdir) / arm.path, arm.config)
-
-
 def alone(arms: list[Arm], workdir: str) -> contextlib.ExitStack:
     """Lock the workdir against other launches, until the returned stack is closed.
 
@@ -461,18 +444,6 @@ def groups(arms: list[Arm], together: bool) -> list[list[Arm]]:
         shared = prepare.alike(arm.config) if together else None
         found.setdefault(shared or f"alone {number}", []).append(arm)
     return list(found.values())
-
-
-def choose(arms: list[Arm], paths: Iterable[str]) -> list[Arm]:
-    """Return the arms of these paths; ValueError for a path without an arm."""
-    by_path = {arm.path: arm for arm in arms}
-    for path in paths:
-        if path not in by_path:
-            known = "add --sweep for arms"
-            if any(by_path):
-                known = f"known arms: {registry.listed(by_path)}"
-            raise ValueError(f"there is no arm {path!r}; {registry.meant(path, by_path)}{known}")
-    return [by_path[path] for path in dict.fromkeys(paths)]
 
 
 def unfinished(arms: list[Arm], workdir: str, overwrite: bool) -> list[Arm]:
@@ -508,7 +479,8 @@ def run(
     if distributed.is_writer():
         files.make(workdir)
         files.tidy(workdir)
-        claim(arms, workdir)
+        for arm in arms:
+            records.claim(root / arm.path, arm.config)
         for arm in arms if overwrite else ():  # all at once, so that a second start resumes
             if not _has_removed(root / arm.path):
                 with records.Recorder(root / arm.path, arm.config, overwrite=True):
@@ -516,8 +488,8 @@ def run(
                 if known := restarts.names(os.environ):
                     files.write(root / arm.path / records.REMOVED_BY, "\n".join(known))
     distributed.agreed(None)  # the other processes wait until the old runs are removed
-    console = Console(quiet=not distributed.is_writer())
-    return execute(groups(arms, together), root, executors.Shown(console, len(arms)))
+    shown = executors.Shown(len(arms), quiet=not distributed.is_writer())
+    return execute(groups(arms, together), root, shown)
 
 
 def keep_programs() -> None:
@@ -532,64 +504,59 @@ def keep_programs() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-class Outcome(NamedTuple):
-    """The results of a sweep."""
-
-    failures: dict[str, str]  # path of an arm -> the reason of its failure
-    claims: list[tuple[str, str]]  # (claim of a paper, measurement)
-    numbers: Sequence[Numbers] = ()  # other tables of numbers
-
-
 def launch(
     arms: list[Arm],
     workdir: str,
     overwrite: bool,
+    together: bool = False,
+    execute: executors.Executor = executors.here,
+    *,
+    command: str = "",
+    about: str | None = None,
     claims: Callable[[list[dict]], Iterable[tuple[str, str]]] | None = None,
     figures: Callable[[pathlib.Path], None] | None = None,
     numbers: Callable[[list[dict]], Iterable[Numbers]] | None = None,
-    together: bool = False,
-    execute: executors.Executor = executors.here,
-) -> Outcome:
-    """Run the arms; write and print their comparison: a table, a figure and claims.
+) -> dict[str, str]:
+    """Run the arms; write and print their comparison: a table, a figure, claims and a report.
 
+    command, about: for the note of the launch; if no arm is left to run, an older note stays.
     claims: function of the arms' summaries, each with the arm's `config` and the `metrics` and
         `workdirs` of its seeds; returns (claim of a paper, measurement) pairs.
     figures: function of the workdir, which writes figures of its own there.
     numbers: function of the same summaries as `claims`; returns tables of numbers.
     All three are called only if no arm has failed; the table and the figure leave out failed arms.
+    Returns {path of an arm: the reason of its failure}.
     """
+    root, left = pathlib.Path(workdir), unfinished(arms, workdir, overwrite)
     if distributed.is_writer():
-        left = unfinished(arms, workdir, overwrite)
+        files.make(root)
+        if not arms[0].path:
+            records.claim(root, arms[0].config)  # before any other file
+        if left or not provenance.known(root):
+            provenance.begin(root, command, about)
         for line in prepare.traces(arm.config for arm in left):
             print(f"delay: {line}")
     failures = run(arms, workdir, overwrite, together, execute)
-    claimed: list[tuple[str, str]] = []
-    counted: list[Numbers] = []
     if not distributed.is_writer():
-        return Outcome(failures, claimed)
+        return failures
     # Late: drawing takes a second to load, and arms can start now.
-    from experiments import tables
+    from experiments import report, tables
 
-    root, console = pathlib.Path(workdir), Console()
-    say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    finished = [arm for arm in arms if arm.path not in failures]
-    if finished:
-        try:
-            summaries = _compare(finished, root, console, say)
-        except files.NotWritten as error:
-            if not failures:
-                raise
-            say(f"error: {error}")
+    console = Console()
+    summaries, claimed, counted, drawn = [], [], [], ""
+    if finished := [arm for arm in arms if arm.path not in failures]:
+        with _despite(failures):
+            summaries = _compare(finished, root, console)
+        drawn = f"   figure: {root / 'figure.png'}"
     # The functions of a config file; if one fails, as on a diverged arm, nothing else is lost.
     for name, tell in (
         ("claims", claims and (lambda: claimed.extend(_noted("claims", claims(summaries))))),
         ("numbers", numbers and (lambda: counted.extend(_noted("numbers", numbers(summaries))))),
         ("figures", figures and (lambda: figures(root))),
     ):
-        if tell is None or failures:
-            continue
         try:
-            tell()
+            if tell is not None and not failures:
+                tell()
         except Exception as error:  # a config file is code and can raise anything
             claimed.append((f"{name}()", f"failed with {type(error).__name__}: {error}"))
     for table in counted:
@@ -599,10 +566,23 @@ def launch(
     for path, reason in failures.items():
         where = root / path / records.ERROR
         seen = f"; see {where}" if where.exists() else ""
-        say(f"failed: {path or root}: {reason}{seen}")
-    drawn = f"   figure: {root / 'figure.png'}" if finished else ""
-    say(f"records: {root}{drawn}")
-    return Outcome(failures, claimed, tuple(counted))
+        print(f"failed: {path or root}: {reason}{seen}")
+    print(f"records: {root}{drawn}")
+    with _despite(failures):
+        provenance.claim(root, claimed, counted)
+        print(f"report: {report.write(root)}")
+    return failures
+
+
+@contextlib.contextmanager
+def _despite(failures: Mapping[str, str]) -> Iterator[None]:
+    """Only print that the disk is full if arms have failed, most likely for the same reason."""
+    try:
+        yield
+    except files.NotWritten as error:
+        if not failures:
+            raise
+        print(f"error: {error}", file=sys.stderr)
 
 
 def _noted(name: str, found: Iterable) -> Iterator:
@@ -615,9 +595,7 @@ def _noted(name: str, found: Iterable) -> Iterator:
         yield one
 
 
-def _compare(
-    arms: list[Arm], root: pathlib.Path, console: Console, say: Callable[[str], None]
-) -> list[dict]:
+def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict]:
     """Write the summary and the figure of all arms, and print their table.
 
     Returns the summary of each arm with its `config`, `metrics` and `workdirs`.
@@ -642,7 +620,7 @@ def _compare(
     figures.save(figures.draw(curves, *records.common(merged)), root / "figure.png")
     tables.print_table(console, tables.of_arms(merged))
     for line in stopped:
-        say(line)
+        print(line)
     configs = {arm.config.name: arm.config for arm in arms}
     return [
         summary | {"config": configs[name], "metrics": metrics, "workdirs": workdirs}

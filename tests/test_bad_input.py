@@ -11,6 +11,7 @@ from experiments import prepare, sweep
 from tests import launcher
 from tests.compilations import compilations
 from tests.launcher import files, refused, start
+from tests.refusals import sentence
 
 
 @pytest.fixture
@@ -47,14 +48,14 @@ BAD = [
     (config("foo=1"), "the config has no entry 'foo'; known entries: algorithm"),
     (config("seconds=nan"), "config.seconds must be a positive number, got nan"),
     (config("seconds=1" + 400 * "0"), "config.seconds must be a positive number"),
-    (("--report=out", "--restarts=1"), "--restarts starts runs again; leave out --report"),
+    (("--report=out", "--restarts=1"), "only writes the report again; leave out --restarts"),
     (config("optimizer.learning_rate=x"), "learning_rate must be a number, got 'x'"),
     ((*OK, "--executor=ray", "--ray=cpus=x"), "cannot read 'cpus=x' in --ray; write cpus=NUMBER"),
-    ((*OK, "--slurm=partition=gpu"), "--slurm has settings for --executor=slurm; give both"),
-    ((*OK, "--executor=slurm", "--slurm=partition=gpu\ntouch x"), "has a line break or another"),
+    ((*OK, "--slurm=partition=gpu"), "--slurm belongs to --executor=slurm; give both"),
+    ((*OK, "--executor=slurm"), "finds no sbatch; start it where jobs are submitted"),
     ((*OK, "--loggers=wandb"), "run pip install wandb or leave out --loggers"),
     ((*OK, "--num_processes=2"), "give all three"),
-    ((*JOIN, "--jobs=2"), "leave out --jobs and --executor"),
+    ((*JOIN, "--jobs=2"), "--num_processes is for one arm on many machines; leave out --jobs"),
     ((*OK, "--arm=", "--jobs=2"), "--arm runs arms in this process; leave out --jobs"),
     (("--report=empty", "--workdir=out", "--sweep"),
      "--report only writes the report again; leave out --workdir, --sweep"),
@@ -63,11 +64,11 @@ BAD = [
     (("--watch=empty",), "empty holds no records of runs, and nobody is at work there; give"),
     (("--report=other", "--config.seed=1"), "leave out --config.seed"),
     (("--report=other", "--explain_compression"), "leave out --explain_compression"),
-    (("--report=other", "--num_processes=2"), "are of one process; leave out --num_processes"),
+    (("--report=other", "--num_processes=2"), "the report again; leave out --num_processes"),
     ((*OK, "--cluster=auto", "--config.runtime=mseh"), "unknown name 'mseh'; did you mean 'mesh'?"),
     ((*OK, "--dry_run", "--print_commands"), "and runs nothing; leave out --print_commands"),
-    (("--port=80",), "--port belongs to --watch; give it, too"),
-    ((*OK, "--paper"), "--paper belongs to --report; give it, too"),
+    (("--port=80",), "--port belongs to --watch; give both or neither"),
+    ((*OK, "--paper"), "--paper belongs to --report; give both or neither"),
     (("--report=missing",), "missing holds no records of runs; give the --workdir of some"),
     # the file of the config
     (of("none.py", "--config.seed=1"), "no file 'none.py'; give the path of a config"),
@@ -195,7 +196,9 @@ def test_memory_is_counted_with_the_control_group(tmp_path, monkeypatch):
 
 def test_long_work_says_so(monkeypatch, capsys):
     monkeypatch.setattr(sweep, "PATIENCE", 0.01)
-    with sweep.patience() as said:
-        said.doing = "arm 3 of 4"
-        while "arm 3 of 4, 0 s so far" not in capsys.readouterr().err:
+    arm = sweep.Arm("a/x", None)
+    with sweep.patience() as on, on("checking arm 3 of 4,", arm):
+        while "checking arm 3 of 4, a/x, 0 s so far" not in capsys.readouterr().err:
             pass
+    with sentence("a/x: no such thing"), sweep.patience() as on, on("checking", arm):
+        raise ValueError("no such thing")

@@ -153,17 +153,28 @@ def test_differences_of_commands_are_named(call, monkeypatch):
         return raised.value.args[0]
 
     mine = entries()
+    first = packed(mine)
     for entry, value in {"config.task.dimension": 9, "config.workers": 8, "seeds": 2}.items():
         its = entries(f"--{entry}={value}")
-        sentence = sweep.difference(mine, its, 1)
-        assert entry in sentence and f"{value}" in sentence
+        with monkeypatch.context() as patch, pytest.raises(ValueError) as caught:
+            patch.setattr(distributed, "agreed", lambda _: first)
+            patch.setattr(distributed, "gathered", lambda found: [None, found])
+            sweep.check_same(its)
+        sentence = str(caught.value)
+        assert entry in sentence and f"{value} in process 1; start" in sentence
         if entry != "seeds":  # which makes other arms
             assert sum(mine.get(name) != its.get(name) for name in {**mine, **its}) == 1
-    assert sweep.difference(mine, mine, 1) is None
     sweep.check_same(mine)
-    monkeypatch.setattr(distributed, "gathered", lambda reason: [reason, "as another one says"])
-    with pytest.raises(ValueError, match="as another one says"):
-        sweep.check_same(mine)
+
+
+def packed(said):
+    """Return a plan as process 0 sends it."""
+    sent = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "agreed", lambda text: sent.append(text) or text)
+        patch.setattr(distributed, "gathered", lambda found: [found])
+        sweep.check_same(said)
+    return sent[0]
 
 
 @pytest.mark.slow

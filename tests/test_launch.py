@@ -106,7 +106,7 @@ def test_what_runs_elsewhere_overwrites_nothing(monkeypatch):
     monkeypatch.setattr(sys, "argv", argv)
     with flagsaver.flagsaver():
         launch.FLAGS(argv)
-        run = launch.executor([])
+        run = launch.executor([], None)
     assert "--overwrite" not in run.keywords["command"](group=[])
 
 
@@ -118,7 +118,7 @@ def test_one_of_several_processes_starts_no_arms_elsewhere(here, monkeypatch, fl
     with flagsaver.flagsaver():
         launch.FLAGS(["launch.py", *OK, "--seeds=2", *flags])
         with pytest.raises(ValueError, match=r"this is one of 2, .* start the command once"):
-            launch.plan()
+            launch.run()
 
 
 def test_commands_are_made_of_the_flags_of_a_file(call, here):
@@ -185,8 +185,8 @@ def test_ctrl_c_is_answered_in_a_sentence(call, here, monkeypatch):
     report = (here / "out" / "report.html").read_text()
     assert "1 arm " in report and f"{command[-1]} --overwrite<" in report
 
-    def plan(*_):
+    def interrupted_at_once():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "plan", plan)
+    monkeypatch.setattr(launch, "run", interrupted_at_once)
     assert call(*OK)[0] == 130

@@ -192,7 +192,7 @@ def test_arms_that_are_meshes_of_two_processes(cluster, here):
         assert launch.ends() == 0, launch.said()
     assert_went_on(launch.arm("a"), before, seconds=5)
     assert_went_on(launch.arm("b"), [], seconds=5)
-    printed = [path.read_text() for path in (launch.workdir / "slurm").glob("*_1_log.err")]
+    printed = [path.read_text() for path in (launch.workdir / "slurm").glob("*.txt")]
     assert len(printed) == 2 and all("distributed" in text for text in printed)
     assert_quiet(launch.said())
 

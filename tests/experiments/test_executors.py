@@ -1,21 +1,19 @@
-"""Executors of arms: this process, others on this machine, and jobs without a Slurm."""
+"""Executors of arms: this process, and others on this machine."""
 
 import functools
 import os
 import signal
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 from ml_collections import ConfigDict
-from rich.console import Console
 
-from experiments import endings, executors, slurm
+from experiments import endings, executors
 from experiments.executors import Arm
 from tests.launcher import summary
 
-SHOWN = executors.Shown(Console(), 9)
+SHOWN = executors.Shown(9)
 # What a process of an arm does here, in place of training: say when, fail, or leave a summary.
 CHILD = """
 import json, os, pathlib, signal, sys, time
@@ -26,11 +24,6 @@ began = time.monotonic()
 (place / "begun_pid").rename(place / "pid")  # whole
 (place / "metrics.jsonl").write_text('{"update": 3, "seconds": 1.5, "train_loss": 0.25}\\n')
 if what == "stay":
-    time.sleep(60)
-if what == "once" and not (place / "begun").exists():
-    (place / "begun").write_text(" ".join(sys.argv[3:]))
-    for process in (os.getpid(), os.getppid()):  # Slurm signals all of a job, too
-        os.kill(process, signal.SIGUSR2)
     time.sleep(60)
 if what == "exit":
     print("something is wrong")
@@ -69,42 +62,25 @@ def gone(pid):
 # --- several processes ---
 
 
-def test_all_jobs_are_asked_to_end_before_any_is_waited_for(tmp_path):
-    asked = threading.Barrier(3, timeout=20)
+def test_jobs_have_time_for_their_checkpoints_until_a_second_signal(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "POLL_SECONDS", 0.01)
+    for signals in (1, 2):
+        left, events = iter([KeyboardInterrupt] * signals), []
 
-    def begins(_):
-        def poll():
-            raise KeyboardInterrupt
+        def begins(group, left=left, events=events):
+            def poll():
+                if error := next(left, None):
+                    raise error
+                return "" if events.count("looked") == 4 else events.append("looked")
 
-        return executors.Job(poll, asked.wait)
+            ask, kill = (functools.partial(events.append, what) for what in ("asked", "killed"))
+            return executors.Job(poll, ask, kill)
 
-    shown = SimpleNamespace(arm=lambda config: executors.Watched(lambda _: None, lambda _: None))
-    with pytest.raises(KeyboardInterrupt):
-        executors.follow([group(name) for name in "abc"], begins, 3, tmp_path, shown)
-
-
-def test_jobs_have_time_for_their_checkpoints_until_a_second_signal(tmp_path):
-    asked, ended = threading.Event(), threading.Event()
-
-    def begins(_):
-        def poll():
-            raise KeyboardInterrupt
-
-        def stop():
-            asked.set()
-            assert ended.wait(20)
-
-        return executors.Job(poll, stop, ended.set)
-
-    def again():
-        assert asked.wait(20)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    shown = SimpleNamespace(arm=lambda config: executors.Watched(lambda _: None, lambda _: None))
-    threading.Thread(target=again, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        executors.follow([group("a")], begins, 1, tmp_path, shown)
-    assert ended.is_set()
+        shown = SimpleNamespace(arm=lambda config: executors.Watched(*[lambda _: None] * 2))
+        with pytest.raises(KeyboardInterrupt):
+            executors.follow([group(name) for name in "abc"], begins, 3, tmp_path, shown)
+        after = ["looked"] * 4 if signals == 1 else ["killed"] * 3
+        assert events == ["asked"] * 3 + after
 
 
 def test_no_process_is_left_behind(tmp_path, monkeypatch):
@@ -121,7 +97,7 @@ def test_no_process_is_left_behind(tmp_path, monkeypatch):
     try:
         with pytest.raises(endings.Asked):
             groups = [group("stay/a"), group("stay/b")]
-            executors.local(groups, tmp_path, shown, command=command, jobs=2)
+            executors.local(groups, tmp_path, shown, command=command, at_once=2)
     finally:
         signal.signal(signal.SIGTERM, before)
     pids = [int(file.read_text()) for file in tmp_path.rglob("pid")]
@@ -134,7 +110,7 @@ def test_failing_processes_do_not_stop_the_others(tmp_path, capsys, monkeypatch)
     groups = [group(name) for name in ("exit", "killed", "tells", "fine/a", "fine/b", "fine/c")]
     (tmp_path / "fine" / "a").mkdir(parents=True)
     (tmp_path / "fine" / "a" / "error.txt").write_text("of an earlier attempt")
-    run = functools.partial(executors.local, command=functools.partial(child, tmp_path), jobs=2)
+    run = functools.partial(executors.local, command=functools.partial(child, tmp_path), at_once=2)
     failures = run(groups, tmp_path, SHOWN)
     assert sorted(failures) == ["exit", "killed", "tells"]
     assert "exit code 3; see" in failures["exit"] and "SIGKILL" in failures["killed"]
@@ -198,21 +174,3 @@ def test_a_failing_arm_does_not_lose_the_others(trained, tmp_path, capsys):
     assert (
         "bad seed 0: failed: RuntimeError: out of memory in many lines\n" in capsys.readouterr().out
     )
-
-
-# --- jobs ---
-
-
-@pytest.mark.slow
-def test_a_preempted_job_is_queued_again(tmp_path):
-    failures = slurm.run(
-        [group("once"), group("fine"), group("exit")],
-        tmp_path,
-        SHOWN,
-        command=lambda group: child(tmp_path, group, "--seeds=2"),
-        settings="timeout_min=5,partition=cpu",
-        cluster="local",
-    )
-    assert list(failures) == ["exit"] and "exit code 3; see" in failures["exit"]
-    assert (tmp_path / "once" / "begun").read_text() == "--seeds=2"
-    assert summary(tmp_path / "once")["argv"] == ["--seeds=2"]

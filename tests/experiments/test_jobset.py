@@ -68,7 +68,7 @@ def test_every_arm_is_a_jobset_with_a_pod_per_process(call, tmp_path):
 
 def test_impossible_jobsets_are_refused(call, tmp_path):
     for flags, words in (
-        (("--pods=image=i",), "--pods has settings for --jobset; give both or neither"),
+        (("--pods=image=i",), "--pods belongs to --jobset; give both or neither"),
         (("--jobset=a.json",), "a Pod needs an image"),
         (("--jobset=a.json", "--pods=image=i,gpus=many"), "cannot read 'gpus=many' in --pods"),
         (("--jobset=a.json", "--pods=image=i,gpu=1"), "write name=value, of image, processes"),

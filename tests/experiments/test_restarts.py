@@ -1,8 +1,10 @@
 """A process that has lost another one is started again, and no other is."""
 
+import contextlib
 import json
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ import threading
 import pytest
 
 from experiments import restarts
+from experiments.distributed import place_of
 from stragglers import schedule
 from tests import two_processes
 from tests.launcher import ROOT, summary
@@ -92,42 +95,59 @@ def test_a_signal_goes_to_the_command_and_nothing_starts_again():
     assert process.stdout.read() == ""
 
 
-@pytest.mark.slow
-def test_a_process_that_is_gone_is_left_out_and_the_others_get_new_numbers(tmp_path, monkeypatch):
+def called(address, members, stopped=lambda: False):
+    """Return the processes that go on by each of those that call the roll at the same time."""
+    answers = {}
+
+    def call(me):
+        answers[me] = restarts.call_the_roll(address, range(4), me, stopped)
+
+    threads = [threading.Thread(target=call, args=(me,)) for me in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return answers
+
+
+def test_a_process_that_is_gone_is_left_out(monkeypatch):
+    """Whoever else speaks to the port changes nothing."""
     monkeypatch.setattr(restarts, "PATIENCE", 1.5)
-    monkeypatch.setattr(restarts, "BEAT", 0.02)
-    workdir = str(tmp_path / "out")
-    calls = [restarts.RollCall(workdir, "h:1", 4, i) for i in (0, 2, 3)]
-    for _ in range(2):  # all who are left come to the second one, which does not wait
-        threads = [threading.Thread(target=call.call) for call in calls]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert [call.members for call in calls] == [(0, 2, 3)] * 3
-    assert calls[1].flags() == ["--coordinator_address=h:1", "--num_processes=3", "--process_id=1"]
-    calls[0].call()  # alone, as the others have gone
-    assert calls[0].members == (0,) and calls[0].flags() == []
-    calls[0].close()
-    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(restarts, "BEAT", 0.1)
+    address = f"127.0.0.1:{two_processes.free_port()}"
+
+    def connect():
+        with contextlib.suppress(OSError):
+            return socket.create_connection(place_of(address), 20)
+
+    def disturb():
+        with until(connect) as silent:
+            with socket.create_connection(place_of(address)) as other:
+                other.sendall(b"\0GET / 9\n")
+            with contextlib.suppress(OSError):
+                silent.recv(1)
+
+    strange = threading.Thread(target=disturb)
+    strange.start()
+    assert called(address, (0, 2, 3)) == {me: [0, 2, 3] for me in (0, 2, 3)}
+    strange.join(30)
+    assert called(address, (3, 2, 1, 0)) == {me: [0, 1, 2, 3] for me in range(4)}
+    assert called(address, (0,)) == {0: [0]}
 
 
-def test_who_comes_after_the_decision_is_too_late(tmp_path, monkeypatch):
+def test_nobody_goes_on_without_the_first_one_or_after_the_others(monkeypatch):
     monkeypatch.setattr(restarts, "PATIENCE", 0.1)
     monkeypatch.setattr(restarts, "BEAT", 0.02)
-    first, late = (restarts.RollCall(str(tmp_path / "out"), "h:1", 2, i) for i in (0, 1))
-    first.call()
-    with pytest.raises(restarts.Gone, match="process 1 has come back too late, and processes 0"):
-        late.call()
-
-
-def test_nobody_goes_on_without_the_first_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(restarts, "PATIENCE", 0.1)
-    monkeypatch.setattr(restarts, "BEAT", 0.02)
-    call = restarts.RollCall(str(tmp_path / "out"), "h:1", 2, 1)
-    with pytest.raises(restarts.Gone, match="process 0, at whose address h:1 the others meet"):
-        call.call()
-    call.call(stopped=lambda: True)  # somebody has asked it to end
+    address = f"127.0.0.1:{two_processes.free_port()}"
+    words = f"process 0, at whose address {address} the others meet, .* gone on without process 1"
+    with pytest.raises(ValueError, match=words):
+        restarts.call_the_roll(address, (0, 1), 1)
+    # Somebody has asked it to end.
+    assert restarts.call_the_roll(address, (0, 1), 1, lambda: True) == [0, 1]
+    with socket.create_server(place_of(address)) as process:  # 0, which has begun again
+        threading.Thread(target=lambda: process.accept()[0].close(), daemon=True).start()
+        with pytest.raises(ValueError, match=words):
+            restarts.call_the_roll(address, (0, 1), 1)
 
 
 # A launch whose parent, of process 0, soon takes those for gone who write nothing.
@@ -135,6 +155,7 @@ IMPATIENT = f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
 from experiments import restarts
+from experiments.distributed import place_of
 restarts.PATIENCE = 4.0
 runpy.run_path({str(ROOT / "launch.py")!r}, run_name="__main__")
 """

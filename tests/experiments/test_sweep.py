@@ -5,7 +5,19 @@ import functools
 import numpy as np
 import pytest
 
-from experiments import executors, prepare, records, registry, restarts, stats, sweep, tasks, train
+from experiments import (
+    executors,
+    prepare,
+    provenance,
+    records,
+    registry,
+    report,
+    restarts,
+    stats,
+    sweep,
+    tasks,
+    train,
+)
 from tests.refusals import sentence
 
 # --- overrides ---
@@ -85,7 +97,7 @@ def test_the_users_values_win_over_the_sweeps_and_names_stay(config, sweep_file)
     user |= {"optimizer.decay": 0.1}
     with pytest.raises(ValueError, match=r"'a' and 'b' are the same, .* out that --config\.w"):
         sweep.expand(config, path, user, seeds=1)
-    (arm,) = sweep.choose(sweep.expand(config, path, user, 2, only=["b/seed_8"]), ["b/seed_8"])
+    (arm,) = sweep.expand(config, path, user, 2, only=["b/seed_8"])
     assert arm.config.optimizer.decay == 0.1
     with pytest.raises(ValueError, match=r"'a' and 'b' are the same"):
         sweep.expand(config, path, user, seeds=2, only=["a/seed_7", "b/seed_8"])
@@ -201,12 +213,14 @@ def test_processes_share_the_devices_that_an_arm_asks_for(config, monkeypatch, f
 
 
 def test_some_arms_can_be_chosen(config, sweep_file):
-    arms = sweep.expand(config, sweep_file("yield 'a', {}; yield 'b', {}"), {}, seeds=2)
-    assert sweep.choose(arms, ["b/seed_1", "a/seed_0", "b/seed_1"]) == [arms[3], arms[0]]
+    path = sweep_file("yield 'a', {}; yield 'b', {}")
+    arms = sweep.expand(config, path, {}, seeds=2)
+    some = ["b/seed_1", "a/seed_0", "b/seed_1"]
+    assert sweep.expand(config, path, {}, seeds=2, only=some) == [arms[3], arms[0]]
     with pytest.raises(ValueError, match="there is no arm 'b'; known arms: a/seed_0, a/seed_1"):
-        sweep.choose(arms, ["b"])
+        sweep.expand(config, path, {}, seeds=2, only=["b"])
     with pytest.raises(ValueError, match="there is no arm 'a'; add --sweep for arms"):
-        sweep.choose([sweep.Arm("", config)], ["a"])
+        sweep.expand(config, None, {}, seeds=1, only=["a"])
 
 
 # --- launches ---
@@ -215,14 +229,16 @@ def test_some_arms_can_be_chosen(config, sweep_file):
 def test_what_a_note_cannot_hold_is_no_claim_and_no_number(config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "run", lambda *given: {})
     monkeypatch.setattr(sweep, "_compare", lambda *given: [])
+    monkeypatch.setattr(report, "write", lambda root: root)
     good = stats.Numbers("", ("a", "b"), [("c", "d")])
 
     def launched(claims, numbers):
         how = {"claims": lambda arms: claims, "numbers": lambda arms: numbers}
-        outcome = sweep.launch([sweep.Arm("", config)], str(tmp_path), False, **how)
-        return outcome.claims, list(outcome.numbers)
+        assert not sweep.launch([sweep.Arm("", config)], str(tmp_path), False, **how)
+        note = provenance.read(tmp_path)
+        return note["claims"], [table["rows"] for table in note["numbers"]]
 
-    assert launched([("it", "is")], [good]) == ([("it", "is")], [good])
+    assert launched([("it", "is")], [good]) == ([["it", "is"]], [[["c", "d"]]])
     for claims, numbers in (
         (["only a text"], [5]),
         ([(1, 2)], [good._replace(rows=[("c", 1.0)])]),
@@ -248,8 +264,8 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     path = sweep_file("yield 'a', {'optimizer.learning_rate': 1e30}; yield 'b', {}")
     arms, root = sweep.expand(config, path, {}, seeds=1), tmp_path / "out"
     claims = []
-    outcome = sweep.launch(arms, str(root), overwrite=False, claims=claims.append)
-    assert outcome.failures == {"b": "RuntimeError: no memory left"}
+    failures = sweep.launch(arms, str(root), overwrite=False, claims=claims.append)
+    assert failures == {"b": "RuntimeError: no memory left"}
     assert not claims  # they need all arms
     printed = capsys.readouterr().out
     (stopped,) = [line for line in printed.splitlines() if line.startswith("stopped: a seed 0: ")]
@@ -267,13 +283,13 @@ def test_what_fails_or_stops_early_is_told_at_the_end(
     def undrawn(place):
         raise OSError(f"no room in {place.name}")
 
-    outcome = sweep.launch(arms, str(root), False, claims=diverged, figures=undrawn)
+    assert not sweep.launch(arms, str(root), False, claims=diverged, figures=undrawn)
     assert capsys.readouterr().out.count("already finished") == 1 and not where.exists()
-    assert outcome == sweep.Outcome({}, [
-        ("it", "is"),
-        ("claims()", "failed with TypeError: no loss"),
-        ("figures()", "failed with OSError: no room in out"),
-    ])  # fmt: skip
+    assert provenance.read(root)["claims"] == [
+        ["it", "is"],
+        ["claims()", "failed with TypeError: no loss"],
+        ["figures()", "failed with OSError: no room in out"],
+    ]
 
 
 def test_runs_are_overwritten_once_and_all_before_the_first_begins(

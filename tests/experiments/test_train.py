@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from algorithms import ALGORITHMS
 from comms import topology
@@ -353,7 +352,7 @@ def test_a_run_names_its_slow_worker_also_after_a_cut(tmp_path, capsys):
     delay = "persistent(law=jitter(mean=0.02, sigma=0.05), factors={2: 1.5})"
     lengths = {"seconds": 4.0, "evaluate_every": 0.5}
     changed = configured(wait="k_async(k=1)", delay=delay, algorithm="all_reduce", **lengths)
-    shown = executors.Shown(Console(), 1).arm(changed)
+    shown = executors.Shown(1).arm(changed)
     train.run(changed, tmp_path / "whole", on_record=shown.on_record)
     shown.ended(None)
     assert "worker 2 takes 1.5x, persistent" in capsys.readouterr().out
