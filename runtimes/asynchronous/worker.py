@@ -198,15 +198,10 @@ class Uplink:
 
         Raises ValueError if the worker's part depends on more than the worker knows.
         """
-        self._traced = functools.cache(
-            functools.partial(_Exchange, algorithm, params, mini_batches)
-        )
-        self._encoder = self._traced(TRIED[0]).encoder()
-        for contributions in TRIED:
-            self._among(contributions)
+        self._cut = functools.cache(functools.partial(_Exchange, algorithm, params, mini_batches))
+        self._encoder = _same_part(self._cut, _Exchange.encoder)
         self.message = tuple(  # shapes of a message
-            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
-            for var in self._traced(TRIED[0]).message
+            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self._cut(1).message
         )
 
     @property
@@ -220,7 +215,7 @@ class Uplink:
         """Return a worker's message and the new state of its exchange; own: `OWN`, scalars."""
         values = jax.tree.leaves((contribution, state, params, _in_order(own)))
         found, count = _run(self._encoder, values), len(self.message)
-        structure = jax.tree.structure(self._traced(TRIED[0]).shapes[1])
+        structure = jax.tree.structure(self._cut(1).shapes[1])
         return tuple(found[:count]), jax.tree.unflatten(structure, found[count:])
 
     def reduce(self, messages: Message, staleness: jax.Array, **update: Any) -> Tree:
@@ -229,7 +224,7 @@ class Uplink:
         messages: leaves [k, ...]. staleness: [k] int32, in updates. update: `samples`, seen by all
         workers before the update, their `count`, and `current`, the newest parameters.
         """
-        exchange = self._among(len(staleness))
+        exchange = self._cut(len(staleness))
         decoder = exchange.decoder()
 
         def of_one(message, staleness):
@@ -240,15 +235,6 @@ class Uplink:
         structure = jax.tree.structure(exchange.shapes[0])
         return jax.tree.unflatten(structure, [leaf[0] for leaf in reduced])
 
-    def _among(self, contributions: int) -> "_Exchange":
-        exchange = self._traced(contributions)
-        if not _same(exchange.encoder(), self._encoder):
-            raise ValueError(
-                "uplink: what a worker sends depends on how many there are in an update; let the "
-                "server run the whole exchange"
-            )
-        return exchange
-
 
 def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | None:
     """Return the uplink of a method, or None if workers are to send plain contributions.
@@ -256,14 +242,13 @@ def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | No
     None: a message needs more than a worker knows, workers have models of their own, or messages
     are not smaller than contributions. The arguments are those that `Uplink` takes.
     """
-    leaves, structure = jax.tree.flatten(params)
-    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return None if algorithm.own_models else _uplink(algorithm, shapes, structure, mini_batches)
+    leaves, structure = jax.tree.flatten(_shapes(params))
+    return None if algorithm.own_models else _uplink(algorithm, *leaves, structure, mini_batches)
 
 
 @functools.cache
-def _uplink(algorithm: Algorithm, shapes, structure, mini_batches: int) -> Uplink | None:
-    leaves = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+def _uplink(algorithm: Algorithm, *described: Any) -> Uplink | None:
+    *leaves, structure, mini_batches = described
     try:
         found = Uplink(algorithm, jax.tree.unflatten(structure, leaves), mini_batches)
     except ValueError:
@@ -281,14 +266,12 @@ def alone(
     to (change of the parameters, new state). None: the effect needs more than the worker knows. The
     arguments are those that `Uplink` takes.
     """
+    cut = functools.cache(functools.partial(_Exchange, algorithm, params, mini_batches))
     try:
-        exchanges = [_Exchange(algorithm, params, mini_batches, count) for count in TRIED]
-        program, *others = [exchange.own_change() for exchange in exchanges]
+        program = _same_part(cut, _Exchange.own_change)
     except ValueError:
         return None
-    if not all(_same(program, other) for other in others):
-        return None
-    updates, state = exchanges[0].shapes
+    updates, state = cut(1).shapes
     structure = jax.tree.structure((updates.own, state))
 
     def follows(contribution, state, params, **own):
@@ -305,9 +288,7 @@ class _Exchange:
     """
 
     def __init__(self, algorithm: Algorithm, params: Tree, mini_batches: int, contributions: int):
-        params = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params
-        )
+        params = _shapes(params)
         number, real = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.float32))
         given = _in_order(dict.fromkeys(OWN, number) | {"weight": real})
         own = params, jax.eval_shape(algorithm.exchange.init, params), params, given
@@ -348,7 +329,7 @@ class _Exchange:
 
     def encoder(self) -> ClosedJaxpr:
         """Return the program: values of the worker -> (message, its new state)."""
-        return self._of_worker([*self.message, *self._state], self._state)
+        return self._of_worker([*self.message, *self._state])
 
     def decoder(self) -> ClosedJaxpr:
         """Return the program: (message, values of the update) -> result of the exchange."""
@@ -357,11 +338,10 @@ class _Exchange:
     def own_change(self) -> ClosedJaxpr:
         """Return the program: values of the worker -> (change of its own model, its new state)."""
         served = len(jax.tree.leaves(self.shapes[0].served))
-        wanted = [*self._reduced[served:], *self._state]
-        return self._of_worker(wanted, wanted)
+        return self._of_worker([*self._reduced[served:], *self._state])
 
-    def _of_worker(self, results: Sequence[Any], remembered: Sequence[Any]) -> ClosedJaxpr:
-        if not self._late.isdisjoint(variables(remembered)):
+    def _of_worker(self, results: Sequence[Any]) -> ClosedJaxpr:
+        if not self._late.isdisjoint(variables(results)):
             raise ValueError(
                 "uplink: what a worker remembers depends on the others; let the server run the "
                 "whole exchange"
@@ -380,9 +360,24 @@ class _Exchange:
         return ClosedJaxpr(part, list(constants.values()))
 
 
-def _same(one: ClosedJaxpr, other: ClosedJaxpr) -> bool:
-    constants = zip(one.consts, other.consts, strict=False)
-    return str(one.jaxpr) == str(other.jaxpr) and all(np.array_equal(a, b) for a, b in constants)
+def _same_part(
+    cut: Callable[[int], _Exchange], part: Callable[[_Exchange], ClosedJaxpr]
+) -> ClosedJaxpr:
+    """Return a worker's part; ValueError if it depends on the number of contributions."""
+    one, *others = [part(cut(contributions)) for contributions in TRIED]
+    for other in others:
+        constants = zip(one.consts, other.consts, strict=False)
+        equal = all(np.array_equal(a, b) for a, b in constants)
+        if str(one.jaxpr) != str(other.jaxpr) or not equal:
+            raise ValueError(
+                "uplink: what a worker sends depends on how many there are in an update; let the "
+                "server run the whole exchange"
+            )
+    return one
+
+
+def _shapes(params: Tree) -> Tree:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
 
 
 def _run(program: ClosedJaxpr, values: Sequence[Any]) -> list:
