@@ -202,7 +202,7 @@ class Session:
         return ray
 
     def _watch(self) -> None:
-        """Watch Ray's services in a thread, and end those of a private cluster after this process.
+        """Watch Ray's services in a thread, and let a private cluster end after this process.
 
         Ray's services and workers end together with this process, but its agents wait for them.
         """

@@ -192,36 +192,49 @@ def test_workers_that_ask_in_a_cycle_all_get_to_meet(partner):
     assert min(run.counted("asked")) > 10 and sum(run.counted("refused")) > 0
 
 
+class Handler(PairHandler):
+    """A worker that does nothing but meet."""
+
+    now = staticmethod(time.time)
+
+    def __init__(self, answer, over):
+        super().__init__()
+        self._answer, self._answered = answer, lambda met, _: over.append(met)
+
+    def _count(self, **more):
+        pass
+
+
 def test_a_silent_asker_is_given_up_and_a_request_twice_gets_the_same_reply(monkeypatch):
     """And what a silent asker says later is refused."""
 
     def half():
-        yield [1]
-        yield [2]
+        yield [np.ones(1)]
+        yield [np.ones(2)]
 
-    lock, over, entry = threading.Lock(), [], Entry(0, 0, 1, 0, 0, 0.0, 0.0)
-    handler = PairHandler(
-        lock, lambda: (half(), entry), lambda met, _: over.append(met), lambda _: None, time.time
-    )
+    over, entry = [], Entry(0, 0, 1, 0, 0, 0.0, 0.0)
+    handler = Handler(lambda: (half(), entry), over)
+    lock = handler._lock
     first = handler.answer(Request(1, 7, 0, [5], entry))
     assert first is handler.answer(Request(1, 7, 0, [5], entry)) and lock.locked()
     assert handler.answer(Request(0, 1, 0, [5], entry)) is None  # it is busy
-    handler.give_up_the_silent()
+    handler._give_up_the_silent()
     assert lock.locked()
     monkeypatch.setattr(gossip_worker, "PATIENCE", 0.0)
-    handler.give_up_the_silent()
+    handler._give_up_the_silent()
     assert not lock.locked() and handler.answer(Request(1, 7, 1, [5], entry)) is None
     for step in range(2):
-        assert handler.answer(Request(0, 2, step, [5], entry)).message == [1 + step]
+        (said,) = handler.answer(Request(0, 2, step, [5], entry)).message
+        assert said.size == 1 + step
     assert len(over) == 1 and not lock.locked()
 
     def fails():
         raise MemoryError("no room for a half")
 
-    handler = PairHandler(lock, fails, None, None, time.time)
+    handler = Handler(fails, over)
     with pytest.raises(MemoryError):
         handler.answer(Request(1, 7, 0, [5], entry))
-    assert not lock.locked()
+    assert not handler._lock.locked()
 
 
 def test_workers_that_wait_for_each_other_go_on_with_their_draws():
@@ -285,7 +298,7 @@ def test_a_worker_that_has_gone_may_still_end_a_meeting_before_it_counts_as_gone
     """Else its partner would look for another one, with local steps that the meeting has taken."""
     node, there = GossipWorker(lambda: meeters.parts("blocking", None), 0), []
     node._peers = {1: None}
-    node._handler = SimpleNamespace(expect=lambda *_: there.append(1 in node._peers))
+    node._expect = lambda *_: there.append(1 in node._peers)
     assert node.absent(1) == [] and there == [True] and not node._peers
 
 
