@@ -68,7 +68,7 @@ TASKS = Registry(
         "cifar100": "experiments.tasks.dense_tasks:cifar100",
         "digits": "experiments.tasks.dense_tasks:digits",
         "fashion_mnist": "experiments.tasks.dense_tasks:fashion_mnist",
-        "gaussians": "experiments.tasks.mixtures:gaussians",
+        "gaussians": "experiments.tasks.dense_tasks:gaussians",
         "hashed_logistic": "experiments.tasks.text_tasks:hashed_logistic",
         "imagenet2012": "experiments.tasks.dense_tasks:imagenet2012",
         "images": "experiments.tasks.dense_tasks:labelled_images",

@@ -86,8 +86,7 @@ def points(
     made = (
         data.Images(a[:, None, :, None], b.astype(np.int32)) for a, b in ((x, y), (test_x, test_y))
     )
-    dataset = data.Dataset(*made, classes)
-    return classification("points", dataset, models.build(MODEL, model, classes=classes), l2)
+    return classification("points", data.Dataset(*made, classes), model, l2)
 
 
 def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2: float) -> Task:

@@ -131,8 +131,9 @@ def test_what_is_not_there_or_damaged_is_one_sentence(tmp_path):
     for split in ("train", "test"):
         write(tmp_path, f"{split}_image", np.zeros((6, 4, 4, 3), np.uint8))
         write(tmp_path, f"{split}_label", np.zeros(5, int))
-    with pytest.raises(ValueError, match=r"\(6, 4, 4, 3\) and train_label.npy \(5,\)"):
-        data.npy_images(str(tmp_path))
+    source = f"npy(folder='{tmp_path}')"
+    with pytest.raises(ValueError, match=r"images have shape \(6, 4, 4, 3\) and labels \(5,\), wh"):
+        tasks.build({"name": "images", "source": source, "model": "logistic"})
     os.truncate(tmp_path / "train_image.npy", 200)
     with pytest.raises(ValueError, match=r"cannot be mapped .* it is cut off or damaged"):
         data.npy_images(str(tmp_path))
