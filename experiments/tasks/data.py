@@ -345,8 +345,8 @@ def mixed_images(
 
 
 SOURCES = {
-    "digits": digits, "gaussians": mixed_images, "noise": noise, "npy": npy_images,
-    "npz": npz_images, **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
+    "digits": digits, "gaussians": mixed_images, "npy": npy_images, "npz": npz_images,
+    **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
 }  # fmt: skip
 
 # --- splits among workers ---

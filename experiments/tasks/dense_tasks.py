@@ -181,7 +181,7 @@ def synthetic_logistic(
 
 
 MODEL = Kind("model", MODELS, models.GIVES, ("classes", "rngs"))
-SOURCE = Kind("source", data.SOURCES, data.Dataset)
+SOURCE = Kind("source", data.SOURCES | {"noise": data.noise}, data.Dataset)
 mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
     functools.partial(images, name) for name in data.IMAGE_CLASSES
 )
