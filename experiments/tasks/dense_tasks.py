@@ -31,7 +31,9 @@ def classification(
     module = models.build(MODEL, model, classes=dataset.classes)
     train, test, labels = sources.read(reading, dataset.train, dataset.test)
     changes = Augmentation(None, None) if augment is None else AUGMENT.build(augment)
-    functions = models.classifier(module, l2, changes.plain, compute, micro_batch, dataset.classes)
+    functions = models.functions_of(
+        module, l2, changes.plain, compute, micro_batch, dataset.classes
+    )
     return Task(
         name, train, test, labels, lambda key: functions.init(key, take(train, slice(1))),
         functions.losses, functions.hits, evaluated=evaluated, augment=changes.train,

@@ -56,10 +56,9 @@ def test_points_of_minus_and_plus_one_are_two_classes_and_can_be_trained(tmp_pat
 
 def test_numbers_are_predicted_with_half_the_squared_error(tmp_path):
     made = task(write(tmp_path, "csv", X, 3 * X[:, 0] + 1), regression=True, l2=0.5)
-    assert len(made.train.x) == 32 and len(made.test.x) == 8 and made.correct is None
+    assert len(made.train.image) == 32 and len(made.test.image) == 8 and made.correct is None
     ones = jax.tree.map(jnp.ones_like, made.init(jax.random.key(0)))  # three weights and a bias
-    x, y = made.train
-    expected = 0.5 * (x.sum(axis=1) + 1 - y) ** 2 + 0.25 * 4
+    expected = 0.5 * (made.train.image.sum(axis=(1, 2, 3)) + 1 - made.train.label) ** 2 + 0.25 * 4
     np.testing.assert_allclose(made.losses(ones, made.train), expected, rtol=1e-5)
     assert 0 < made.labels.mean() < 1
 
