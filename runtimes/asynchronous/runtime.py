@@ -39,8 +39,7 @@ class AsynchronousRun(NamedTuple):
     """Snapshot of the server."""
 
     state: State
-    counters: dict[str, np.ndarray]
-    kept: np.ndarray  # [workers] the order after which a worker's state belongs to the snapshot
+    counters: dict[str, np.ndarray]  # `counted`: orders whose states belong to the snapshot
     seconds: float
     update: int
     samples: int
@@ -166,12 +165,11 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         return self._snapshot(self._elapsed), None
 
     def _snapshot(self, seconds: float) -> AsynchronousRun:
-        server = self._server
-        server.kept = server.settled()
+        server, counters = self._server, self._server.counters()
+        server.kept = counters["counted"].copy()
         return AsynchronousRun(
-            server.state, server.counters(), server.kept.copy(), seconds, server.update,
-            server.samples, self.sent, self.deaths,
-        )  # fmt: skip
+            server.state, counters, seconds, server.update, server.samples, self.sent, self.deaths
+        )
 
     def _first_state(self) -> worker.WorkerState:
         """Return the initial state of a worker."""
@@ -188,7 +186,7 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         import ray
 
         asked, found = {}, {}
-        for who, number in enumerate(run.kept.tolist()):
+        for who, number in enumerate(run.counters["counted"].tolist()):
             with contextlib.suppress(ray.exceptions.RayError):
                 asked[who] = self._state_of(who, number)
         for who, reference in asked.items():

@@ -375,11 +375,9 @@ class ParameterServer:
             yield self._anew(one, now)
 
     def arrived(self, who: int, delivery: Delivery, now: float) -> list[Command]:
-        """Return the commands that follow from a delivery."""
-        order = self.waits_for(who)
-        if order is None or delivery.number != order.number:
-            return []  # the worker has been given a newer order in the meantime
+        """Return the commands that follow from the delivery of the worker's order under way."""
         begun = self._in_flight.pop(who)
+        order = begun.order
         decision = self._arrivals.on_arrival(self.rule, who, order.version, now)
         if decision.counts:
             made = delivery.contribution, delivery.busy, now, now, who in self._renewed

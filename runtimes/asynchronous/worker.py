@@ -55,7 +55,6 @@ class Order(NamedTuple):
 class Delivery(NamedTuple):
     """Answer of a worker to an order."""
 
-    number: int
     contribution: Any  # arrays on the host, encoded if there is an `Uplink`; None if stopped
     busy: float  # s of computing
     finite: bool
@@ -113,17 +112,17 @@ class AsynchronousWorker(Computing):
         with self._lock:
             self._current = order.number
             if order.number <= self._stopped:
-                return Delivery(order.number, None, 0.0, True)
+                return Delivery(None, 0.0, True)
             self._stop.clear()
         for number in [n for n in self._states if n < order.after and n not in order.keep]:
             del self._states[number]
         contribution, state, busy = self._computed(order, params)
         if contribution is None or self._stop.wait(self._parts.communication):
-            return Delivery(order.number, None, busy, True)
+            return Delivery(None, busy, True)
         self._states[order.number] = state
         with self._computing():
             contribution = jax.tree.map(np.asarray, contribution)
-        return Delivery(order.number, contribution, busy, finite(contribution))
+        return Delivery(contribution, busy, finite(contribution))
 
     def interrupt(self, number: int) -> None:
         """Stop the order of this number, now or when it arrives."""
