@@ -158,12 +158,10 @@ def _flatten(x):
     return x.reshape(x.shape[0], -1)
 
 
-def _halve(x):
-    return nn.max_pool(x, (2, 2), strides=(2, 2), padding="SAME")
-
-
-def _halve_by_three(x):
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+_halve, _halve_by_three = (
+    functools.partial(nn.max_pool, window_shape=(side, side), strides=(2, 2), padding="SAME")
+    for side in (2, 3)
+)
 
 
 def _mean(x):

@@ -350,6 +350,36 @@ class Place(NamedTuple):
     node: str
 
 
+class Member:
+    """Object in a process of a pool; `ready(*arguments)` of a subclass prepares its work."""
+
+    _computing_since: float | None = None
+
+    def begin_member(self, *arguments: Any) -> Place:
+        """Prepare the work; return where the process lives."""
+        import ray
+
+        self.ready(*arguments)
+        return Place(os.getpid(), ray.get_runtime_context().get_node_id())
+
+    def watch_member(self) -> None:
+        """Wait until the process ends."""
+        threading.Event().wait()
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        self._computing_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._computing_since = None
+
+    def _computing_for(self) -> float:
+        """Return the seconds since the present program began; 0 without one, as in a delay."""
+        since = self._computing_since
+        return 0.0 if since is None else time.monotonic() - since
+
+
 class ActorPool:
     """Processes of one run, one per member.
 
@@ -358,7 +388,7 @@ class ActorPool:
 
     def __init__(
         self,
-        target: type,
+        target: type[Member],
         member_of: Callable[[int], tuple],
         members: int,
         resources: Resources,
@@ -381,7 +411,7 @@ class ActorPool:
         import ray
 
         actor = (
-            ray.remote(concurrency_groups=self._groups)(_alive(self._target))
+            ray.remote(concurrency_groups=self._groups)(self._target)
             .options(
                 num_cpus=self._resources.cpus,
                 num_gpus=self._resources.gpus,
@@ -497,23 +527,6 @@ class ActorPool:
                 self.news.put(News(member, "lost", error))
 
         reference.future().add_done_callback(done)
-
-
-def _alive(target: type) -> type:
-    """Return a subclass of `target` with the methods that a pool calls on every member."""
-
-    class Member(target):
-        def begin_member(self, *arguments):
-            import ray
-
-            self.ready(*arguments)
-            return Place(os.getpid(), ray.get_runtime_context().get_node_id())
-
-        def watch_member(self) -> None:
-            threading.Event().wait()  # until the process ends
-
-    Member.__name__ = target.__name__
-    return Member
 
 
 def reason(error: BaseException) -> str:

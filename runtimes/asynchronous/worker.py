@@ -4,11 +4,10 @@ The worker computes the mini-batches of an order one by one, with their delays, 
 contribution. A concurrent call stops it between two mini-batches or inside a delay.
 """
 
-import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ from algorithms.base import AXIS, Algorithm
 from comms import collectives, hashing
 from comms.trees import Tree
 from runtimes import worker
+from runtimes.asynchronous.pool import Member
 from runtimes.equations import PART, inputs, needed, speaks, variables
 from stragglers.processes import Process
 
@@ -60,31 +60,12 @@ class Delivery(NamedTuple):
     finite: bool
 
 
-class Computing:
-    """Sign of life of a worker: the time for which its present program has been running."""
-
-    _computing_since: float | None = None
-
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        self._computing_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._computing_since = None
-
-    def _computing_for(self) -> float:
-        """Return the seconds since the present program began; 0 without one, as in a delay."""
-        since = self._computing_since
-        return 0.0 if since is None else time.monotonic() - since
-
-
 def finite(tree: Any) -> bool:
     """Return whether all numbers of a contribution are finite."""
     return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
-class AsynchronousWorker(Computing):
+class AsynchronousWorker(Member):
     """Worker under a server; `recipe` builds its parts in its process."""
 
     def __init__(self, recipe: Callable[[], WorkerParts], me: int):

@@ -26,7 +26,8 @@ import optax
 from algorithms.base import AXIS
 from comms import collectives, hashing
 from runtimes import worker
-from runtimes.asynchronous.worker import Computing, WorkerParts, finite
+from runtimes.asynchronous.pool import Member
+from runtimes.asynchronous.worker import WorkerParts, finite
 from runtimes.gossip.partition import Half, PairProgram
 from stragglers.pair_log import Entry, Meeting
 from stragglers.rule import AsyncProtocol, Rule
@@ -323,7 +324,7 @@ def on_host(message: Sequence[Any]) -> list[np.ndarray]:
     return [np.asarray(value) for value in message]
 
 
-class GossipWorker(PairHandler, Computing):
+class GossipWorker(PairHandler, Member):
     """A worker in its own process, which the launcher and other workers call."""
 
     def __init__(self, recipe: Callable[[], GossipParts], me: int):
