@@ -11,6 +11,7 @@ again; other partners would shift meetings to idle workers. So no cycle of asker
 
 import collections
 import contextlib
+import functools
 import itertools
 import queue
 import threading
@@ -159,17 +160,16 @@ def compile_programs(parts: GossipParts, params: Any) -> Programs:
     def known(me):
         return {"nominal": mini_batches, "active": None, "worker": me, "staleness": jnp.int32(0)}
 
-    def contribute(params, work, indices, batches, samples, me, examples):
+    def contribute(examples, *arguments):
         def body(params, work, indices, batches, samples, me):
-            given = known(me) | hashing.counted(samples)
-            local = worker.WorkerState(work, ())
             mine = jax.tree.map(lambda a: a[indices], examples)
             contribution, local = worker.contribute(
-                algorithm, losses, params, local, mine, batches, given
-            )
+                algorithm, losses, params, worker.WorkerState(work, ()), mine, batches,
+                known(me) | hashing.counted(samples),
+            )  # fmt: skip
             return contribution, local.work
 
-        return _of_one(body)(params, work, indices, batches, samples, me)
+        return _of_one(body)(*arguments)
 
     def half(position):
         def body(contribution, state, params, batches, me):
@@ -188,11 +188,9 @@ def compile_programs(parts: GossipParts, params: Any) -> Programs:
         return half(ASKS)(nothing, state, params, jnp.int32(0), me)[1]
 
     held = jax.tree.map(jnp.asarray, examples)
-    local_steps = (
-        jax.jit(contribute).lower(params, state.work, taken, number, seen, number, held).compile()
-    )
+    own = params, state.work, taken, number, seen, number
     return Programs(
-        lambda *arguments: local_steps(*arguments, held),
+        functools.partial(jax.jit(contribute).lower(held, *own).compile(), held),
         PairProgram(half(ANSWERS), ASKS, *full),
         PairProgram(passive, ANSWERS, state.exchange, params, number)
         if parts.rule.arrivals.apart
