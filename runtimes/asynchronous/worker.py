@@ -158,7 +158,6 @@ class AsynchronousWorker(Member):
 
 # --- both ends of an exchange with a server, cut where it needs more than a worker knows
 
-Message = tuple[jax.Array, ...]
 OWN = ("weight", "batches", "worker", "version", "first")  # extra arguments that a worker knows
 TRIED = (1, 2, 3)  # numbers of contributions for which the worker's part must be the same
 
@@ -179,26 +178,16 @@ class Uplink:
         Raises ValueError if the worker's part depends on more than the worker knows.
         """
         self._cut = functools.cache(functools.partial(_Exchange, algorithm, params, mini_batches))
-        self._encoder = _same_part(self._cut, _Exchange.encoder)
+        encoder = _same_part(self._cut, _Exchange.encoder)
+        one = self._cut(1)
         self.message = tuple(  # shapes of a message
-            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self._cut(1).message
+            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in one.message
         )
+        self.message_bytes = sum(shape.size * shape.dtype.itemsize for shape in self.message)
+        # (contribution, state, parameters, `OWN` by name) -> (message, the worker's new state)
+        self.encode = _of_worker(encoder, (self.message, one.shapes[1]))
 
-    @property
-    def message_bytes(self) -> int:
-        """Size of a message in bytes."""
-        return sum(shape.size * shape.dtype.itemsize for shape in self.message)
-
-    def encode(
-        self, contribution: Tree, state: Any, params: Tree, **own: Any
-    ) -> tuple[Message, Any]:
-        """Return a worker's message and the new state of its exchange; own: `OWN`, scalars."""
-        values = jax.tree.leaves((contribution, state, params, _in_order(own)))
-        found, count = _run(self._encoder, values), len(self.message)
-        structure = jax.tree.structure(self._cut(1).shapes[1])
-        return tuple(found[:count]), jax.tree.unflatten(structure, found[count:])
-
-    def reduce(self, messages: Message, staleness: jax.Array, **update: Any) -> Tree:
+    def reduce(self, messages: tuple, staleness: jax.Array, **update: Any) -> Tree:
         """Return the result of the exchange for the messages of an update.
 
         messages: leaves [k, ...]. staleness: [k] int32, in updates. update: `samples`, seen by all
@@ -209,7 +198,8 @@ class Uplink:
 
         def of_one(message, staleness):
             known = staleness, update["samples"], update["count"], update["current"]
-            return _run(decoder, [*message, *jax.tree.leaves(known)])
+            values = [*message, *jax.tree.leaves(known)]
+            return jax.core.eval_jaxpr(decoder.jaxpr, decoder.consts, *values)
 
         reduced = jax.vmap(of_one, axis_name=AXIS)(messages, staleness)
         structure = jax.tree.structure(exchange.shapes[0])
@@ -252,13 +242,7 @@ def alone(
     except ValueError:
         return None
     updates, state = cut(1).shapes
-    structure = jax.tree.structure((updates.own, state))
-
-    def follows(contribution, state, params, **own):
-        values = jax.tree.leaves((contribution, state, params, _in_order(own)))
-        return jax.tree.unflatten(structure, _run(program, values))
-
-    return follows
+    return _of_worker(program, (updates.own, state))
 
 
 class _Exchange:
@@ -270,7 +254,7 @@ class _Exchange:
     def __init__(self, algorithm: Algorithm, params: Tree, mini_batches: int, contributions: int):
         params = _shapes(params)
         number, real = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.float32))
-        given = _in_order(dict.fromkeys(OWN, number) | {"weight": real})
+        given = [real if name == "weight" else number for name in OWN]
         own = params, jax.eval_shape(algorithm.exchange.init, params), params, given
         update = number, real, jax.ShapeDtypeStruct((), jnp.uint32), params
 
@@ -309,7 +293,7 @@ class _Exchange:
 
     def encoder(self) -> ClosedJaxpr:
         """Return the program: values of the worker -> (message, its new state)."""
-        return self._of_worker([*self.message, *self._state])
+        return self._ours_alone([*self.message, *self._state])
 
     def decoder(self) -> ClosedJaxpr:
         """Return the program: (message, values of the update) -> result of the exchange."""
@@ -318,9 +302,9 @@ class _Exchange:
     def own_change(self) -> ClosedJaxpr:
         """Return the program: values of the worker -> (change of its own model, its new state)."""
         served = len(jax.tree.leaves(self.shapes[0].served))
-        return self._of_worker([*self._reduced[served:], *self._state])
+        return self._ours_alone([*self._reduced[served:], *self._state])
 
-    def _of_worker(self, results: Sequence[Any]) -> ClosedJaxpr:
+    def _ours_alone(self, results: Sequence[Any]) -> ClosedJaxpr:
         if not self._late.isdisjoint(variables(results)):
             raise ValueError(
                 "uplink: what a worker remembers depends on the others; let the server run the "
@@ -360,12 +344,17 @@ def _shapes(params: Tree) -> Tree:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
 
 
-def _run(program: ClosedJaxpr, values: Sequence[Any]) -> list:
-    return jax.core.eval_jaxpr(program.jaxpr, program.consts, *values)
+def _of_worker(program: ClosedJaxpr, result: Any) -> Callable[..., Any]:
+    """Return a worker's part as a function with results like `result`, see `alone`."""
+    structure = jax.tree.structure(result)
 
+    def run(contribution, state, params, **own):
+        values = jax.tree.leaves((contribution, state, params, [own[name] for name in OWN]))
+        return jax.tree.unflatten(
+            structure, jax.core.eval_jaxpr(program.jaxpr, program.consts, *values)
+        )
 
-def _in_order(own: dict) -> list:
-    return [own[name] for name in OWN]
+    return run
 
 
 def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.WorkerState:
