@@ -80,11 +80,10 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
     )
 
 
-IMAGE_CLASSES = {
-    "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "imagenet2012": 1000,
+TFDS_IMAGES = {  # classes, the part to test on, the side [pixels] if images differ in size
+    "mnist": (10, "test", None), "fashion_mnist": (10, "test", None), "cifar10": (10, "test", None),
+    "cifar100": (100, "test", None), "imagenet2012": (1000, "validation", 256),
 }  # fmt: skip
-_OWN_TEST = {"imagenet2012": "validation"}  # the split that stands for the test set, if not "test"
-_OWN_SIZE = {"imagenet2012": 256}  # pixels, of images that differ in size
 
 
 def tfds_images(name: str, data_dir: str | None = None, size: int | None = None) -> Dataset:
@@ -96,12 +95,13 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
     data_dir: see `sources.tfds_source`. size: pixels, to which the shorter side is scaled before a
     square is cut out of the middle; None: images as they are, but 256 for ImageNet.
     """
-    decode = functools.partial(decoded, size=size or _OWN_SIZE.get(name))
+    classes, held_out, own_size = TFDS_IMAGES[name]
+    decode = functools.partial(decoded, size=size or own_size)
     train, test = (
         sources.Records(f"{name}/{split}", sources.tfds_source(name, split, data_dir), decode)
-        for split in ("train", _OWN_TEST.get(name, "test"))
+        for split in ("train", held_out)
     )
-    return Dataset(train, test, classes=IMAGE_CLASSES[name])
+    return Dataset(train, test, classes)
 
 
 def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
@@ -346,7 +346,7 @@ def mixed_images(
 
 SOURCES = {
     "digits": digits, "gaussians": mixed_images, "npy": npy_images, "npz": npz_images,
-    **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
+    **{name: functools.partial(tfds_images, name) for name in TFDS_IMAGES},
 }  # fmt: skip
 
 # --- splits among workers ---

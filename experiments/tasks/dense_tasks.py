@@ -185,7 +185,7 @@ def synthetic_logistic(
 MODEL = Kind("model", MODELS, models.GIVES, ("classes", "rngs"))
 SOURCE = Kind("source", data.SOURCES | {"noise": data.noise}, data.Dataset)
 mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
-    functools.partial(images, name) for name in data.IMAGE_CLASSES
+    functools.partial(images, name) for name in data.TFDS_IMAGES
 )
 
 

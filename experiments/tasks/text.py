@@ -83,11 +83,11 @@ class Interactions(NamedTuple):
 
 # --- texts ---
 
-# The data set, and its splits to train and to test on.
+# The data set, and its parts to train and to test on.
 TFDS_TEXT = {
-    "lm1b": ("lm1b", {"train": "train", "test": "test"}),
-    "wiki40b": ("wiki40b/en", {"train": "train", "test": "test"}),
-    "c4": ("c4/en", {"train": "train", "test": "validation"}),
+    "lm1b": ("lm1b", "train", "test"),
+    "wiki40b": ("wiki40b/en", "train", "test"),
+    "c4": ("c4/en", "train", "validation"),
 }
 
 
@@ -98,8 +98,8 @@ def prepared(
 
     lm1b (arXiv 1312.3005) has sentences, wiki40b whole articles and c4 (arXiv 1910.10683) pages.
     """
-    name, splits = TFDS_TEXT[corpus]
-    source = sources.tfds_source(name, splits[split], data_dir)
+    name, *parts = TFDS_TEXT[corpus]
+    source = sources.tfds_source(name, parts[SPLITS.index(split)], data_dir)
     for i in range(len(source) if most is None else min(most, len(source))):
         yield source[i]["text"].decode("utf-8", errors="replace")
 
