@@ -381,21 +381,18 @@ class Member:
 
 
 class ActorPool:
-    """Processes of one run, one per member.
-
-    member_of: member -> picklable arguments of `target`; each process holds one object of `target`.
-    """
+    """Processes of one run, one per member, each with an object `target(recipe, member)`."""
 
     def __init__(
         self,
         target: type[Member],
-        member_of: Callable[[int], tuple],
+        recipe: Callable[[], Any],
         members: int,
         resources: Resources,
         groups: Sequence[str] = (),
     ):
         self.news: queue.Queue[News] = queue.Queue()
-        self._target, self._member_of, self._resources = target, member_of, resources
+        self._target, self._recipe, self._resources = target, recipe, resources
         self._groups = dict.fromkeys((ASIDE, NEWS, *groups, _WATCH), 1)
         self._actors: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
@@ -419,7 +416,7 @@ class ActorPool:
                 max_task_retries=0,
                 runtime_env={"env_vars": environment(self._resources)},
             )
-            .remote(*self._member_of(member))
+            .remote(self._recipe, member)
         )
         with self._lock:
             self._actors[member] = actor
@@ -644,9 +641,7 @@ class ProcessRuntime:
         keep_freed_memory()
         workers, resources = self._workers, self._options.resources
         SESSION.provide(workers, resources, self._store_bytes(self._params))
-        self._pool = ActorPool(
-            self.process, lambda me: (self._recipe, me), workers, resources, self.groups
-        )
+        self._pool = ActorPool(self.process, self._recipe, workers, resources, self.groups)
         SESSION.pools.add(self._pool)
         try:
             again = self._start_all()

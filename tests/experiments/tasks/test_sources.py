@@ -4,6 +4,7 @@ import os
 import pickle
 
 import grain
+import jax
 import numpy as np
 import pytest
 from array_record.python import array_record_module
@@ -97,6 +98,32 @@ def test_a_source_of_your_own_is_streamed_by_processes():
     np.testing.assert_array_equal(tasks.take(task.train, slice(3, 5)).image[:, 0, 0, 0], [3, 4])
     pieces = [piece.image[:, 0, 0, 0] for piece, _ in tasks.in_pieces(task, task.train, batch=3)]
     np.testing.assert_array_equal(np.concatenate(pieces), [0, 10, 20, 30])
+
+
+class Own:
+    """A source that is neither arrays nor records."""
+
+    example = data.Images(jax.ShapeDtypeStruct((2, 2, 1), "u1"), jax.ShapeDtypeStruct((), "i4"))
+
+    def __len__(self):
+        return 40
+
+    def read(self, indices):
+        image = np.zeros((len(indices), 2, 2, 1), np.uint8) + indices[:, None, None, None]
+        return data.Images(image.astype(np.uint8), np.int32(indices % 2))
+
+
+def own():
+    return data.Dataset(Own(), Own(), classes=2)
+
+
+def test_a_source_without_known_labels_is_streamed_and_split_at_random():
+    spec = {"name": "images", "source": f"{__name__}:own", "model": "logistic"}
+    task = tasks.build(spec | {"reading": "stream"})
+    tasks.check(task, jax.eval_shape(task.init, jax.random.key(0)))
+    assert len(task.labels) == 40 and len(data.iid(task.labels, 4, seed=0)) == 4
+    with pytest.raises(ValueError, match="labels of streamed records are not known .* split=iid"):
+        data.dirichlet(task.labels, 4, 1.0, seed=0)
 
 
 def unpickled(record):
