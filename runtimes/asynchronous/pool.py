@@ -161,9 +161,8 @@ class Session:
         """Start a private cluster with a store of these bytes."""
         place = tempfile.gettempdir()
         place = place if len(os.fsencode(place)) <= _LONGEST else "/tmp"
-        self._folder, self._store, self._cpus = (
-            Path(tempfile.mkdtemp(prefix="gossax_", dir=place)), store, cpus,
-        )  # fmt: skip
+        self._folder = Path(tempfile.mkdtemp(prefix="gossax_", dir=place))
+        self._store, self._cpus = store, cpus
         with warnings.catch_warnings(), _own_signals():
             # JAX warns of every fork; the process that Ray forks becomes another program.
             warnings.filterwarnings("ignore", message="os.fork")
@@ -210,8 +209,7 @@ class Session:
 
         node, self._ended = private._global_node, threading.Event()
         if self._folder is not None:
-            raylet = node.all_processes["raylet"][0].process.pid
-            agents = _children(raylet)
+            agents = _children(node.all_processes["raylet"][0].process.pid)
             self._heir = subprocess.Popen(
                 ["sh", "-c", f'read _; kill -9 {agents} 2>/dev/null; sleep 1; rm -rf "$0"',
                  self._folder],
