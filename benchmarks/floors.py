@@ -186,14 +186,14 @@ LOOPED = {"floor": scanned}
 # --- tasks ---
 
 
-def noise(make: Callable, samples: int, shape: tuple[int, ...], classes: int = 10) -> tasks.Task:
+def noise(model: str, samples: int, shape: tuple[int, ...], classes: int = 10) -> tasks.Task:
     """Return a task: noise of the shape of images, with a model of `experiments.tasks`."""
     rng = np.random.default_rng(0)
     train = data.Images(
         rng.random((samples, *shape), np.float32),
         rng.integers(0, classes, samples).astype(np.int32),
     )
-    return dense_tasks.classification("noise", data.Dataset(train, train), make(classes=classes))
+    return dense_tasks.classification("noise", data.Dataset(train, train, classes), model)
 
 
 def sampler_of(task: tasks.Task, workers: int, batch: int) -> sampling.Sampler:

@@ -51,10 +51,9 @@ TASKS = {"rounds": (4, {"fedjax": 4.0}), "softmax": (2048, LOOPS), "hidden": (51
 
 def task_of(name: str) -> Any:
     from benchmarks import floors
-    from experiments.tasks import models
 
-    hidden = functools.partial(models.mlp, hidden=(HIDDEN,))
-    return floors.noise(hidden if name == "hidden" else models.logistic, SAMPLES, (INPUTS,))
+    model = f"mlp(hidden=[{HIDDEN}])" if name == "hidden" else "logistic"
+    return floors.noise(model, SAMPLES, (INPUTS,))
 
 
 def gossax(task: str, amount: int) -> Callable:

@@ -39,7 +39,6 @@ from benchmarks.harness import FOLDER, ROOT, Line, Row, compared, run
 from comms import rounds, topology
 from experiments import stopwatch, sweep, tasks, train
 from experiments.config_files import override, swept_arms
-from experiments.tasks import models
 from runtimes import data_feed, mesh, simulate, worker
 from stragglers import delays, inject, processes
 from stragglers.processes import from_law
@@ -93,7 +92,7 @@ def _in_step(workers: int, **more) -> dict[str, Callable]:
 
 def _asynchronous(workers: int) -> dict[str, Callable]:
     """Return both sides of training where every update takes an eighth of the workers."""
-    task = floors.noise(models.logistic, max(8192, workers), (28, 28, 1))
+    task = floors.noise("logistic", max(8192, workers), (28, 28, 1))
     return floors.stale_sides(task, workers, max(4, 2048 // workers), max(1, workers // 8))
 
 
@@ -114,7 +113,7 @@ def simulator_rows(sizes: Sizes) -> Iterator[Row]:
 
 def _in_a_loop() -> dict[str, Callable]:
     """Return gradients of ResNet-18 in a loop, as runs compute them, and in no loop."""
-    task = floors.noise(functools.partial(models.resnet18, width=16), 8, (32, 32, 3))
+    task = floors.noise("resnet18(width=16)", 8, (32, 32, 3))
     params, weights = jax.jit(task.init)(jax.random.key(0)), jnp.full(8, 1 / 8)
 
     def step(params, gradient):

@@ -139,46 +139,36 @@ class PairLog:
         if not rows:
             return None
         offset, self._update = self._update, self._update + len(rows)
-        version = [t if row.version is None else row.version for t, row in enumerate(rows, offset)]
-        listed = [self._columns(row) for row in rows]
-        columns = {
-            name: np.array([column[name] for column in listed], dtype)
-            for name, dtype in _TYPES.items()
-        }
+        versions = [t if row.version is None else row.version for t, row in enumerate(rows, offset)]
+        asked, landed = np.array([(row.asked, row.landed) for row in rows]).T
+        nobody = Entry(self._workers, 0, 0, 0, 0, 0.0, 0.0)
+        ends = [(*row.ends, nobody)[:2] for row in rows]
+
+        def column(name: str, kind: type) -> np.ndarray:
+            return np.array([[getattr(end, name) for end in both] for both in ends], kind)
+
+        finish = np.array([[*_finishes(row), row.landed][:2] for row in rows])
+        start, busy = column("start", float), column("busy", float)
+        batches = column("batches", np.int32)
+        spare = finish[:, 0] - start[:, 0] - busy[:, 0]
+        met = np.array([[len(row.ends) > 1] for row in rows])
         return Schedule(
             time=np.array(times),
-            version=np.tile(np.array(version, np.int32)[:, None], (1, 2)),
+            workers=column("worker", np.int32),
+            start=np.where(batches > 0, start, finish),
+            finish=finish,
+            batches=batches,
+            first=column("first", np.int64),
+            version=np.tile(np.array(versions, np.int32)[:, None], (1, 2)),
+            busy=busy,
+            communication=np.maximum(0.0, np.minimum(landed - asked, spare))[:, None] * [[1, 0]],
+            partner=np.where(met, [[1, 0]], [[0, 1]]).astype(np.int32),
             offset=offset,
             population=self._workers,
             events=tuple(events),
-            **columns,
+            samples=column("samples", np.int64),
+            restored=np.array([(row.source, -1) for row in rows], np.int32),
         )
-
-    def _columns(self, row: Meeting) -> dict[str, list]:
-        asker, *others = row.ends
-        partner = others[0] if others else Entry(self._workers, 0, 0, 0, 0, row.landed, 0.0)
-        ends, finishes = (asker, partner), [*_finishes(row), row.landed][:2]
-        start = [f if not e.batches else e.start for e, f in zip(ends, finishes, strict=True)]
-        spare = finishes[0] - asker.start - asker.busy
-        return {
-            "workers": [end.worker for end in ends],
-            "start": start,
-            "finish": finishes,
-            "batches": [end.batches for end in ends],
-            "first": [end.first for end in ends],
-            "busy": [end.busy for end in ends],
-            "communication": [max(0.0, min(row.landed - row.asked, spare)), 0.0],
-            "partner": [1, 0] if others else [0, 1],
-            "samples": [end.samples for end in ends],
-            "restored": [row.source, -1],
-        }
-
-
-_TYPES = {
-    **dict.fromkeys(("workers", "batches", "partner", "restored"), "int32"),
-    **dict.fromkeys(("first", "samples"), "int64"),
-    **dict.fromkeys(("start", "finish", "busy", "communication"), "float64"),
-}
 
 
 def _finishes(row: Meeting) -> list[float]:

@@ -68,7 +68,7 @@ TASKS = Registry(
         "cifar100": "experiments.tasks.dense_tasks:cifar100",
         "digits": "experiments.tasks.dense_tasks:digits",
         "fashion_mnist": "experiments.tasks.dense_tasks:fashion_mnist",
-        "gaussians": "experiments.tasks.mixtures:gaussians",
+        "gaussians": "experiments.tasks.dense_tasks:gaussians",
         "hashed_logistic": "experiments.tasks.text_tasks:hashed_logistic",
         "imagenet2012": "experiments.tasks.dense_tasks:imagenet2012",
         "images": "experiments.tasks.dense_tasks:labelled_images",
@@ -103,25 +103,23 @@ def check(task: Task, params: Any) -> None:
     params: shapes of the parameters. Functions of the task are traced for `TRIED` examples.
     """
     _check_parameters(params)
-    counts = {name: _length(getattr(task, name)) for name in ("train", "test")}
-    counts["labels"] = len(task.labels) if hasattr(task.labels, "__len__") else 0
-    for name, samples in counts.items():
-        if not samples:
-            raise ValueError(f"{name} must have samples, as many in all its arrays; correct it")
     for name in ("train", "test"):
+        if not _length(getattr(task, name)):
+            raise ValueError(f"{name} must have samples, as many in all its arrays; correct it")
         for leaf in jax.tree.leaves(_example_shapes(getattr(task, name))):
             if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_):
                 raise ValueError(f"{name} holds {leaf.dtype}, where numbers are due; encode it")
-    if counts["labels"] != counts["train"]:
+    samples = count(task.train)
+    labels = len(task.labels) if hasattr(task.labels, "__len__") else 0
+    if labels != samples:
         raise ValueError(
-            f"there are {counts['labels']} labels for {counts['train']} training samples; give one "
-            "a sample"
+            f"there are {labels} labels for {samples} training samples; give one a sample"
         )
     if task.cost is not None:
         costs = np.asarray(task.cost, np.float64)
-        if costs.shape != (counts["train"],) or not ((costs > 0) & (costs < np.inf)).all():
+        if costs.shape != (samples,) or not ((costs > 0) & (costs < np.inf)).all():
             raise ValueError(
-                f"cost must be a positive number for each of {counts['train']} training samples, "
+                f"cost must be a positive number for each of {samples} training samples, "
                 f"got shape {costs.shape}; correct it"
             )
     if task.shared_draw and not worker.draws(task.losses):
@@ -129,29 +127,6 @@ def check(task: Task, params: Any) -> None:
             "shared_draw says that losses draw at random, but they take no third argument; give "
             "them one, or leave shared_draw out"
         )
-    _check_evaluations(task)
-    losses = first_draw(task)
-    examples = _example_shapes(task.train)
-    drawn = jax.ShapeDtypeStruct((TRIED,), jnp.uint32)
-
-    def summed(params, examples, draws):
-        if task.augment is not None:
-            examples = task.augment(examples, draws)
-        return _per_example("losses", losses(params, examples), jnp.floating).sum()
-
-    _traced("losses", jax.grad(summed), params, examples, drawn)
-    reported = "losses" if task.eval_losses is None else "eval_losses"
-    tested = {
-        reported: (task.eval_losses or losses, jnp.floating),
-        "correct": (task.correct, jnp.number),
-    }
-    for name, (function, kind) in tested.items():
-        if function is not None:
-            _traced(name, lambda *given, f=function, n=name, k=kind: _per_example(n, f(*given), k),
-                    params, _example_shapes(task.test))  # fmt: skip
-
-
-def _check_evaluations(task: Task) -> None:
     if task.shared_draw and task.eval_losses is None:
         raise ValueError(
             "shared_draw says that losses draw at random, and evaluations need losses that do not; "
@@ -162,6 +137,26 @@ def _check_evaluations(task: Task) -> None:
             f"evaluated must be a positive whole number of examples, or None for all, got "
             f"{task.evaluated!r}; correct it"
         )
+    losses = first_draw(task)
+
+    def summed(params, examples, draws):
+        if task.augment is not None:
+            examples = task.augment(examples, draws)
+        found = losses(params, examples)
+        return jnp.asarray(found, jnp.float32).sum(), found
+
+    drawn = jax.ShapeDtypeStruct((TRIED,), jnp.uint32)
+    slope = jax.grad(summed, has_aux=True)
+    _, found = _traced("losses", slope, params, _example_shapes(task.train), drawn)
+    _check_values("losses", found, jnp.floating)
+    reported = "losses" if task.eval_losses is None else "eval_losses"
+    for name, function, kinds in (
+        (reported, task.eval_losses or losses, (jnp.floating,)),
+        ("correct", task.correct, (jnp.number, jnp.bool_)),
+    ):
+        if function is not None:
+            found = _traced(name, function, params, _example_shapes(task.test))
+            _check_values(name, found, *kinds)
 
 
 def _check_parameters(params: Any) -> None:
@@ -175,11 +170,10 @@ def _check_parameters(params: Any) -> None:
         raise ValueError("init gives no parameters, so that there is nothing to train; give some")
 
 
-def _traced(name: str, function: Callable, *arguments: Any) -> None:
+def _traced(name: str, function: Callable, *arguments: Any) -> Any:
+    """Return the shapes of what a function of the task returns; ValueError if it raises."""
     try:
-        jax.eval_shape(function, *arguments)
-    except _Misshapen as error:
-        raise ValueError(str(error)) from error
+        return jax.eval_shape(function, *arguments)
     except Exception as error:  # code of a task can raise anything
         raise ValueError(
             f"{name} cannot be traced ({type(error).__name__}: {registry.brief(str(error))}); "
@@ -187,24 +181,16 @@ def _traced(name: str, function: Callable, *arguments: Any) -> None:
         ) from error
 
 
-class _Misshapen(ValueError):
-    """Error of values that are not one number per example."""
-
-
-def _per_example(name: str, values: Any, kind: type) -> jax.Array:
-    """Return the values of a task's function; _Misshapen unless [TRIED] and of dtype `kind`."""
+def _check_values(name: str, values: Any, *kinds: type) -> None:
+    """Raise ValueError unless values have the shape [TRIED] and a dtype of these kinds."""
     shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
-    fits = dtype is not None and (
-        jnp.issubdtype(dtype, kind) or (kind is jnp.number and dtype == jnp.bool_)
-    )
-    if shape == (TRIED,) and fits:
-        return values
-    found = type(values).__name__ if dtype is None else f"{dtype} {list(shape)}"
-    way = "leave out the mean or sum over examples" if shape == () else "correct what it returns"
-    raise _Misshapen(
-        f"{name} of {TRIED} examples must be float32 [{TRIED}], one number an example, got "
-        f"{found}; {way}"
-    )
+    if shape != (TRIED,) or not any(jnp.issubdtype(dtype, kind) for kind in kinds):
+        found = type(values).__name__ if dtype is None else f"{dtype} {list(shape)}"
+        way = "correct what it returns" if shape else "leave out the mean or sum over examples"
+        raise ValueError(
+            f"{name} of {TRIED} examples must be float32 [{TRIED}], one number an example, got "
+            f"{found}; {way}"
+        )
 
 
 def _length(examples: Any) -> int:
@@ -217,16 +203,9 @@ def _length(examples: Any) -> int:
 
 def _example_shapes(examples: Any) -> Any:
     """Return the shapes of `TRIED` examples of a streamed source, or of arrays."""
-    if isinstance(examples, Streamed):
-        return jax.tree.map(
-            lambda one: jax.ShapeDtypeStruct((TRIED, *one.shape), one.dtype),
-            examples.source.example,
-        )
+    source = examples.source if isinstance(examples, Streamed) else sources.Arrays(examples)
     return jax.tree.map(
-        lambda array: jax.ShapeDtypeStruct(
-            (TRIED, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
-        ),
-        examples,
+        lambda one: jax.ShapeDtypeStruct((TRIED, *one.shape), one.dtype), source.example
     )
 
 

@@ -80,11 +80,10 @@ def digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
     )
 
 
-IMAGE_CLASSES = {
-    "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "imagenet2012": 1000,
+TFDS_IMAGES = {  # classes, the part to test on, the side [pixels] if images differ in size
+    "mnist": (10, "test", None), "fashion_mnist": (10, "test", None), "cifar10": (10, "test", None),
+    "cifar100": (100, "test", None), "imagenet2012": (1000, "validation", 256),
 }  # fmt: skip
-_OWN_TEST = {"imagenet2012": "validation"}  # the split that stands for the test set, if not "test"
-_OWN_SIZE = {"imagenet2012": 256}  # pixels, of images that differ in size
 
 
 def tfds_images(name: str, data_dir: str | None = None, size: int | None = None) -> Dataset:
@@ -96,12 +95,13 @@ def tfds_images(name: str, data_dir: str | None = None, size: int | None = None)
     data_dir: see `sources.tfds_source`. size: pixels, to which the shorter side is scaled before a
     square is cut out of the middle; None: images as they are, but 256 for ImageNet.
     """
-    decode = functools.partial(decoded, size=size or _OWN_SIZE.get(name))
+    classes, held_out, own_size = TFDS_IMAGES[name]
+    decode = functools.partial(decoded, size=size or own_size)
     train, test = (
         sources.Records(f"{name}/{split}", sources.tfds_source(name, split, data_dir), decode)
-        for split in ("train", _OWN_TEST.get(name, "test"))
+        for split in ("train", held_out)
     )
-    return Dataset(train, test, classes=IMAGE_CLASSES[name])
+    return Dataset(train, test, classes)
 
 
 def decoded(record: Mapping[str, Any], size: int | None = None) -> Images:
@@ -127,14 +127,14 @@ def npy_images(folder: str, classes: int | None = None) -> Dataset:
     classes: their number; None: the number of different labels, which must not skip a number.
     """
     axes = {"image": "samples, height, width, channels", "label": "samples"}
-    parts = {
-        split: Images(*(
+    parts = (
+        Images(*(
             sources.mapped(Path(folder) / f"{split}_{name}.npy", what)
             for name, what in axes.items()
         ))
         for split in ("train", "test")
-    }  # fmt: skip
-    return _of_arrays(folder, parts, ("{}_image.npy", "{}_label.npy"), classes)
+    )  # fmt: skip
+    return Dataset(*map(sources.Arrays, parts), classes)
 
 
 def npz_images(path: str, classes: int | None = None) -> Dataset:
@@ -153,33 +153,13 @@ def npz_images(path: str, classes: int | None = None) -> Dataset:
             f"{path} has no {missing[0]} but {', '.join(sorted(arrays)) or 'nothing'}; name its "
             f"arrays {', '.join(names)}"
         )
-    parts = {}
+    parts = []
     for split in ("train", "test"):
         image, label = arrays[f"x_{split}"], arrays[f"y_{split}"]
         image = image[..., None] if image.ndim == 3 else image
         label = label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label
-        parts[split] = Images(image, label)
-    return _of_arrays(path, parts, ("x_{}", "y_{}"), classes)
-
-
-def _of_arrays(
-    where: str, parts: Mapping[str, Images], names: tuple[str, str], classes: int | None
-) -> Dataset:
-    """Return the data set of a training and a test part, each with as many images as labels."""
-    for split, (image, label) in parts.items():
-        own = [name.format(split) for name in names]
-        if image.ndim != 4 or not image.size or label.shape[:1] != image.shape[:1]:
-            raise ValueError(
-                f"{where}: {own[0]} has shape {image.shape} and {own[1]} {label.shape}, where "
-                "samples, height, width, channels and samples are due; write both again"
-            )
-        _check_labels(f"{where}/{own[1]}", label)
-    train, test = (sources.Arrays(part) for part in parts.values())
-    if train.arrays.image.shape[1:] != test.arrays.image.shape[1:]:
-        raise ValueError(f"{where}: images to train and to test on differ in shape; write it again")
-    if classes is None:
-        classes = classes_of(where, train.labels, test.labels)
-    return Dataset(train, test, classes)
+        parts.append(sources.Arrays(Images(image, label)))
+    return Dataset(*parts, classes)
 
 
 def classes_of(where: str, train: np.ndarray, test: np.ndarray) -> int:
@@ -200,23 +180,30 @@ def checked(name: str, dataset: Dataset) -> Dataset:
 
     name: of the data in errors. Of records that are decoded when read, at most 16 are checked.
     """
+    seen, all_seen = [], True
     for split, examples in (("train", dataset.train), ("test", dataset.test)):
         if isinstance(examples, sources.Arrays):
             examples = examples.arrays
         elif hasattr(examples, "read"):
             examples = examples.read(np.unique(np.linspace(0, len(examples) - 1, 16, dtype=int)))
-        _check_labels(f"{name}, {split}", examples.label, dataset.classes)
-        _check_images(f"{name}, {split}", examples.image)
-    if dataset.classes is None:
-        if not isinstance(dataset.train, Images) or not isinstance(dataset.test, Images):
-            raise ValueError(f"{name}: the data set has classes=None; give it their number")
-        found = classes_of(name, dataset.train.label, dataset.test.label)
-        dataset = dataset._replace(classes=found)
-    return dataset
+            all_seen = False
+        _check_images(f"{name}, {split}", examples, dataset.classes)
+        seen.append(examples)
+    train, test = seen
+    if train.image.shape[1:] != test.image.shape[1:]:
+        raise ValueError(
+            f"{name}: images to train on are {train.image.shape[1:]} and to test on "
+            f"{test.image.shape[1:]}; write them again, in one shape"
+        )
+    if dataset.classes is not None:
+        return dataset
+    if not all_seen:
+        raise ValueError(f"{name}: the data set has classes=None; give it their number")
+    return dataset._replace(classes=classes_of(name, train.label, test.label))
 
 
-def _check_labels(where: str, label: np.ndarray, classes: int | None = None) -> None:
-    label = np.asarray(label)
+def _check_images(where: str, examples: Images, classes: int | None) -> None:
+    image, label = np.asanyarray(examples.image), np.asarray(examples.label)
     whole = label.ndim == 1 and label.dtype.kind in "iu"
     low, high = (label.min(initial=0), label.max(initial=0)) if whole else (0, 0)
     if not whole or low < 0 or (classes is not None and high >= classes):
@@ -225,13 +212,15 @@ def _check_labels(where: str, label: np.ndarray, classes: int | None = None) -> 
             f"{where}: labels are {found}, and have to be one whole number a sample, from 0 to "
             f"{'classes' if classes is None else classes} - 1; number the classes from 0 on"
         )
-
-
-def _check_images(where: str, image: np.ndarray) -> None:
     if image.ndim != 4 or (image.shape[-1] not in CHANNELS and image.shape[1] in CHANNELS):
         raise ValueError(
             f"{where}: images have shape {image.shape}, where samples, height, width, channels are "
             "due; move the channels to the last axis"
+        )
+    if not image.size or len(image) != len(label):
+        raise ValueError(
+            f"{where}: images have shape {image.shape} and labels {label.shape}, where one label "
+            "an image is due; write both again"
         )
     if image.dtype == np.uint8:
         return
@@ -240,8 +229,8 @@ def _check_images(where: str, image: np.ndarray) -> None:
             f"{where}: images are {image.dtype}, where uint8, or floats from 0 to 1 or "
             "standardised, are due; write them as float32"
         )
-    seen = sources.some(image)
-    low, high = float(seen.min()), float(seen.max())
+    some = sources.some(image)
+    low, high = float(some.min()), float(some.max())
     least, most = (0, 255) if image.dtype.kind in "iu" else (-LARGEST_FLOAT, LARGEST_FLOAT)
     if not least <= low <= high <= most:
         raise ValueError(
@@ -266,9 +255,98 @@ def check_fraction(what: str, share: float) -> None:
         raise ValueError(f"{what}: test_fraction must lie between 0 and 1, got {share}; try 0.2")
 
 
+# --- random images ---
+
+
+def noise(
+    samples: int = 256, size: int = 32, channels: int = 3, classes: int = 10, seed: int = 0
+) -> Dataset:
+    """Return random images [size, size, channels] uint8 with random labels, `samples` per part.
+
+    They have the shape of a data set, but a model can only memorise them.
+    """
+    at_least("noise", 1, samples=samples, size=size, classes=classes, channels=channels)
+    rng = np.random.default_rng(seed)
+
+    def draw() -> Images:
+        shape = (samples, size, size, channels)
+        labels = rng.integers(0, classes, samples, dtype=np.int32)
+        return Images(rng.integers(0, 256, shape, dtype=np.uint8), labels)
+
+    return Dataset(draw(), draw(), classes)
+
+
+class Gaussians(NamedTuple):
+    """Drawn examples, and the accuracy of the Bayes classifier on them."""
+
+    dataset: Dataset  # train, test: Images [N, 1, 1, d] float32
+    means: np.ndarray  # [classes, d] float64
+    bayes_accuracy: float  # of the Bayes classifier on exactly these test examples
+
+
+@functools.lru_cache(maxsize=2)
+def mixture(
+    samples: int, dimension: int, classes: int, separation: float, noise: float, test: int,
+    seed: int,
+) -> Gaussians:  # fmt: skip
+    """Draw x ~ N(mu_y, noise^2 I), with equally likely classes y.
+
+    The means are orthogonal and of one length, such that any two of them are `separation` times
+    `noise` apart. samples, test: numbers of examples.
+    """
+    at_least("gaussians", 1, samples=samples, test=test)
+    at_least("gaussians", 2, classes=classes)
+    at_least("gaussians", classes, dimension=dimension)  # for means that are orthogonal
+    at_least("gaussians", 0, separation=separation)
+    at_least("gaussians", 1e-6, noise=noise)
+    rng = np.random.default_rng(seed)
+    directions, _ = np.linalg.qr(rng.standard_normal((dimension, classes)))
+    means = noise * separation / np.sqrt(2) * directions.T
+
+    def draw(count: int) -> Images:
+        labels = rng.integers(0, classes, count, dtype=np.int32)
+        points = means[labels] + noise * rng.standard_normal((count, dimension))
+        return Images(points.astype(np.float32)[:, None, None], labels)
+
+    dataset = Dataset(draw(samples), draw(test), classes)
+    # With one covariance, equal shares and means of one norm, the most likely class has the largest
+    # product of its mean and the point (T. Hastie, R. Tibshirani, J. Friedman, The Elements of
+    # Statistical Learning, 2nd ed., Sec. 4.3).
+    points = dataset.test.image[:, 0, 0].astype(np.float64)
+    accuracy = float(((points @ means.T).argmax(axis=1) == dataset.test.label).mean())
+    return Gaussians(dataset, means, accuracy)
+
+
+def mixed_images(
+    samples: int = 4096, size: int = 32, patches: int = 2, channels: int = 3, classes: int = 10,
+    separation: float = 7.0, noise: float = 0.5, test: int = 1024, seed: int = 0,
+) -> Dataset:  # fmt: skip
+    """Return square images of patches, one colour in each patch, with colours from `mixture`.
+
+    size: pixels of a side. patches: per side, each a square of size / patches pixels. A point of
+    the mixture is a colour per patch, so that its dimension is patches^2 * channels. Images have
+    the mixture's Bayes error, since an image shows its point and nothing else.
+    """
+    if patches < 1 or size < patches or size % patches:
+        raise ValueError(
+            f"gaussians: size must be a multiple of patches, got size={size} and "
+            f"patches={patches}; set size"
+        )
+    drawn = mixture(
+        samples, patches * patches * channels, classes, separation, noise, test, seed
+    ).dataset
+
+    def enlarged(points: Images) -> Images:
+        colours = points.image.reshape(-1, patches, patches, channels)
+        side = size // patches
+        return Images(colours.repeat(side, axis=1).repeat(side, axis=2), points.label)
+
+    return Dataset(enlarged(drawn.train), enlarged(drawn.test), classes)
+
+
 SOURCES = {
-    "digits": digits, "npy": npy_images, "npz": npz_images,
-    **{name: functools.partial(tfds_images, name) for name in IMAGE_CLASSES},
+    "digits": digits, "gaussians": mixed_images, "npy": npy_images, "npz": npz_images,
+    **{name: functools.partial(tfds_images, name) for name in TFDS_IMAGES},
 }  # fmt: skip
 
 # --- splits among workers ---

@@ -9,36 +9,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from comms.hashing import lowbias32
-from comms.registry import Registry
+from experiments import registry
 from experiments.registry import Kind
 from experiments.tasks import Task, data, models, sources, take
 from experiments.tasks.models import MODELS
 
 
 def classification(
-    name: str, dataset: data.Dataset, model: models.Model, l2: float = 0.0,
+    name: str, dataset: data.Dataset, model: str | Mapping, l2: float = 0.0,
     reading: str | Mapping = "memory", augment: str | Mapping | None = None,
     evaluated: int | None = None, compute: str = "float32", micro_batch: int | None = None,
 ) -> Task:  # fmt: skip
     """Return the task to classify images: softmax cross-entropy plus l2/2 times |params|^2.
 
-    reading, augment: keys of `sources.READINGS` and of `AUGMENTATIONS` and their parameters.
-    evaluated: see `Task`. compute: type of the model's computations, float32 or bfloat16; all else
-    is float32. micro_batch: number of images whose activations are in memory at a time; None: all
-    images of a mini-batch.
+    model, reading, augment: keys of MODELS, `sources.READINGS` and AUGMENTATIONS and their
+    parameters. evaluated: see `Task`. compute: type of the model's computations, float32 or
+    bfloat16; all else is float32. micro_batch: number of images whose activations are in memory at
+    a time; None: all images of a mini-batch.
     """
     data.at_least(name, 0, l2=l2)
+    module = models.build(MODEL, model, classes=dataset.classes)
     train, test, labels = sources.read(reading, dataset.train, dataset.test)
-    changes = None if augment is None else AUGMENT.build(augment)
-    plain = None if changes is None else changes.plain
-    functions = models.classifier(model, l2, plain, compute, micro_batch, dataset.classes)
-
-    def init(key):
-        return functions.init(key, take(train, slice(1)))
-
+    changes = Augmentation(None, None) if augment is None else AUGMENT.build(augment)
+    functions = models.functions_of(
+        module, l2, changes.plain, compute, micro_batch, dataset.classes
+    )
     return Task(
-        name, train, test, labels, init, functions.losses, functions.hits,
-        evaluated=evaluated, augment=None if changes is None else changes.train,
+        name, train, test, labels, lambda key: functions.init(key, take(train, slice(1))),
+        functions.losses, functions.hits, evaluated=evaluated, augment=changes.train,
     )  # fmt: skip
 
 
@@ -46,8 +44,7 @@ def digits(
     model: str | Mapping, l2: float = 0.0, seed: int = 0, test_fraction: float = 0.2
 ) -> Task:
     """Classify scikit-learn's 8x8 digits; model: a key of MODELS and its parameters."""
-    dataset = data.digits(seed, test_fraction)
-    return classification("digits", dataset, _model(model, dataset.classes), l2)
+    return classification("digits", data.digits(seed, test_fraction), model, l2)
 
 
 def images(
@@ -60,10 +57,9 @@ def images(
 
     data_dir, size: see `data.tfds_images`; all others: see `classification`.
     """
-    built = _model(model, data.IMAGE_CLASSES[name])  # before any reading of data
     dataset = data.tfds_images(name, data_dir, size)
     return classification(
-        name, dataset, built, l2, reading, augment, evaluated, compute, micro_batch
+        name, dataset, model, l2, reading, augment, evaluated, compute, micro_batch
     )
 
 
@@ -77,33 +73,27 @@ def labelled_images(
     source: a key of `data.SOURCES`, gaussians or noise, and its parameters. Your own source returns
         a `data.Dataset` of `data.Images` or of sources of them. All others: see `classification`.
     """
-    dataset = data.checked("images", SOURCE.build(source))
-    built = _model(model, dataset.classes)
+    dataset = data.checked(registry.text(source), SOURCE.build(source))
     return classification(
-        "images", dataset, built, l2, reading, augment, evaluated, compute, micro_batch
+        "images", dataset, model, l2, reading, augment, evaluated, compute, micro_batch
     )
 
 
-def noise(
-    samples: int = 256, size: int = 32, channels: int = 3, classes: int = 10, seed: int = 0
-) -> data.Dataset:
-    """Return random images [size, size, channels] uint8 with random labels, `samples` per part.
+def gaussians(
+    model: str | Mapping, samples: int = 32_768, dimension: int = 64, classes: int = 10,
+    separation: float = 5.0, noise: float = 0.5, test: int = 10_000, seed: int = 0, l2: float = 0.0,
+) -> Task:  # fmt: skip
+    """Classify points of a mixture of Gaussians; reports `bayes_accuracy` of the same test points.
 
-    They have the shape of a data set, but a model can only memorise them.
+    `bayes_accuracy` is the test accuracy of the classifier that knows the mixture; no other has a
+    higher expected accuracy. model: logistic or mlp, as a point is an image of one pixel. samples,
+    test: numbers of examples. separation: distance of any two means in units of `noise`, an entry's
+    standard deviation in a class. At 5 the Bayes error of ten classes is 4.1 %. See
+    `data.mixture`.
     """
-    data.at_least("noise", 1, samples=samples, size=size, classes=classes, channels=channels)
-    rng = np.random.default_rng(seed)
-
-    def draw() -> data.Images:
-        shape = (samples, size, size, channels)
-        labels = rng.integers(0, classes, samples, dtype=np.int32)
-        return data.Images(rng.integers(0, 256, shape, dtype=np.uint8), labels)
-
-    return data.Dataset(draw(), draw(), classes)
-
-
-def _model(model: str | Mapping, classes: int) -> models.Model:
-    return models.build(MODEL, model, classes=classes)
+    drawn = data.mixture(samples, dimension, classes, separation, noise, test, seed)
+    task = classification("gaussians", drawn.dataset, model, l2)
+    return task._replace(metrics=lambda params, means: {"bayes_accuracy": drawn.bayes_accuracy})
 
 
 def synthetic_quadratic(
@@ -193,12 +183,9 @@ def synthetic_logistic(
 
 
 MODEL = Kind("model", MODELS, models.GIVES, ("classes", "rngs"))
-MIXTURES = "experiments.tasks.mixtures:images"
-SOURCE = Kind(
-    "source", Registry(data.SOURCES | {"gaussians": MIXTURES, "noise": noise}), data.Dataset
-)
+SOURCE = Kind("source", data.SOURCES | {"noise": data.noise}, data.Dataset)
 mnist, fashion_mnist, cifar10, cifar100, imagenet2012 = (
-    functools.partial(images, name) for name in data.IMAGE_CLASSES
+    functools.partial(images, name) for name in data.TFDS_IMAGES
 )
 
 

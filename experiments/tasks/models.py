@@ -158,12 +158,10 @@ def _flatten(x):
     return x.reshape(x.shape[0], -1)
 
 
-def _halve(x):
-    return nn.max_pool(x, (2, 2), strides=(2, 2), padding="SAME")
-
-
-def _halve_by_three(x):
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+_halve, _halve_by_three = (
+    functools.partial(nn.max_pool, window_shape=(side, side), strides=(2, 2), padding="SAME")
+    for side in (2, 3)
+)
 
 
 def _mean(x):
@@ -324,76 +322,76 @@ def in_micro_batches(function: Callable, size: int | None) -> Callable[[Any, Any
     return piecewise
 
 
-# --- classifiers ---
+# --- models of images and points ---
 
 
-class Classifier(NamedTuple):
-    """Functions of a model that classifies images."""
+class Functions(NamedTuple):
+    """Functions of a model with labels; examples have `image` and `label`."""
 
     init: Callable  # key, examples -> parameters, compiled
     losses: Callable  # parameters, examples -> [b]
-    hits: Callable  # parameters, examples -> [b], 1 where the class is right
+    hits: Callable  # parameters, examples -> [b], 1 where the largest output is the label's
 
 
-def check_output(inputs: jax.Array, found: jax.Array, classes: int) -> None:
-    """Raise ValueError unless a model returns [b, classes] for inputs [b, ...]."""
-    due = (len(inputs), classes)
-    if found.shape != due:
-        raise ValueError(
-            f"the model gets {inputs.shape} and returns {found.shape}, but {due} is due; let it "
-            "begin with x.reshape(len(x), -1), and end with a layer of `classes`"
-        )
+def half_square(outputs: jax.Array, label: jax.Array) -> jax.Array:
+    """Return half the squared errors [b] of outputs [b, 1]."""
+    return 0.5 * (outputs[:, 0] - label) ** 2
 
 
-def classifier(
-    model: Model, l2: float, plain: Callable | None, compute: str, micro_batch: int | None,
-    classes: int | None = None,
-) -> Classifier:  # fmt: skip
+def functions_of(
+    model: Model, l2: float, plain: Callable | None = None, compute: str = "float32",
+    micro_batch: int | None = None, outputs: int | None = None,
+    fit: Callable = optax.softmax_cross_entropy_with_integer_labels,
+) -> Functions:  # fmt: skip
     """Return the functions of a model, traced once and shared by arms with equal models.
 
-    plain: change of examples for evaluation, see `dense_tasks.Augmentation`; classes: number of
-    logits, None: any number; all others: see `dense_tasks.classification`.
+    plain: change of examples for evaluation, see `dense_tasks.Augmentation`; outputs: their number,
+    None: any; fit: (outputs [b, outputs], label) -> losses [b]; all others: see
+    `dense_tasks.classification`.
     """
-    settings = (model, l2, plain, compute_type(compute), micro_batch, classes)
+    settings = (model, l2, plain, compute_type(compute), micro_batch, outputs, fit)
     try:
         return _shared(*settings)
     except TypeError:  # a model that has no hash
-        return _classifier(*settings)
+        return _functions(*settings)
 
 
-def _classifier(
+def _functions(
     model: Model, l2: float, plain: Callable | None, dtype: Any, micro_batch: int | None,
-    classes: int | None,
-) -> Classifier:  # fmt: skip
+    outputs: int | None, fit: Callable,
+) -> Functions:  # fmt: skip
     def seen(examples):
         # Augmented examples have the final size already, and `plain` leaves them unchanged.
         return scaled((examples if plain is None else plain(examples)).image)
 
     @jax.jit
-    def init_classifier(key, examples):
+    def first(key, examples):
         return init(model, key, seen(examples))
 
-    def logits(params, examples):
+    def outputs_of(params, examples):
         images = cast(seen(examples), dtype)
         found = model.apply({"params": cast(params, dtype)}, images)
-        check_output(images, found, found.shape[-1] if classes is None else classes)
+        due = len(images), found.shape[-1] if outputs is None else outputs
+        if found.shape != due:
+            raise ValueError(
+                f"the model gets {images.shape} and returns {found.shape}, but {due} is due; let "
+                "it begin with x.reshape(len(x), -1), and end with a layer of `classes`"
+            )
         return found.astype(jnp.float32)
 
-    def fit(params, examples):
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits(params, examples), examples.label
-        )
+    def fitted(params, examples):
+        return fit(outputs_of(params, examples), examples.label)
 
     def hits(params, examples):
-        return jnp.float32(logits(params, examples).argmax(-1) == examples.label)
+        return jnp.float32(outputs_of(params, examples).argmax(-1) == examples.label)
 
-    in_parts = in_micro_batches(fit, micro_batch)
+    in_parts = in_micro_batches(fitted, micro_batch)
 
     def losses(params, examples):
         found = in_parts(params, examples)
         return found + 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else found
 
-    return Classifier(init_classifier, losses, in_micro_batches(hits, micro_batch))
+    return Functions(first, losses, in_micro_batches(hits, micro_batch))
 
 
-_shared = functools.lru_cache(maxsize=16)(_classifier)
+_shared = functools.lru_cache(maxsize=16)(_functions)

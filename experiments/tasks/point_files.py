@@ -7,13 +7,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments import registry
-from experiments.tasks import Task, data, models
+from experiments.tasks import Task, data, models, take
 from experiments.tasks.dense_tasks import MODEL, classification
 from stragglers import reading
 
@@ -65,7 +62,7 @@ def points(
         deviation[(deviation == 0) | (np.ptp(x, axis=0) == 0)] = 1
         x, test_x = (((part - mean) / deviation).astype(np.float32) for part in (x, test_x))
     if regression:
-        return _regression(data.Points(x, y), data.Points(test_x, test_y), model, l2)
+        return _regression(_as_images(x, y), _as_images(test_x, test_y), model, l2)
     found = np.unique(np.concatenate([y, test_y]))
     if np.array_equal(found, [-1, 1]):
         y, test_y, found = (y + 1) / 2, (test_y + 1) / 2, np.arange(2)
@@ -83,29 +80,24 @@ def points(
         )
     labels = np.concatenate([y, test_y]) if test is None else y
     classes = classes or data.classes_of(path, labels.astype(np.int32), test_y.astype(np.int32))
-    made = (
-        data.Images(a[:, None, :, None], b.astype(np.int32)) for a, b in ((x, y), (test_x, test_y))
-    )
-    dataset = data.Dataset(*made, classes)
-    return classification("points", dataset, models.build(MODEL, model, classes=classes), l2)
+    y, test_y = y.astype(np.int32), test_y.astype(np.int32)
+    dataset = data.Dataset(_as_images(x, y), _as_images(test_x, test_y), classes)
+    return classification("points", dataset, model, l2)
 
 
-def _regression(train: data.Points, test: data.Points, model: str | Mapping, l2: float) -> Task:
+def _as_images(x: np.ndarray, y: np.ndarray) -> data.Images:
+    return data.Images(x[:, None, :, None], y)
+
+
+def _regression(train: data.Images, test: data.Images, model: str | Mapping, l2: float) -> Task:
     data.at_least("points", 0, l2=l2)
     module = models.build(MODEL, model, classes=1)
-
-    def losses(params, points):
-        inputs = points.x[:, None, :, None]
-        predicted = module.apply({"params": params}, inputs)
-        models.check_output(inputs, predicted, 1)
-        decay = 0.5 * l2 * optax.tree.norm(params, squared=True) if l2 else 0.0
-        return 0.5 * (predicted[:, 0] - points.y) ** 2 + decay
-
-    def init(key):
-        return models.init(module, key, jnp.asarray(train.x[:1, None, :, None]))
-
-    halves = np.int32(train.y > np.median(train.y))  # for splits that go by label
-    return Task("points", train, test, halves, jax.jit(init), losses)
+    functions = models.functions_of(module, l2, outputs=1, fit=models.half_square)
+    halves = np.int32(train.label > np.median(train.label))  # for splits that go by label
+    return Task(
+        "points", train, test, halves, lambda key: functions.init(key, take(train, slice(1))),
+        functions.losses,
+    )  # fmt: skip
 
 
 def _read(files: list[str], target: str, kind: type) -> list[Read]:

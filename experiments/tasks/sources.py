@@ -55,12 +55,6 @@ class Arrays:
     def __len__(self) -> int:
         return len(jax.tree.leaves(self.arrays)[0])
 
-    @property
-    def labels(self) -> np.ndarray | Unlabelled:
-        """Labels [samples] int, or `Unlabelled` for examples without labels."""
-        label = getattr(self.arrays, "label", None)
-        return Unlabelled(len(self)) if label is None else np.asarray(label)
-
     def read(self, indices: np.ndarray) -> Any:
         """Return the examples at `indices`, see `runtimes.data_feed.Source`."""
         return jax.tree.map(
@@ -109,11 +103,6 @@ class Records:
     def __len__(self) -> int:
         return len(self._records)
 
-    @property
-    def labels(self) -> Unlabelled:
-        """Unknown labels: a record is decoded only when it is read."""
-        return Unlabelled(len(self))
-
     def read(self, indices: np.ndarray) -> Any:
         """Return the examples at `indices`; ValueError if a record cannot be read or decoded."""
         places = [int(index) for index in indices]
@@ -154,7 +143,8 @@ READING = Kind("reading", READINGS, (Readers, type(None)))
 def read(reading: Part, *parts: Any) -> list[Any]:
     """Return the parts as `Task` takes them, then the labels of the first part, [samples] int.
 
-    reading: a key of READINGS and its parameters. parts: sources or arrays. Labels may be None.
+    reading: a key of READINGS and its parameters. parts: sources or arrays. Labels in memory may be
+    None.
     """
     readers, found = READING.build(reading), []
     for part in parts:
@@ -163,8 +153,10 @@ def read(reading: Part, *parts: Any) -> list[Any]:
             found.append(Streamed(part if is_source else Arrays(part), readers))
         else:
             found.append(part.read(np.arange(len(part))) if is_source else part)
-    first = found[0].source if readers is not None else found[0]
-    return [*found, getattr(first, "labels" if readers is not None else "label", None)]
+    if readers is None:
+        return [*found, getattr(found[0], "label", None)]
+    label = getattr(getattr(found[0].source, "arrays", None), "label", None)
+    return [*found, Unlabelled(len(found[0])) if label is None else np.asarray(label)]
 
 
 def some(array: np.ndarray) -> np.ndarray:

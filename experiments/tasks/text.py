@@ -83,11 +83,11 @@ class Interactions(NamedTuple):
 
 # --- texts ---
 
-# The data set, and its splits to train and to test on.
+# The data set, and its parts to train and to test on.
 TFDS_TEXT = {
-    "lm1b": ("lm1b", {"train": "train", "test": "test"}),
-    "wiki40b": ("wiki40b/en", {"train": "train", "test": "test"}),
-    "c4": ("c4/en", {"train": "train", "test": "validation"}),
+    "lm1b": ("lm1b", "train", "test"),
+    "wiki40b": ("wiki40b/en", "train", "test"),
+    "c4": ("c4/en", "train", "validation"),
 }
 
 
@@ -98,8 +98,8 @@ def prepared(
 
     lm1b (arXiv 1312.3005) has sentences, wiki40b whole articles and c4 (arXiv 1910.10683) pages.
     """
-    name, splits = TFDS_TEXT[corpus]
-    source = sources.tfds_source(name, splits[split], data_dir)
+    name, *parts = TFDS_TEXT[corpus]
+    source = sources.tfds_source(name, parts[SPLITS.index(split)], data_dir)
     for i in range(len(source) if most is None else min(most, len(source))):
         yield source[i]["text"].decode("utf-8", errors="replace")
 
@@ -131,21 +131,18 @@ def files(
     if not paths:
         raise ValueError(f"files: no file is called {glob!r}; give a path, or one with * in it")
 
-    def texts():
-        for path in paths:
-            try:
-                whole = Path(path).read_text(encoding="utf-8-sig")
-            except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"files: {path} cannot be read as text in UTF-8 ({error}); convert it, or "
-                    "leave it out"
-                ) from error
-            cut = whole.find("\n", int(len(whole) * (1 - test_fraction))) + 1 or len(whole)
-            part = whole[:cut] if split == "train" else whole[cut:]
-            if part:
-                yield part
+    def part(path: str) -> str:
+        try:
+            whole = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"files: {path} cannot be read as text in UTF-8 ({error}); convert it, or leave it "
+                "out"
+            ) from error
+        cut = whole.find("\n", int(len(whole) * (1 - test_fraction))) + 1 or len(whole)
+        return {"train": whole[:cut], "test": whole[cut:]}[split]
 
-    return texts()
+    return filter(None, map(part, paths))
 
 
 DOCUMENTS = {
@@ -164,18 +161,16 @@ def documents(corpus: registry.Part, split: str, **offered: Any) -> Iterator[str
     if isinstance(corpus, str) and re.fullmatch(r"[^(:]*[./][^(:]*", corpus):
         there = os.path.isfile(os.path.expanduser(corpus))
         corpus = registry.part("files", glob=glob_module.escape(corpus) if there else corpus)
-    texts = DOCUMENT.build(corpus, split=split, **offered)
 
-    def checked():
-        for number, document in enumerate(texts):
-            if not isinstance(document, str):
-                raise ValueError(
-                    f"corpus {registry.text(corpus)!r}: document {number} of the {split} part is "
-                    f"{type(document).__name__}; let the corpus give texts"
-                )
-            yield document
+    def checked(number: int, document: Any) -> str:
+        if isinstance(document, str):
+            return document
+        raise ValueError(
+            f"corpus {registry.text(corpus)!r}: document {number} of the {split} part is "
+            f"{type(document).__name__}; let the corpus give texts"
+        )
 
-    return checked()
+    return map(checked, itertools.count(), DOCUMENT.build(corpus, split=split, **offered))
 
 
 # --- tokens ---
@@ -268,21 +263,16 @@ def standard_library(files: int | None = None, test_fraction: float = 0.1) -> Co
             f"python: no library sources in {root}, as in an embedded Python; "
             "use a Python that was installed with them, or the corpus lm1b or wiki40b"
         )
-    chosen = sorted(sorted(paths, key=lambda name: _hash(name)[1])[:files])
-    split: dict[bool, list[str]] = {False: [], True: []}
-    for name in chosen:
-        split[_hash(name)[0] < test_fraction].append(name)
-    if not all(split.values()):
+    hashed = {name: _hash(name) for name in paths}
+    chosen = sorted(sorted(hashed, key=lambda name: hashed[name][1])[:files])
+    test = {name for name in chosen if hashed[name][0] < test_fraction}
+    if not 0 < len(test) < len(chosen):
         raise ValueError(
-            f"python: files={files} leaves {len(split[False])} files to train on and "
-            f"{len(split[True])} to test on; raise files"
+            f"python: files={files} leaves {len(chosen) - len(test)} files to train on and "
+            f"{len(test)} to test on; raise files"
         )
-    return corpus(
-        *(
-            [(name, paths[name].read_text(encoding="utf-8", errors="replace")) for name in names]
-            for names in split.values()
-        )
-    )
+    texts = [(n, paths[n].read_text(encoding="utf-8", errors="replace")) for n in chosen]
+    return corpus(*([one for one in texts if (one[0] in test) == tested] for tested in (0, 1)))
 
 
 def _sources(root: Path) -> Iterator[Path]:
@@ -379,6 +369,9 @@ class Packed(NamedTuple):
     document: np.ndarray  # [n] the first document in it
 
 
+Piece = tuple[int, int, int]  # begin, end and document of a piece of a document
+
+
 def pack(part: Documents, length: int) -> Packed:
     """Return sequences of `length` words and the word after each, packed by best fit.
 
@@ -388,25 +381,20 @@ def pack(part: Documents, length: int) -> Packed:
     document only if the document is longer than a sequence. Raises ValueError for a length below 1,
     and if no document has two words.
     """
-    pieces, size = _pieces(part, length), length + 1
-    rows: list[list[tuple[int, int, int]]] = []  # pieces of a sequence
-    with_room: list[list[int]] = [[] for _ in range(size + 1)]  # sequences by the words left free
-    for piece in sorted(pieces, key=lambda piece: piece[0] - piece[1]):  # the longest first
+    size, rows = length + 1, []
+    with_room: list[list[list[Piece]]] = [[] for _ in range(size + 1)]  # rows by words left free
+    for piece in sorted(_pieces(part, length), key=lambda piece: piece[0] - piece[1]):
         needed = piece[1] - piece[0]
         room = next((room for room in range(needed, size + 1) if with_room[room]), None)
-        row = len(rows) if room is None else with_room[room].pop()
         if room is None:
-            room = size
             rows.append([])
-        rows[row].append(piece)
-        if room - needed > 1:  # one word alone has no target
-            with_room[room - needed].append(row)
+        row = rows[-1] if room is None else with_room[room].pop()
+        row.append(piece)
+        left = (size if room is None else room) - needed
+        if left > 1:  # one word alone has no target
+            with_room[left].append(row)
     rows = sorted((sorted(row) for row in rows), key=lambda row: row[0][2])
-    tokens = np.full((len(rows), size), END, np.int32)
-    for place, row in enumerate(rows):
-        words = np.concatenate([part.tokens[begin:end] for begin, end, _ in row])
-        tokens[place, : len(words)] = words
-    return Packed(tokens, np.array([row[0][2] for row in rows]))
+    return _filled(part, rows, size)
 
 
 def pad(part: Documents, length: int) -> Packed:
@@ -414,15 +402,19 @@ def pad(part: Documents, length: int) -> Packed:
 
     A longer document is cut as in `pack`. END fills the rest of a sequence.
     """
-    pieces = _pieces(part, length)
-    tokens = np.full((len(pieces), length + 1), END, np.int32)
-    for row, (begin, end, _) in zip(tokens, pieces, strict=True):
-        row[: end - begin] = part.tokens[begin:end]
-    return Packed(tokens, np.array([document for *_, document in pieces]))
+    return _filled(part, [[piece] for piece in _pieces(part, length)], length + 1)
 
 
-def _pieces(part: Documents, length: int) -> list[tuple[int, int, int]]:
-    """Return begin, end and document of pieces of up to `length` + 1 words, overlapping by one."""
+def _filled(part: Documents, rows: Sequence[Sequence[Piece]], size: int) -> Packed:
+    tokens = np.full((len(rows), size), END, np.int32)
+    for place, row in zip(tokens, rows, strict=True):
+        words = np.concatenate([part.tokens[begin:end] for begin, end, _ in row])
+        place[: len(words)] = words
+    return Packed(tokens, np.array([row[0][2] for row in rows]))
+
+
+def _pieces(part: Documents, length: int) -> list[Piece]:
+    """Return pieces of up to `length` + 1 words, overlapping by one."""
     at_least("packing", 1, length=length)
     pieces = [
         (begin, min(begin + length + 1, stop), document)
@@ -448,31 +440,26 @@ def packed(
     """
     at_least("pack_text", 1, length=length)
     held, waiting, sequences = [], 0, 0
-
-    def cut():
-        """Return the sequences of the held tokens, and keep the remainder for the next call."""
-        nonlocal held, waiting
-        stream = np.concatenate(held)
-        whole = np.lib.stride_tricks.sliding_window_view(stream, length + 1)[::length]
-        held = [stream[len(whole) * length :]]
-        waiting = len(held[0])
-        return whole
-
-    for number, document in enumerate(texts):
-        tokens = tokeniser.encode(document)
-        if not len(tokens):
-            raise ValueError(
-                f"pack_text: document {number} of the {split} part is empty; leave empty "
-                "documents out"
-            )
-        held += [tokens, np.array([END], np.int32)]
-        waiting += len(tokens) + 1
-        if waiting > max(length, PACKED_AT_ONCE - 1):
-            yield (whole := cut())
+    for number, document in enumerate(itertools.chain(texts, [None])):  # None: the end
+        if document is not None:
+            tokens = tokeniser.encode(document)
+            if not len(tokens):
+                raise ValueError(
+                    f"pack_text: document {number} of the {split} part is empty; leave empty "
+                    "documents out"
+                )
+            held += [tokens, np.int32([END])]
+            waiting += len(tokens) + 1
+            if waiting < PACKED_AT_ONCE:
+                continue
+        if waiting > length:
+            stream = np.concatenate(held)
+            whole = np.lib.stride_tricks.sliding_window_view(stream, length + 1)[::length]
+            yield whole
             sequences += len(whole)
-    if waiting > length:
-        yield cut()
-    elif not sequences:
+            held = [stream[len(whole) * length :]]
+            waiting = len(held[0])
+    if not sequences:
         raise ValueError(
             f"pack_text: all of the {split} part has {waiting} tokens, which fill no sequence of "
             f"{length + 1}; lower length or read more documents"
@@ -503,25 +490,24 @@ class Stream:
     def __init__(self, path: str, length: int, vocabulary: int, end: int):
         self._given = (path, length, vocabulary, end)
         try:
-            self._tokens = np.memmap(path, np.uint16, "r")
+            tokens = np.memmap(path, np.uint16, "r")
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be mapped ({error}); write it again") from error
         self.example = Sequences(jax.ShapeDtypeStruct((length + 1,), np.int32))
-        highest = sources.some(self._tokens).max()
-        if highest >= vocabulary or not len(self):
+        highest = sources.some(tokens).max()
+        if highest >= vocabulary or len(tokens) <= length:
             raise ValueError(
-                f"{path} has {len(self._tokens)} tokens up to {highest}, for sequences of "
-                f"{length + 1} and vocabulary={vocabulary}; change length or vocabulary"
+                f"{path} has {len(tokens)} tokens up to {highest}, for sequences of {length + 1} "
+                f"and vocabulary={vocabulary}; change length or vocabulary"
             )
+        self._whole = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::length]
 
     def __len__(self) -> int:
-        return (len(self._tokens) - 1) // self._given[1]
+        return len(self._whole)
 
     def read(self, indices: np.ndarray) -> Sequences:
         """Return the sequences at `indices`, see `runtimes.data_feed.Source`."""
-        _, length, _, end = self._given
-        places = np.asarray(indices)[:, None] * length + np.arange(length + 1)[None]
-        tokens = self._tokens[places].astype(np.int32)
+        tokens, end = self._whole[indices].astype(np.int32), self._given[-1]
         return Sequences(np.where(tokens == end, END, np.where(tokens == END, end, tokens)))
 
     def __reduce__(self):

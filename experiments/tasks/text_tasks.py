@@ -100,16 +100,15 @@ def next_token(
     packing: False: every sequence has one document, or a piece of one. A sequence of s times the
         mean number of targets then has the cost (1 - quadratic) s + quadratic s^2.
     """
-    at_least("next tokens", 1, evaluated=evaluated)
     if not 0 <= quadratic <= 1:
         raise ValueError(f"next tokens: quadratic is a share, 0 to 1, got {quadratic}; try 0.2")
-    module = models.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=length)
     words = text.limit(text.CORPUS.build(corpus), vocabulary)
     sequences = text.pack if packing else text.pad
     train, test = (sequences(part, length) for part in (words.train, words.test))
     task = _task(
         "next_token", text.Sequences(train.tokens), text.Sequences(test.tokens),
-        text.groups(words.train.names)[0][train.document], module, compute, micro_batch, evaluated,
+        text.groups(words.train.names)[0][train.document], model, vocabulary, length, compute,
+        micro_batch, evaluated,
     )  # fmt: skip
     if packing:
         return task
@@ -129,32 +128,26 @@ def packed_text(
     are for nanoGPT's `.bin` files, see `text.token_files`. reading: a key of `sources.READINGS`
     and its parameters. All others: see `next_token`.
     """
-    at_least("next tokens", 1, evaluated=evaluated)
     packed = text.token_files(folder, length, vocabulary, end)
     window = packed.train.example.tokens.shape[0] - 1
-    module = models.build(LANGUAGE_MODEL, model, vocabulary=packed.classes, window=window)
     train, test, _ = sources.read(reading, packed.train, packed.test)
-    return _task(
-        "packed_text",
-        train,
-        test,
-        sources.Unlabelled(
-            len(packed.train), "split: sequences of packed text have no labels; use split=iid"
-        ),
-        module,
-        compute,
-        micro_batch,
-        evaluated,
+    labels = sources.Unlabelled(
+        len(packed.train), "split: sequences of packed text have no labels; use split=iid"
     )
+    return _task(
+        "packed_text", train, test, labels, model, packed.classes, window, compute, micro_batch,
+        evaluated,
+    )  # fmt: skip
 
 
 def _task(
-    name: str, train: Any, test: Any, labels: Any, module: models.Model, compute: str,
-    micro_batch: int | None, evaluated: int,
+    name: str, train: Any, test: Any, labels: Any, model: str | Mapping, vocabulary: int,
+    window: int, compute: str, micro_batch: int | None, evaluated: int,
 ) -> Task:  # fmt: skip
     """Return the task of a model with an embedding on `text.Sequences`, streamed or not."""
-    dtype = models.compute_type(compute)
-    initial = jax.jit(functools.partial(models.init, module))
+    at_least("next tokens", 1, evaluated=evaluated)
+    module = models.build(LANGUAGE_MODEL, model, vocabulary=vocabulary, window=window)
+    dtype, initial = models.compute_type(compute), jax.jit(functools.partial(models.init, module))
 
     def init(key):
         params = initial(key, take(train, slice(1)).tokens[:, :-1])
@@ -171,19 +164,12 @@ def _task(
         scores = states @ params["embedding"]["embedding"].T
         return mean_over_targets(scores.astype(jnp.float32), examples.tokens)
 
+    fewer = min(EVALUATED_AT_ONCE, micro_batch or EVALUATED_AT_ONCE)
     return Task(
-        name,
-        train,
-        test,
-        labels,
-        init,
-        losses=models.in_micro_batches(all_at_once, micro_batch),
-        eval_losses=models.in_micro_batches(
-            all_at_once, min(EVALUATED_AT_ONCE, micro_batch or EVALUATED_AT_ONCE)
-        ),
-        metrics=_perplexity,
+        name, train, test, labels, init, models.in_micro_batches(all_at_once, micro_batch),
+        eval_losses=models.in_micro_batches(all_at_once, fewer), metrics=_perplexity,
         evaluated=evaluated,
-    )
+    )  # fmt: skip
 
 
 def mean_over_targets(scores: jax.Array, tokens: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Sessions of Ray, and pools of actors on it: their start, supervision, replacement and end.
+"""Sessions of Ray, actors on it, and runtimes that start, supervise and replace these actors.
 
 Ray starts processes and carries arrays between them. It is imported when a session first needs it,
 and not before. The cluster is a private one on this machine, or an existing one.
@@ -8,16 +8,15 @@ queue delivers all news: answers, deaths, and processes that are ready to work.
 """
 
 import atexit
+import concurrent.futures
 import contextlib
 import ctypes
-import fcntl
 import os
 import queue
 import secrets
 import shutil
 import signal
 import socket
-import stat
 import statistics
 import subprocess
 import sys
@@ -72,11 +71,9 @@ _SHARED = (  # settings of JAX that a started process inherits
     "jax_persistent_cache_min_entry_size_bytes",
 )
 _LEAST_STORE = 80 * 2**20  # bytes, the smallest store that Ray accepts
-_FOLDER = "gossax_"  # prefix of a private cluster's folder; the rest of its name is random
 # The longest path of a socket of Ray, and the bytes that it leaves of 107 for the folder above.
 _SOCKET = "/gossax_12345678/r/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store"
 _LONGEST = 107 - len(_SOCKET)
-_STARTING = 5.0  # s after which a session has a lock on its folder
 SERVICE_LOOK = 1.0  # s between two looks at Ray's control service
 # Seconds of refused connections after which the service counts as gone. A cluster may restart it,
 # and Ray itself waits for a minute.
@@ -97,7 +94,9 @@ class Session:
         """Use a private cluster, unless `join` names another one."""
         self.address: str | None = None
         self.leave: Callable[[], None] = lambda: None  # ends the program without waiting
-        self._folder: _Folder | None = None  # of a private cluster's files
+        # Of a private cluster: its files, which only this user can reach, and their last process.
+        self._folder: Path | None = None
+        self._heir: subprocess.Popen | None = None
         self._store, self._cpus = 0, 0  # bytes of its store, processors that Ray counts there
         self._ended = threading.Event()  # ends the thread that watches the services
         self.pools: weakref.WeakSet[ActorPool] = weakref.WeakSet()  # of all runs of this process
@@ -148,28 +147,7 @@ class Session:
             self.close()  # arrays that do not fit into its store would go through the disk
         if not ray.is_initialized():
             self.check_room(members, store_bytes)
-            self._folder, self._store = _Folder(), max(_LEAST_STORE, store_bytes)
-            self._cpus = max(os.cpu_count() or 1, cpus)
-            with warnings.catch_warnings(), _own_signals():
-                # JAX warns of every fork; the process that Ray forks becomes another program.
-                warnings.filterwarnings("ignore", message="os.fork")
-                try:
-                    ray.init(
-                        address="local",
-                        num_cpus=self._cpus,
-                        object_store_memory=self._store,
-                        include_dashboard=False,
-                        log_to_driver=False,
-                        logging_level="ERROR",
-                        _temp_dir=str(self._folder.path / "r"),
-                    )
-                except Exception as error:  # of any class
-                    self.close()
-                    raise ValueError(
-                        f"actors: Ray does not start ({' '.join(str(error).split())[:160]}); free "
-                        f"memory, {tempfile.gettempdir()} or processors of this machine"
-                    ) from error
-            self._watch()
+            self._start(ray, max(_LEAST_STORE, store_bytes), max(os.cpu_count() or 1, cpus))
         there = ray.cluster_resources()
         for what, share in (("GPU", resources.gpus), ("CPU", resources.cpus)):
             if members * share > there.get(what, 0.0) + 1e-9:
@@ -178,6 +156,29 @@ class Session:
                     f"has {there.get(what, 0.0):g}; set fewer workers or a smaller share in "
                     f"config.actors.{what.lower()}s"
                 )
+
+    def _start(self, ray: Any, store: int, cpus: int) -> None:
+        """Start a private cluster with a store of these bytes."""
+        place = tempfile.gettempdir()
+        place = place if len(os.fsencode(place)) <= _LONGEST else "/tmp"
+        self._folder = Path(tempfile.mkdtemp(prefix="gossax_", dir=place))
+        self._store, self._cpus = store, cpus
+        with warnings.catch_warnings(), _own_signals():
+            # JAX warns of every fork; the process that Ray forks becomes another program.
+            warnings.filterwarnings("ignore", message="os.fork")
+            try:
+                ray.init(
+                    address="local", num_cpus=cpus, object_store_memory=store,
+                    include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+                    _temp_dir=str(self._folder / "r"),
+                )  # fmt: skip
+            except Exception as error:  # of any class
+                self.close()
+                raise ValueError(
+                    f"actors: Ray does not start ({' '.join(str(error).split())[:160]}); free "
+                    f"memory, {tempfile.gettempdir()} or processors of this machine"
+                ) from error
+        self._watch()
 
     def _loaded(self) -> Any:
         """Return the module of Ray, imported with the settings that it reads at its import."""
@@ -200,12 +201,21 @@ class Session:
         return ray
 
     def _watch(self) -> None:
-        """Start a thread that watches Ray's services."""
+        """Watch Ray's services in a thread, and let a private cluster end after this process.
+
+        Ray's services and workers end together with this process, but its agents wait for them.
+        """
         from ray._private import worker as private
 
         node, self._ended = private._global_node, threading.Event()
         if self._folder is not None:
-            self._folder.outlive(_children(node.all_processes["raylet"][0].process.pid))
+            agents = _children(node.all_processes["raylet"][0].process.pid)
+            self._heir = subprocess.Popen(
+                ["sh", "-c", f'read _; kill -9 {agents} 2>/dev/null; sleep 1; rm -rf "$0"',
+                 self._folder],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
         threading.Thread(target=self._end_with, args=(node, self._ended), daemon=True).start()
 
     def _end_with(self, node: Any, ended: threading.Event) -> None:
@@ -229,75 +239,21 @@ class Session:
             import ray
 
             ray.shutdown()
-        if self._folder is not None:
-            self._folder.remove()
-            self._folder = None
-
-
-class _Folder:
-    """Folder that only this user can enter; Ray's folder inside it is open to everybody."""
-
-    def __init__(self):
-        place = Path(tempfile.gettempdir())
-        if len(os.fsencode(place)) > _LONGEST:
-            place = Path("/tmp")
-        _remove_left(place)
-        self.path = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=place))
-        self._held = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(self._held, fcntl.LOCK_EX)
-        self._heir: subprocess.Popen | None = None
-
-    def outlive(self, agents: list[int]) -> None:
-        """Start a process that, once this one ends, removes the folder and kills Ray's agents.
-
-        Ray's services and workers end together with this process, but the agents wait for them.
-        """
-        kill = f'kill -9 {" ".join(map(str, agents))} 2>/dev/null; sleep 1; rm -rf "$0"'
-        self._heir = subprocess.Popen(
-            ["sh", "-c", f"read _; {kill}", self.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def remove(self) -> None:
-        """Remove the folder and its contents."""
         if self._heir is not None:
             self._heir.kill()
             self._heir.communicate()
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._held)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = self._heir = None
 
 
-def _remove_left(place: Path) -> None:
-    """Remove the folders of this user's sessions that have ended without removing them."""
-    for path in place.glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError):  # it is in use, or another start is quicker
-            seen = path.lstat()
-            young = time.time() - seen.st_mtime < _STARTING
-            if seen.st_uid != os.getuid() or not stat.S_ISDIR(seen.st_mode) or young:
-                continue
-            held = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not any(map(_listens, path.glob("r/session_*/sockets/raylet"))):
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(held)
-
-
-def _listens(path: Path) -> bool:
-    """Return whether a process listens at a socket of this machine."""
-    with socket.socket(socket.AF_UNIX) as held:
-        held.settimeout(SERVICE_LOOK)
-        try:
-            held.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            pass  # it is busy
-    return True
+def _children(pid: int) -> str:
+    """Return the ids of the processes that a process has started and that still live."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text())
+    return " ".join(found)
 
 
 def _gone(raylet: str, control: str, patience: float, ended: threading.Event) -> str | None:
@@ -306,7 +262,7 @@ def _gone(raylet: str, control: str, patience: float, ended: threading.Event) ->
     raylet: its socket, closed when it ends. control: host:port, refused when the service has ended.
     """
     host, _, port = control.rpartition(":")
-    refused_since = None
+    address, refused_since = (host.strip("[]"), int(port)), None
     with socket.socket(socket.AF_UNIX) as held:
         held.settimeout(SERVICE_LOOK)
         try:
@@ -322,9 +278,7 @@ def _gone(raylet: str, control: str, patience: float, ended: threading.Event) ->
             except OSError:
                 return "raylet"
             try:
-                socket.create_connection(
-                    (host.strip("[]"), int(port)), timeout=SERVICE_LOOK
-                ).close()
+                socket.create_connection(address, timeout=SERVICE_LOOK).close()
                 refused_since = None
             except ConnectionRefusedError:
                 refused_since = refused_since or time.monotonic()
@@ -333,15 +287,6 @@ def _gone(raylet: str, control: str, patience: float, ended: threading.Event) ->
             except OSError:
                 pass  # Ray itself waits for a network that comes back
     return None
-
-
-def _children(pid: int) -> list[int]:
-    """Return the processes that a process has started and that still live."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
-    return found
 
 
 @contextlib.contextmanager
@@ -359,15 +304,6 @@ def _own_signals() -> Iterator[None]:
 
 
 SESSION = Session()  # of this process
-
-
-def store_bytes(params: Any, workers: int, copies: int) -> int:
-    """Return the bytes of shared memory that `copies` of the parameters per worker take.
-
-    params: arrays, or their shapes.
-    """
-    size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(params))
-    return int(1.2 * size * (copies * workers + 2)) + 2**24
 
 
 def environment(resources: Resources) -> dict[str, str]:
@@ -412,22 +348,49 @@ class Place(NamedTuple):
     node: str
 
 
-class ActorPool:
-    """Processes of one run, one per member.
+class Member:
+    """Object in a process of a pool; `ready(*arguments)` of a subclass prepares its work."""
 
-    member_of: member -> picklable arguments of `target`; each process holds one object of `target`.
-    """
+    _computing_since: float | None = None
+
+    def begin_member(self, *arguments: Any) -> Place:
+        """Prepare the work; return where the process lives."""
+        import ray
+
+        self.ready(*arguments)
+        return Place(os.getpid(), ray.get_runtime_context().get_node_id())
+
+    def watch_member(self) -> None:
+        """Wait until the process ends."""
+        threading.Event().wait()
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        self._computing_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._computing_since = None
+
+    def _computing_for(self) -> float:
+        """Return the seconds since the present program began; 0 without one, as in a delay."""
+        since = self._computing_since
+        return 0.0 if since is None else time.monotonic() - since
+
+
+class ActorPool:
+    """Processes of one run, one per member, each with an object `target(recipe, member)`."""
 
     def __init__(
         self,
-        target: type,
-        member_of: Callable[[int], tuple],
+        target: type[Member],
+        recipe: Callable[[], Any],
         members: int,
         resources: Resources,
         groups: Sequence[str] = (),
     ):
         self.news: queue.Queue[News] = queue.Queue()
-        self._target, self._member_of, self._resources = target, member_of, resources
+        self._target, self._recipe, self._resources = target, recipe, resources
         self._groups = dict.fromkeys((ASIDE, NEWS, *groups, _WATCH), 1)
         self._actors: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
@@ -443,7 +406,7 @@ class ActorPool:
         import ray
 
         actor = (
-            ray.remote(concurrency_groups=self._groups)(_alive(self._target))
+            ray.remote(concurrency_groups=self._groups)(self._target)
             .options(
                 num_cpus=self._resources.cpus,
                 num_gpus=self._resources.gpus,
@@ -451,21 +414,16 @@ class ActorPool:
                 max_task_retries=0,
                 runtime_env={"env_vars": environment(self._resources)},
             )
-            .remote(*self._member_of(member))
+            .remote(self._recipe, member)
         )
         with self._lock:
             self._actors[member] = actor
             if self.closed:
                 ray.kill(actor)
         begun = actor.begin_member.remote(*ready)
-        self._follow(member, actor, "ready", begun, None)
-        self._follow(
-            member,
-            actor,
-            "lost",
-            actor.watch_member.options(concurrency_group=_WATCH).remote(),
-            None,
-        )
+        lives = actor.watch_member.options(concurrency_group=_WATCH).remote()
+        self._follow(member, actor, "ready", begun)
+        self._follow(member, actor, "lost", lives)
         return begun
 
     def call(
@@ -474,18 +432,19 @@ class ActorPool:
         method: str,
         *arguments: Any,
         tag: Any = None,
-        aside: bool | str = False,
+        group: str | None = None,
         process: Any = None,
     ) -> Any:
         """Call a method of a member; the answer comes as news, and by the returned reference.
 
-        tag: of the news. aside: the group of the call; True: `ASIDE`. process: an earlier `handle`,
-        of which no news follows once the member has another process; None: the present one.
+        tag: of the news. group: of calls that the member answers one after the other. process: an
+        earlier `handle`, of which no news follows once the member has another process; None: the
+        present one.
         """
         actor = self.handle(member) if process is None else process
         bound = getattr(actor, method)
-        if aside:
-            bound = bound.options(concurrency_group=ASIDE if aside is True else aside)
+        if group is not None:
+            bound = bound.options(concurrency_group=group)
         reference = bound.remote(*arguments)
         self._follow(member, actor, "answer", reference, tag)
         return reference
@@ -529,9 +488,8 @@ class ActorPool:
         """End the process of a member, even a stopped process; news "lost" follows."""
         import ray
 
-        with self._lock:
-            actor, place = self._actors[member], self._places.get(member)
-        ray.kill(actor)
+        ray.kill(self.handle(member))
+        place = self.place(member)
         if place is not None and place.node == ray.get_runtime_context().get_node_id():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(place.pid, signal.SIGKILL)  # a stopped process does not react to Ray
@@ -544,46 +502,26 @@ class ActorPool:
             with contextlib.suppress(Exception):  # it may be gone already, with Ray or without
                 self.kill(member)
 
-    def _follow(self, member: int, actor, kind: str, reference, tag) -> None:
+    def _follow(self, member: int, actor: Any, kind: str, reference: Any, tag: Any = None) -> None:
         def done(future) -> None:
             import ray
 
             with self._lock:
                 if self.closed or self._actors.get(member) is not actor:
                     return  # of a process that has been replaced
-            error = future.exception()
+                error = future.exception()
+                if error is None and kind == "ready":
+                    self._places[member] = future.result()
+                elif kind == "lost":  # another process may get the same process id
+                    self._places.pop(member, None)
             if error is None:
-                value = future.result()
-                if kind == "ready":
-                    with self._lock:
-                        self._places[member] = value
-                self.news.put(News(member, kind, value, tag))
-            elif isinstance(error, ray.exceptions.RayActorError):
-                if kind == "lost":  # only the call that watches the process reports it
-                    with self._lock:  # another process may get the same process id
-                        self._places.pop(member, None)
-                    self.news.put(News(member, "lost", error))
-            else:
+                self.news.put(News(member, kind, future.result(), tag))
+            elif not isinstance(error, ray.exceptions.RayActorError):
                 self.news.put(News(member, "failed", error, tag))
+            elif kind == "lost":  # only the call that watches the process reports it
+                self.news.put(News(member, "lost", error))
 
         reference.future().add_done_callback(done)
-
-
-def _alive(target: type) -> type:
-    """Return a subclass of `target` with the methods that a pool calls on every member."""
-
-    class Member(target):
-        def begin_member(self, *arguments):
-            import ray
-
-            self.ready(*arguments)
-            return Place(os.getpid(), ray.get_runtime_context().get_node_id())
-
-        def watch_member(self) -> None:
-            threading.Event().wait()  # until the process ends
-
-    Member.__name__ = target.__name__
-    return Member
 
 
 def reason(error: BaseException) -> str:
@@ -595,7 +533,7 @@ def reason(error: BaseException) -> str:
     return (lines or [type(error).__name__])[-1][:200]
 
 
-# --- supervision of actors
+# --- runtimes whose workers are actors
 
 STARTING = 300.0  # s that the processes may take to start
 MISSED = 60.0  # s with too few workers after which a run ends
@@ -617,46 +555,58 @@ class Options(NamedTuple):
 DEFAULTS = Options()
 
 
-class Supervisor:
-    """Supervisor of the processes of a run, from their start to their end.
+class ProcessRuntime:
+    """Common part of the runtimes whose workers are processes, see `runtimes.base.Runtime`.
 
-    `changed` guards the processes' results, and is notified of every event. `error` is the first
-    exception in a thread. A subclass starts the processes and reacts to their news.
+    A thread supervises the processes of a run: a subclass starts them and reacts to their news, and
+    a process that is silent or computes for too long is ended. `changed` guards the results of the
+    processes, and is notified of every event. `error` is the first exception in a thread.
     """
 
+    clock, replays = "wall", False
+    copies: int  # of the parameters per worker, in shared memory
+    process: type  # class of the object in each process
+    groups: tuple[str, ...] = ()  # groups of its calls, beside the groups of every process
     fewest = 1  # least number of workers that can go on, whatever the options are
 
-    def __init__(self, workers: int, options: Options, pool: ActorPool | None = None):
-        keep_freed_memory()
+    def __init__(self, workers: int, recipe: Callable[[], Any], options: Options):
+        """Take the options; the first `advance` starts the processes.
+
+        recipe: picklable function that builds the parts of a worker in its process.
+        """
+        self._workers, self._recipe, self._options = workers, recipe, options
+        self._least = max(self.fewest, options.least_workers)
+        self._begin_run(None)
+
+    def _begin_run(self, params: Any) -> None:
+        """Prepare a run from these parameters, without processes so far."""
+        self._params, self._pool = params, None
         self.changed = threading.Condition()
         self.error: BaseException | None = None
         self.deaths = 0  # of processes, since the start
-        self._workers, self._options = workers, options
         self._closing = False
         self._durations: deque[float] = deque(maxlen=100)  # s, of local steps
         self._heard: dict[int, float] = {}  # monotonic time of a process's last sign of life
         self._alive: set[int] = set()
-        self._died = dict.fromkeys(range(workers), 0)
-        self._least = max(self.fewest, options.least_workers)
+        self._died = dict.fromkeys(range(self._workers), 0)
         self._missed_since: float | None = None
-        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._elapsed, self._resumed_at = 0.0, None
-        self._pool = pool
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._aside = concurrent.futures.ThreadPoolExecutor(1)  # for all that may take long
 
-    def spares(self, gone: set[int]) -> bool:
-        """Return whether the run can go on without these workers, whose processes keep dying."""
-        del gone
-        return False
+    def check_room(self, params: Any) -> None:
+        """Raise ValueError if this machine lacks shared memory; params: arrays, or shapes."""
+        SESSION.check_room(self._workers, self._store_bytes(params))
+
+    def pids(self) -> dict[int, int]:
+        """Return the process ids of the workers that are ready, by worker."""
+        places = {who: self._pool.place(who) for who in sorted(self._alive)}
+        return {who: place.pid for who, place in places.items() if place is not None}
 
     def now(self) -> float:
         """Return the seconds of the run."""
         running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
         return self._elapsed + running
-
-    def pids(self) -> dict[int, int]:
-        """Return the process ids of workers that are ready."""
-        places = {who: self._pool.place(who) for who in sorted(self._alive)}
-        return {who: place.pid for who, place in places.items() if place is not None}
 
     def wait(self, seconds: float, enough: Callable[[], bool]) -> None:
         """Wait under `changed` until `seconds` or `enough()`; raise `error` if there is one."""
@@ -666,14 +616,48 @@ class Supervisor:
             raise self.error
 
     def close(self) -> None:
-        """End the thread and all processes."""
+        """End the threads and processes of the run."""
         with self.changed:
             self._closing = True
+            self._alive.clear()
             self.changed.notify_all()
         if self._pool is not None:
             self._pool.close()
         if self._thread.is_alive():
             self._thread.join(10)
+        self._aside.shutdown(wait=False, cancel_futures=True)
+
+    def _store_bytes(self, params: Any) -> int:
+        """Return the bytes of shared memory that a run takes; params: arrays, or their shapes."""
+        size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(params))
+        return int(1.2 * size * (self.copies * self._workers + 2)) + 2**24
+
+    def _run_processes(self) -> None:
+        """Start the processes, and the clock once they have compiled, unless they run already."""
+        if self._pool is not None:
+            return
+        keep_freed_memory()
+        workers, resources = self._workers, self._options.resources
+        SESSION.provide(workers, resources, self._store_bytes(self._params))
+        self._pool = ActorPool(self.process, self._recipe, workers, resources, self.groups)
+        SESSION.pools.add(self._pool)
+        try:
+            again = self._start_all()
+            self._pool.wait_until_ready(STARTING, again)
+            self._resumed_at = time.monotonic()
+            self._open()
+            self._thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_all(self) -> Callable[[int], Any]:
+        """Start the processes of all workers; return a function that starts one anew."""
+        raise NotImplementedError
+
+    def _open(self) -> None:
+        """Let the workers, which are ready, begin to work."""
+        raise NotImplementedError
 
     def _react(self, news: News) -> None:
         """React to news of a process."""
@@ -685,6 +669,11 @@ class Supervisor:
 
     def _wake(self) -> None:
         """Do everything that is due by now."""
+
+    def _spares(self, gone: set[int]) -> bool:
+        """Return whether the run can go on without these workers, whose processes keep dying."""
+        del gone
+        return False
 
     @property
     def long_steps(self) -> float:
@@ -699,7 +688,7 @@ class Supervisor:
     def _listen(self, who: int) -> None:
         """Ask a process for a sign of life, which comes within a moment even while it computes."""
         self._heard[who] = time.monotonic()
-        self._pool.call(who, "news", tag=NEWS, aside=NEWS)
+        self._pool.call(who, "news", tag=NEWS, group=NEWS)
 
     def _lives(self, who: int, computing: float) -> bool:
         """Listen to a process again, or end it if `computing` [s] exceeds `patience`.
@@ -724,11 +713,10 @@ class Supervisor:
 
     def _watch(self) -> None:
         """React to news until the run is closed; in a thread of its own."""
-        looked = time.monotonic()
+        looked, events = time.monotonic(), self._pool.news
         while not self._closing and self.error is None:
             with contextlib.suppress(queue.Empty):
-                news = self._pool.news.get(timeout=self._rest())
-                self._try(self._react, news)
+                self._try(self._react, events.get(timeout=self._rest()))
             self._try(self._wake)
             since = time.monotonic() - looked
             if since > LOOK:
@@ -753,7 +741,7 @@ class Supervisor:
         self.deaths += 1
         self._died[who] += 1
         dying = {one for one, died in self._died.items() if died >= DEATHS}
-        if dying and not (self._workers - len(dying) >= self._least and self.spares(dying)):
+        if dying and not (self._workers - len(dying) >= self._least and self._spares(dying)):
             raise WorkersLost(
                 f"the process of worker {who} has died {DEATHS} times in a row without {without}; "
                 "see its memory, then give the same command again"
@@ -772,60 +760,3 @@ class Supervisor:
                 f"come for {MISSED:g} s; give the same command again where there are "
                 f"{self._least} or more"
             )
-
-
-class ProcessRuntime:
-    """Common part of the runtimes whose workers are processes, see `runtimes.base.Runtime`."""
-
-    clock, replays = "wall", False
-    copies: int  # of the parameters per worker, in shared memory
-    process: type  # class of the object in each process
-    groups: tuple[str, ...] = ()  # groups of its calls, beside the groups of every process
-
-    def __init__(self, workers: int, recipe: Callable[[], Any], options: Options):
-        """Take the options; the first `advance` starts the processes.
-
-        recipe: picklable function that builds the parts of a worker in its process.
-        """
-        self._workers, self._recipe, self._options = workers, recipe, options
-        self._running: Supervisor | None = None
-        self._params: Any = None  # the parameters at the start of the run
-
-    def check_room(self, params: Any) -> None:
-        """Raise ValueError if this machine lacks shared memory; params: arrays, or shapes."""
-        SESSION.check_room(self._workers, store_bytes(params, self._workers, self.copies))
-
-    def pids(self) -> dict[int, int]:
-        """Return the process ids of the workers that are ready, by worker."""
-        return {} if self._running is None else self._running.pids()
-
-    def close(self) -> None:
-        """End the processes of the run."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None
-
-    def _started(self) -> Any:
-        """Return the supervisor of the processes, which are started if there are none."""
-        if self._running is None:
-            workers, resources = self._workers, self._options.resources
-            needed = store_bytes(self._params, workers, self.copies)
-            SESSION.provide(workers, resources, needed)
-            pool = ActorPool(
-                self.process, lambda me: (self._recipe, me), workers, resources, self.groups
-            )
-            SESSION.pools.add(pool)
-            self._running = self._supervisor(pool)
-            try:
-                self._open()
-            except BaseException:
-                self.close()
-                raise
-        return self._running
-
-    def _supervisor(self, pool: ActorPool) -> Supervisor:
-        raise NotImplementedError
-
-    def _open(self) -> None:
-        """Start the processes of `_running`, and its clock once they have compiled."""
-        raise NotImplementedError

@@ -8,9 +8,7 @@ A dead or silent process is replaced, and its worker loses the state in the proc
 repeats its order at the newest version. Samples are replaced by new ones only if they have costs.
 """
 
-import concurrent.futures
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +19,7 @@ import numpy as np
 from algorithms.base import Algorithm
 from runtimes import base, packing, worker
 from runtimes.asynchronous import pool
-from runtimes.asynchronous.server import Begin, Command, ParameterServer, State
+from runtimes.asynchronous.server import Begin, Command, ParameterServer, State, Stop
 from runtimes.asynchronous.worker import (
     AsynchronousWorker,
     Delivery,
@@ -41,8 +39,7 @@ class AsynchronousRun(NamedTuple):
     """Snapshot of the server."""
 
     state: State
-    counters: dict[str, np.ndarray]
-    kept: np.ndarray  # [workers] the order after which a worker's state belongs to the snapshot
+    counters: dict[str, np.ndarray]  # `counted`: orders whose states belong to the snapshot
     seconds: float
     update: int
     samples: int
@@ -52,7 +49,10 @@ class AsynchronousRun(NamedTuple):
 
 
 class AsynchronousRuntime(pool.ProcessRuntime):
-    """The runtime of a method with a server and one task, see `runtimes.base.Runtime`."""
+    """The runtime of a method with a server and one task, see `runtimes.base.Runtime`.
+
+    It reacts to news only until the server is at update `_limit`.
+    """
 
     copies, process = 3, AsynchronousWorker
 
@@ -72,37 +72,39 @@ class AsynchronousRuntime(pool.ProcessRuntime):
     def start(self, params: Any) -> AsynchronousRun:
         """Return a run without updates from `params`; the first `advance` starts the processes."""
         self.close()
+        self._begin_run(params)
         self._server = ParameterServer(
             self.parts.algorithm,
             self._rule.arrivals,
             params,
-            workers=self._rule.workers,
+            workers=self._workers,
             mini_batches=self.parts.mini_batches,
             batch_size=self.parts.sampler.batch_size,
             renews=self.parts.delay is not None and self.parts.delay.costs is not None,
         )
         refuse(self.parts.algorithm, self._rule, params, self.parts.mini_batches)
-        self._params, self._elapsed = params, 0.0
-        self._sent_before, self._deaths_before = 0, 0  # of the run that this one resumes
-        self._states: dict[int, tuple[int, worker.WorkerState]] = {}
+        self._limit = 0.0
+        self.sent = 0  # bytes of all deliveries, also of contributions that are not used
+        self._states: dict[int, tuple[int, worker.WorkerState]] = {}  # at which a run resumes
+        self._published: tuple[Any, Any] = None, None  # parameters, and a reference to them
         return self._snapshot(0.0)
 
     def advance(
         self, run: AsynchronousRun, seconds: float, updates: float = np.inf
     ) -> tuple[AsynchronousRun, Schedule | None]:
         """Let the workers go on until the clock shows `seconds`, or for `updates` updates."""
-        serving, server = self._started(), self._server
-        with serving.changed:
-            serving.limit = run.update + updates
-            serving.changed.notify_all()
-            serving.wait(seconds, lambda: server.update >= serving.limit)
-            schedule = server.log.take()
-            ended = schedule is not None and server.update >= serving.limit
-            return self._snapshot(float(schedule.time[-1]) if ended else serving.now()), schedule
+        self._run_processes()
+        with self.changed:
+            self._limit = run.update + updates
+            self.changed.notify_all()
+            self.wait(seconds, lambda: self._server.update >= self._limit)
+            schedule = self._server.log.take()
+            ended = schedule is not None and self._server.update >= self._limit
+            return self._snapshot(float(schedule.time[-1]) if ended else self.now()), schedule
 
     def observe(self, run: AsynchronousRun, seconds: float, loss: float) -> AsynchronousRun:
         """Pass a training loss to a rule that follows it."""
-        with contextlib.nullcontext() if self._running is None else self._running.changed:
+        with self.changed:
             self._server.observe(seconds, loss)
         return run
 
@@ -119,13 +121,13 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         if not jax.tree.leaves(first.exchange):
             return run.state.memory
         kept = self._kept(run)
-        states = [kept.get(who, first).exchange for who in range(self._rule.workers)]
+        states = [kept.get(who, first).exchange for who in range(self._workers)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
     def measured(self, run: AsynchronousRun) -> dict[str, float]:
         """Return the bytes sent per worker, and the numbers of deaths and drops."""
         return {
-            "bytes_per_worker": run.sent / self._rule.workers,
+            "bytes_per_worker": run.sent / self._workers,
             "deaths": float(run.deaths),
             "dropped_contributions": float(run.counters["dropped"][0]),
         }
@@ -150,37 +152,24 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         state = packing.unpack(run.state, packed)
         counters, history = (_inside(f"{what}/", packed) for what in ("counters", "history"))
         self._elapsed = float(packed["clock/seconds"][0])
-        self._sent_before, self._deaths_before = packed["sent"].tolist()
+        self.sent, self.deaths = packed["sent"].tolist()
+        self._server.resume(state, counters, history, observed)
         first = self._first_state()
-        forgotten = []
         for who, number in enumerate(counters["counted"].tolist()):
             kept = _inside(f"worker/{who}/", packed)
-            if not kept and jax.tree.leaves(first):
-                forgotten.append(who)
-            else:
+            if kept or not jax.tree.leaves(first):
                 self._states[who] = number, packing.unpack(first, kept)
-        self._server.resume(state, counters, history, observed)
-        for who in forgotten:
-            self._server.lost(who, self._elapsed)
-            self._server.returned(who, self._elapsed)
+            else:  # its process had died
+                self._server.lost(who, self._elapsed)
+                self._server.returned(who, self._elapsed)
         return self._snapshot(self._elapsed), None
 
-    def _supervisor(self, actors: pool.ActorPool) -> "Serving":
-        return Serving(self._server, self._options, actors)
-
-    def _open(self) -> None:
-        planned = (self._planned.batches > 0).sum(axis=1)
-        counts = range(planned.min(), self._planned.workers.shape[1] + 1)
-        self._running.open(counts, self._elapsed, self._states)
-
     def _snapshot(self, seconds: float) -> AsynchronousRun:
-        server, serving = self._server, self._running
-        server.kept = server.settled()
-        sent, deaths = (0, 0) if serving is None else (serving.sent, serving.deaths)
+        server, counters = self._server, self._server.counters()
+        server.kept = counters["counted"].copy()
         return AsynchronousRun(
-            server.state, server.counters(), server.kept.copy(), seconds, server.update,
-            server.samples, self._sent_before + sent, self._deaths_before + deaths,
-        )  # fmt: skip
+            server.state, counters, seconds, server.update, server.samples, self.sent, self.deaths
+        )
 
     def _first_state(self) -> worker.WorkerState:
         """Return the initial state of a worker."""
@@ -192,109 +181,43 @@ class AsynchronousRuntime(pool.ProcessRuntime):
         """Return the workers' states at the snapshot, without workers that have died since."""
         if not jax.tree.leaves(self._first_state()):
             return {}
-        if self._running is None:
+        if self._pool is None or self._pool.closed:
             return {who: state for who, (_, state) in self._states.items()}
         import ray
 
         asked, found = {}, {}
-        for who, number in enumerate(run.kept.tolist()):
+        for who, number in enumerate(run.counters["counted"].tolist()):
             with contextlib.suppress(ray.exceptions.RayError):
-                asked[who] = self._running.state_of(who, number)
+                asked[who] = self._state_of(who, number)
         for who, reference in asked.items():
             with contextlib.suppress(ray.exceptions.RayError):
                 found[who] = ray.get(reference, timeout=60)
         return found
 
+    def _state_of(self, who: int, number: int) -> Any:
+        """Return a reference to the worker's state after an order."""
+        return self._pool.call(who, "state", number, tag=MEMORY, group=pool.ASIDE)
 
-def misfit(
-    algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1
-) -> str | None:
-    """Return the reason why asynchronous workers cannot follow a rule with a method, or None.
-
-    params: as in `runtimes.base.misfit`. mini_batches: of a full contribution.
-    """
-    if rule.arrivals is None:
-        return "its workers move freely, and the waiting rule has no form for that"
-    reason = base.misfit(algorithm, rule.workers, rule.turnout, params)
-    if reason is not None:
-        return reason
-    if rule.turnout.pairs == (algorithm.server is not None):
-        return "a rule with a server is for one model, and pairs are for a model per worker"
-    if algorithm.server is None and algorithm.links is not None:
-        return "its matchings need all workers at once"
-    if algorithm.server is None and algorithm.grad_params is not None:
-        return "its gradients are taken at a point that the others' messages move"
-    known = algorithm.adopt is None or params is None or not rule.turnout.early
-    if not known and alone(algorithm, params, mini_batches) is None:
-        return "only an update knows how workers' own models change, and a worker may go on before"
-    return None
-
-
-def refuse(algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1) -> None:
-    """Raise ValueError if `misfit` finds a reason."""
-    reason = misfit(algorithm, rule, params, mini_batches)
-    if reason is not None:
-        raise ValueError(f"actors: {reason}; take another waiting rule or method")
-
-
-def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the values packed under a prefix, by the remainders of their names."""
-    return {n.removeprefix(prefix): v for n, v in packed.items() if n.startswith(prefix)}
-
-
-class Serving(pool.Supervisor):
-    """Supervisor of a server's workers; it reacts only until the server is at update `limit`."""
-
-    def __init__(
-        self,
-        server: ParameterServer,
-        options: pool.Options,
-        actors: pool.ActorPool | None = None,
-    ):
-        super().__init__(server.workers, options, actors)
-        self.limit = 0.0
-        self.sent = 0  # bytes of all deliveries, also of contributions that are not used
-        self._server = server
-        self._published: dict[int, Any] = {}  # version -> reference to its parameters
-        self._sender = concurrent.futures.ThreadPoolExecutor(1)
-
-    def open(
-        self, planned: Iterable[int], elapsed: float, states: Mapping[int, tuple[int, Any]]
-    ) -> None:
-        """Start all processes and, once they have compiled, the clock at `elapsed` seconds.
-
-        planned: possible numbers of contributions in an update. states: worker -> (order, state
-        after this order), of a resumed run.
-        """
-        first = _put(self._server.points[self._server.update])
+    def _start_all(self) -> Callable[[int], Any]:
+        first = _put(self._server.state.params)
         for who in range(self._workers):
             self._pool.start(who, first)
-        self._server.compile(planned)
-        self._pool.wait_until_ready(pool.STARTING, lambda who: self._pool.start(who, first))
+        planned = (self._planned.batches > 0).sum(axis=1)
+        self._server.compile(range(planned.min(), self._planned.workers.shape[1] + 1))
+        return lambda who: self._pool.start(who, first)
+
+    def _open(self) -> None:
         for who in range(self._workers):
             self._alive.add(who)
             self._listen(who)
-        for who, state in states.items():
+        for who, state in self._states.items():
             self._pool.call(who, "restore", *state)
-        self._elapsed, self._resumed_at = elapsed, time.monotonic()
-        for command in list(self._server.begin(self.now())):
-            self._send(command)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the threads and all processes."""
-        super().close()
-        self._sender.shutdown(cancel_futures=True)
-
-    def state_of(self, who: int, number: int) -> Any:
-        """Return a reference to the worker's state after an order."""
-        return self._pool.call(who, "state", number, tag=MEMORY, aside=True)
+        self._send(self._server.begin(self.now()))
 
     def _react(self, news: pool.News) -> None:
         self._wake()  # first everything that was due before the news
         with self._before_the_limit():
-            for command in self._heed(news):
-                self._send(command)
+            self._send(self._heed(news))
 
     def _rest(self) -> float:
         with self.changed:
@@ -303,20 +226,22 @@ class Serving(pool.Supervisor):
     def _wake(self) -> None:
         while self._server.due <= self.now():  # only this thread changes it
             with self._before_the_limit():
-                for command in self._server.passed(self.now()):
-                    self._send(command)
+                self._send(self._server.passed(self.now()))
 
     @contextlib.contextmanager
     def _before_the_limit(self) -> Iterator[None]:
         """Hold `changed` in a block, which begins once further updates are allowed."""
         with self.changed:
-            self.changed.wait_for(lambda: self._server.update < self.limit or self._closing)
+            self.changed.wait_for(lambda: self._server.update < self._limit or self._closing)
             yield
 
     def _heed(self, news: pool.News) -> list[Command]:
+        """Return the commands that follow from news."""
         who, now = news.member, self.now()
         if news.kind == "lost":
-            self._lost(who, now)
+            self._died_again(who, "delivering anything")
+            self._server.lost(who, now)
+            self._pool.start(who, _put(self._server.state.params))
         elif news.kind == "ready":
             self._alive.add(who)
             self._listen(who)
@@ -356,38 +281,61 @@ class Serving(pool.Supervisor):
             "task or the learning rate, or set config.actors.bad_contribution='drop'"
         )
 
-    def _lost(self, who: int, now: float) -> None:
-        """Replace a lost process."""
-        self._died_again(who, "delivering anything")
-        self._server.lost(who, now)
-        self._pool.start(who, _put(self._server.points[self._server.update]))
+    def _send(self, commands: Iterable[Command]) -> None:
+        """Hand commands to the thread that talks to the workers."""
+        for command in commands:
+            if isinstance(command, Stop):
+                stop = command.worker, "interrupt", command.number
+                self._aside.submit(self._pool.call, *stop, group=pool.ASIDE)
+            else:
+                process = self._pool.handle(command.worker)  # a later one lacks the order's state
+                self._aside.submit(self._try, self._hand_out, command, process)
 
-    def _send(self, command: Command) -> None:
-        """Hand a command to the thread that talks to the workers."""
-        if isinstance(command, Begin):
-            # `params` holds the parameters until their publication; the server may forget them.
-            params = self._server.point(command.worker, command.order)
-            process = self._pool.handle(command.worker)  # a later one lacks the order's state
-            self._sender.submit(self._try, self._begin, command, params, process)
-        else:
-            stop = (command.worker, "interrupt", command.number)
-            self._sender.submit(self._pool.call, *stop, aside=True)
-
-    def _begin(self, command: Begin, params: Any, process: Any) -> None:
-        """Publish the parameters of a version once for all workers, and call the worker's process.
-
-        If workers have models of their own, the parameters of every order are published.
-        """
-        version = command.order.version
-        if self._server.own_models or version not in self._published:
-            self._published[version] = _put(params)
-        reference = self._published[version]
+    def _hand_out(self, command: Begin, process: Any) -> None:
+        """Call the worker's process; parameters are published once for all workers."""
+        if self._closing:
+            return
+        if self._published[0] is not command.params:
+            self._published = command.params, _put(command.params)
+        order, reference = command.order, self._published[1]
         with contextlib.suppress(Exception):  # of a lost process, about which news follows
-            order, worker = command.order, command.worker
-            self._pool.call(worker, "step", order, reference, tag=order, process=process)
-        used = {version, *self._server.points}
-        for old in self._published.keys() - used:
-            del self._published[old]
+            self._pool.call(command.worker, "step", order, reference, tag=order, process=process)
+
+
+def misfit(
+    algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1
+) -> str | None:
+    """Return the reason why asynchronous workers cannot follow a rule with a method, or None.
+
+    params: as in `runtimes.base.misfit`. mini_batches: of a full contribution.
+    """
+    if rule.arrivals is None:
+        return "its workers move freely, and the waiting rule has no form for that"
+    reason = base.misfit(algorithm, rule.workers, rule.turnout, params)
+    if reason is not None:
+        return reason
+    if rule.turnout.pairs == (algorithm.server is not None):
+        return "a rule with a server is for one model, and pairs are for a model per worker"
+    if algorithm.server is None and algorithm.links is not None:
+        return "its matchings need all workers at once"
+    if algorithm.server is None and algorithm.grad_params is not None:
+        return "its gradients are taken at a point that the others' messages move"
+    known = algorithm.adopt is None or params is None or not rule.turnout.early
+    if not known and alone(algorithm, params, mini_batches) is None:
+        return "only an update knows how workers' own models change, and a worker may go on before"
+    return None
+
+
+def refuse(algorithm: Algorithm, rule: Rule, params: Any = None, mini_batches: int = 1) -> None:
+    """Raise ValueError if `misfit` finds a reason."""
+    reason = misfit(algorithm, rule, params, mini_batches)
+    if reason is not None:
+        raise ValueError(f"actors: {reason}; take another waiting rule or method")
+
+
+def _inside(prefix: str, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the values packed under a prefix, by the remainders of their names."""
+    return {n.removeprefix(prefix): v for n, v in packed.items() if n.startswith(prefix)}
 
 
 def _put(params: Any) -> Any:

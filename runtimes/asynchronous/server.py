@@ -22,11 +22,31 @@ from stragglers.rule import AsyncProtocol, Decision
 from stragglers.schedule import Event, Schedule, concatenate
 
 
+class Begin(NamedTuple):
+    """Command to a worker to make a contribution at these parameters."""
+
+    worker: int
+    order: Order
+    params: Any
+    served: Any  # the server's parameters of the order's version; `params` unless models are own
+
+
+class Stop(NamedTuple):
+    """Command to a worker to give up its order of this number."""
+
+    worker: int
+    number: int
+
+
+Command = Begin | Stop
+
+
 class Pending(NamedTuple):
     """Contribution that has arrived and waits for its update."""
 
     worker: int
     order: Order
+    point: Any  # parameters at which it was made
     contribution: Any
     busy: float  # s
     arrived: float  # s
@@ -67,49 +87,48 @@ class UpdateLog:
         taken: Sequence[Pending],
         busy_on: Collection[int],
         elsewhere: Collection[int],
-    ) -> Schedule:
-        """Record an update of these contributions, in order; return its row.
+    ) -> None:
+        """Record an update of these contributions, in order.
 
         busy_on: workers that have gone on to another contribution at the same parameters; the
         update cancels it. elsewhere: workers with another contribution that is not cancelled.
         """
-        orders = [held.order for held in taken]
-        last = {held.worker: n for n, held in enumerate(taken)}
+        workers, orders = [held.worker for held in taken], [held.order for held in taken]
+        last = {who: n for n, who in enumerate(workers)}
         # A worker's last push lands with the update, unless the worker has gone on elsewhere.
-        lands = [last[h.worker] == n and h.worker not in elsewhere for n, h in enumerate(taken)]
-        arrived = np.array([held.arrived for held in taken])
+        lands = [last[who] == n and who not in elsewhere for n, who in enumerate(workers)]
+        more = [land and who in busy_on for land, who in zip(lands, workers, strict=True)]
+        arrived, computing, free = (
+            np.array([getattr(held, name) for held in taken])
+            for name in ("arrived", "busy", "free")
+        )
         start = np.array([order.seconds for order in orders])
-        finish = np.where(lands, now, [held.free for held in taken])
-        more = [land and h.worker in busy_on for land, h in zip(lands, taken, strict=True)]
-        computing = np.array([held.busy for held in taken])
+        finish = np.where(lands, now, free)
         busy = np.minimum(computing + np.where(more, now - arrived, 0.0), finish - start)
         way = np.minimum(arrived - start - computing, finish - start - busy)
-
-        def row(values, kind):
-            return np.array([list(values)], kind)
-
+        columns = {
+            "workers": np.int32(workers),
+            "start": start,
+            "finish": finish,
+            "batches": np.int32([order.batches for order in orders]),
+            "first": np.int64([order.first for order in orders]),
+            "version": np.int32([order.version for order in orders]),
+            "busy": busy,
+            "communication": np.maximum(way, 0.0),
+            "samples": np.int64([order.samples for order in orders]),
+            "restored": np.int32([held.worker if held.restored else -1 for held in taken]),
+        }
         self._rows.append(
             Schedule(
                 time=np.array([now]),
-                workers=row((held.worker for held in taken), np.int32),
-                start=start[None],
-                finish=finish[None],
-                batches=row((order.batches for order in orders), np.int32),
-                first=row((order.first for order in orders), np.int64),
-                version=row((order.version for order in orders), np.int32),
-                busy=busy[None],
-                communication=np.maximum(way, 0.0)[None],
                 offset=self.updates,
                 population=self._workers,
-                samples=row((order.samples for order in orders), np.int64),
-                restored=row((h.worker if h.restored else -1 for h in taken), np.int32),
                 ignored=np.array([self.ignored], np.int32),
+                **{name: column[None] for name, column in columns.items()},
             )
         )
         self.ignored = 0
-        workers, versions = [held.worker for held in taken], [order.version for order in orders]
-        self._made.append(Made(now, workers, versions))
-        return self._rows[-1]
+        self._made.append(Made(now, workers, columns["version"].tolist()))
 
     def observed(self, held: int) -> None:
         """Record that the rule has seen a loss, when `held` contributions waited for an update."""
@@ -119,10 +138,9 @@ class UpdateLog:
         """Return the rows and events since the last call; None without any row."""
         if not self._rows:
             return None
-        schedule = concatenate(self._rows)
-        events = tuple(self.events)
+        schedule = replace(concatenate(self._rows), events=tuple(self.events))
         self._rows, self.events = [], []
-        return replace(schedule, events=events)
+        return schedule
 
     def pack(self, updates: int) -> dict[str, np.ndarray]:
         """Return the contributors of the first `updates` updates and the positions of losses.
@@ -142,15 +160,14 @@ class UpdateLog:
 
     def resume(self, packed: Mapping[str, np.ndarray]) -> None:
         """Take over the updates and losses that another log has packed."""
-        ends = np.cumsum(packed["width"], dtype=np.int64).tolist()
-        spans = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
-        columns = [
-            [packed[name][span].tolist() for span in spans] for name in ("workers", "version")
+        ends = np.cumsum(packed["width"], dtype=np.int64)[:-1]
+        columns = (np.split(packed[name], ends) for name in ("workers", "version"))
+        self._made = [
+            Made(time, workers.tolist(), versions.tolist())
+            for time, workers, versions in zip(packed["time"].tolist(), *columns, strict=False)
         ]
-        times = packed["time"].tolist()
-        self._made = [Made(*made) for made in zip(times, *columns, strict=True)]
         observed = packed["observed"]
-        held = packed.get("held", np.zeros_like(observed))
+        held = packed.get("held", np.zeros_like(observed))  # an older run has none
         self._observed = list(zip(observed.tolist(), held.tolist(), strict=True))
 
     def repeated(
@@ -232,14 +249,12 @@ def update_program(
 
 
 class OwnModels:
-    """Parameters at which workers with models of their own carry out their orders.
-
-    params: of the server. mini_batches: of a full contribution.
-    """
+    """Programs for workers that have models of their own beside the server's."""
 
     def __init__(self, algorithm: Algorithm, params: Any, mini_batches: int):
-        self._alone = alone(algorithm, params, mini_batches)
-        self._at: dict[tuple[int, int], Any] = {}  # (worker, number of the order) -> parameters
+        """Take the parameters of the server; mini_batches: of a full contribution."""
+        change = alone(algorithm, params, mini_batches)
+        self.may_go_on = change is not None  # before the update that takes a contribution
 
         @jax.jit
         def of(state, who):
@@ -251,79 +266,32 @@ class OwnModels:
             return algorithm.adopt(own, served, memory, version)
 
         @jax.jit
-        def after(memory, fresh, served, point, contribution, batches, known):
+        def after(memory, fresh, served, point, contribution, known):
             first = algorithm.exchange.init(served)
             memory = jax.tree.map(lambda a, new: jnp.where(fresh, new, a), memory, first)
-            known |= {"weight": algorithm.weight(batches), "batches": batches}
-            change, memory = self._alone(contribution, memory, point, **known)
-            return optax.apply_updates(point, change), memory
+            known |= {"weight": algorithm.weight(known["batches"])}
+            moved, memory = change(contribution, memory, point, **known)
+            return optax.apply_updates(point, moved), memory
 
         self._of, self._adopted, self._after = of, adopted, after
 
-    def point(self, who: int, order: Order) -> Any:
-        """Return the parameters at which the worker carries out the order."""
-        return self._at[who, order.number]
-
-    def begin(
-        self,
-        who: int,
-        order: Order,
-        state: State,
-        served: Any,
-        waiting: Sequence[Pending],
+    def point(
+        self, who: int, version: int, state: State, served: Any, waiting: Sequence[Pending],
         anew: bool,
-    ) -> None:
-        """Compute and store the parameters at which the worker carries out the order.
+    ) -> Any:  # fmt: skip
+        """Return the parameters at which a worker begins a contribution.
 
-        served: the server's parameters at the order's version. waiting: the worker's contributions
-        that no update has taken yet, in order. anew: the worker begins with a fresh state.
+        served: the server's parameters of this version. waiting: the worker's contributions that
+        no update has taken yet, in order. anew: the worker begins with a fresh state.
         """
         own, memory = self._of(state, who)
         for held in waiting:
-            own, memory = self._went_on(state, memory, self.point(who, held.order), held)
-        self._at[who, order.number] = self._adopted(
-            own, memory, served, np.int32(order.version), anew
-        )
-
-    def compile(self, state: State, held: Pending) -> None:
-        """Run the programs of a worker's step once, to compile them; no state changes."""
-        own, memory = self._of(state, held.worker)
-        if self._alone is not None:  # a worker can go on before its update is made
-            own, memory = self._went_on(state, memory, own, held)
-        anew = np.int32(held.order.version), False
-        jax.block_until_ready(self._adopted(own, memory, state.params, *anew))
-
-    def forget(self, used: Collection[tuple[int, int]]) -> None:
-        """Keep only the parameters of these orders."""
-        self._at = {order: self._at[order] for order in used}
-
-    def _went_on(self, state: State, memory: Any, point: Any, held: Pending) -> tuple[Any, Any]:
-        """Return (own model, memory) of a worker after the contribution `held`, made at `point`."""
-        order = held.order
-        known = {
-            "worker": np.int32(held.worker),
-            "version": np.int32(order.version),
-            "first": np.int32(order.first),
-        }
-        given = held.restored, state.params, point, held.contribution
-        return self._after(memory, *given, np.int32(order.batches), known)
-
-
-class Begin(NamedTuple):
-    """Command to a worker to make a contribution at the parameters of the order's version."""
-
-    worker: int
-    order: Order
-
-
-class Stop(NamedTuple):
-    """Command to a worker to give up its order of this number."""
-
-    worker: int
-    number: int
-
-
-Command = Begin | Stop
+            known = {n: np.int32(getattr(held.order, n)) for n in ("version", "first", "batches")}
+            known |= {"worker": np.int32(who)}
+            own, memory = self._after(
+                memory, held.restored, state.params, held.point, held.contribution, known
+            )
+        return self._adopted(own, memory, served, np.int32(version), anew)
 
 
 class ParameterServer:
@@ -347,99 +315,91 @@ class ParameterServer:
         batch_size: int,
         renews: bool = False,
     ):
-        self._algorithm, self._arrivals, self._renews = algorithm, arrivals, renews
-        self._mini_batches, self._batch_size, self.workers = mini_batches, batch_size, workers
+        self._arrivals, self._renews = arrivals, renews
+        self._batch_size, self.workers = batch_size, workers
         params = jax.tree.map(jnp.asarray, params)
         encoded = uplink(algorithm, params, mini_batches)
         # The shapes of a contribution.
         self.expected = params if encoded is None else encoded.message
         memory = () if encoded else worker.init(algorithm, params).exchange
-        own = params if algorithm.adopt is not None else ()
+        own_models = algorithm.adopt is not None
         memory, own = (
             jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), tree)
-            for tree in (memory, own)
+            for tree in (memory, params if own_models else ())
         )
         self.state = State(params, algorithm.server.init(params), memory, own)
-        self.own_models = algorithm.adopt is not None
-        self.remembers = remembers(algorithm, params)
+        self._remembers = remembers(algorithm, params)
         # A lost process loses the state that it holds itself, not the state at the server.
         in_process = jax.tree.leaves(first_state(algorithm, params, mini_batches))
-        self._forgets = self.own_models or bool(in_process) or not jax.tree.leaves(memory)
+        self._forgets = own_models or bool(in_process) or not jax.tree.leaves(memory)
         self.rule: Any = arrivals.init()
-        self.update = self.samples = self.dropped = 0
-        self.points = {0: params}  # version -> parameters that are in use
+        self.samples = self.dropped = 0
         self.consumed, self.attempts, self.numbers, self.counted, self.kept = np.zeros(
             (5, workers), np.int64
         )
         self.log = UpdateLog(workers)
         self._more = np.zeros(workers, np.int64)  # the order under way beside a held contribution
         self._renewed: set[int] = set()  # workers with a fresh state after the loss of a process
-        self._in_flight: dict[int, Order] = {}
+        self._in_flight: dict[int, Begin] = {}
         self._held: list[Pending] = []
-        self._models = OwnModels(algorithm, params, mini_batches) if self.own_models else None
+        self._models = OwnModels(algorithm, params, mini_batches) if own_models else None
         self._apply = update_program(algorithm, mini_batches, encoded)
 
-    def compile(self, counts: Iterable[int]) -> None:
-        """Compile updates of these numbers of contributions, by runs that change no state."""
-        order = Order(0, 0, (), self.update, 0, 1, 0, 0, 0.0)
-        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.expected)
-        held = [Pending(w, order, zeros, 0.0, 0.0, 0.0, False) for w in range(self.workers)]
-        if self._models is not None:
-            self._models.compile(self.state, held[0])
-        for count in counts:
-            taken = [held[n % self.workers] for n in range(count)]
-            jax.block_until_ready(self._applied(taken, [self.state.params] * count))
-
-    def begin(self, now: float) -> Iterator[Command]:
-        """Yield a command to every worker to begin a contribution at the newest version."""
-        for one in range(self.workers):
-            self.rule = self._arrivals.begun(self.rule, one, self.update, now)
-            yield self._begun(one, self.update, now)
-
-    def arrived(self, who: int, delivery: Delivery, now: float) -> list[Command]:
-        """Return the commands that follow from a delivery."""
-        order = self._in_flight.get(who)
-        if order is None or delivery.number != order.number:
-            return []  # the worker has been given a newer order in the meantime
-        del self._in_flight[who]
-        decision = self._arrivals.on_arrival(self.rule, who, order.version, now)
-        if decision.counts:
-            own = (delivery.contribution, delivery.busy, now, now, who in self._renewed)
-            self._held.append(Pending(who, order, *own))
-            self._renewed.discard(who)
-            self.consumed[who] += order.batches
-            self.counted[who] = order.number
-        else:
-            self.log.ignored += 1
-        commands = self._followed(decision, now)
-        commands += self._sent(decision.proceed, order.version, now)
-        for one in decision.proceed:
-            self._more[one] = self._in_flight[one].number
-        self._forget()
-        return commands
+    @property
+    def update(self) -> int:
+        """The number of updates made."""
+        return self.log.updates
 
     @property
     def due(self) -> float:
         """The time at which the rule reacts without a delivery [s]; inf: never."""
         return np.inf if self._arrivals.due is None else self._arrivals.due(self.rule)
 
-    def passed(self, now: float) -> list[Command]:
-        """Return the commands that follow at a time that is `due`."""
-        commands = self._followed(self._arrivals.on_due(self.rule, now), now)
-        self._forget()
+    def compile(self, counts: Iterable[int]) -> None:
+        """Compile updates of these numbers of contributions, by runs that change no state."""
+        order, params = Order(0, 0, (), self.update, 0, 1, 0, 0, 0.0), self.state.params
+        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.expected)
+        held = [
+            Pending(who, order, params, zeros, 0.0, 0.0, 0.0, False) for who in range(self.workers)
+        ]
+        if self._models is not None:
+            waiting = held[:1] if self._models.may_go_on else []
+            point = self._models.point(0, self.update, self.state, params, waiting, False)
+            jax.block_until_ready(point)
+        for count in counts:
+            jax.block_until_ready(self._applied([held[n % self.workers] for n in range(count)]))
+
+    def begin(self, now: float) -> Iterator[Command]:
+        """Yield a command to every worker to begin a contribution at the newest version."""
+        for one in range(self.workers):
+            yield self._anew(one, now)
+
+    def arrived(self, who: int, delivery: Delivery, now: float) -> list[Command]:
+        """Return the commands that follow from the delivery of the worker's order under way."""
+        begun = self._in_flight.pop(who)
+        order = begun.order
+        decision = self._arrivals.on_arrival(self.rule, who, order.version, now)
+        if decision.counts:
+            made = delivery.contribution, delivery.busy, now, now, who in self._renewed
+            self._held.append(Pending(who, order, begun.params, *made))
+            self._renewed.discard(who)
+            self.consumed[who] += order.batches
+            self.counted[who] = order.number
+        else:
+            self.log.ignored += 1
+        commands = self._followed(decision, now)
+        commands += self._sent(decision.proceed, order.version, begun.served, now)
+        for one in decision.proceed:
+            self._more[one] = self._in_flight[one].order.number
         return commands
 
-    def _followed(self, decision: Decision, now: float) -> list[Command]:
-        """Make the update of a decision; return commands for the workers that it restarts."""
-        self.rule = decision.state
-        if decision.update:
-            self._update(decision, now)
-        return list(self._sent(decision.restart, self.update, now))
+    def passed(self, now: float) -> list[Command]:
+        """Return the commands that follow at a time that is `due`."""
+        return self._followed(self._arrivals.on_due(self.rule, now), now)
 
     def drop(self, who: int, now: float) -> list[Command]:
         """Leave out the samples of the worker's order; return the command for its next order."""
-        order = self._in_flight[who]
-        self.consumed[who] += order.batches
+        self.consumed[who] += self._in_flight[who].order.batches
         self.dropped += 1
         return self.again(who, now)
 
@@ -447,18 +407,11 @@ class ParameterServer:
         """Return the command to repeat a lost order at the newest version; [] without an order."""
         if self._in_flight.pop(who, None) is None:
             return []  # its contribution is held for an update
-        self.rule = self._arrivals.begun(self.rule, who, self.update, now)
-        return [self._begun(who, self.update, now)]
-
-    def point(self, who: int, order: Order) -> Any:
-        """Return the parameters at which an order under way is carried out."""
-        if self._models is None:
-            return self.points[order.version]
-        return self._models.point(who, order)
+        return [self._anew(who, now)]
 
     def waits_for(self, who: int) -> Order | None:
         """Return the worker's order under way, or None."""
-        return self._in_flight.get(who)
+        return self._in_flight[who].order if who in self._in_flight else None
 
     def lost(self, who: int, now: float) -> None:
         """Record the loss of the worker's process, and of the state that the process held."""
@@ -473,7 +426,7 @@ class ParameterServer:
         An order that was sent before the process was ready is stopped.
         """
         self.log.events.append(Event(now, who, "restored"))
-        before = self._in_flight.get(who)
+        before = self.waits_for(who)
         stops = [] if before is None else [Stop(who, before.number)]
         return stops + self.again(who, now)
 
@@ -518,8 +471,6 @@ class ParameterServer:
         self._renewed = set(np.flatnonzero(lost).tolist()) if self._forgets else set()
         self.samples, self.dropped = (int(counters[n][0]) for n in ("samples", "dropped"))
         self.log.resume(history)
-        self.update = self.log.updates
-        self.points = {self.update: state.params}
         self.rule = self.log.repeated(self._arrivals, self.rule, observed)
 
     def observe(self, seconds: float, loss: float) -> None:
@@ -528,14 +479,28 @@ class ParameterServer:
         if self._arrivals.observe is not None:
             self.rule = self._arrivals.observe(self.rule, seconds, loss)
 
-    def _sent(self, workers: Sequence[int], version: int, now: float) -> Iterator[Command]:
+    def _followed(self, decision: Decision, now: float) -> list[Command]:
+        """Make the update of a decision; return commands for the workers that it restarts."""
+        self.rule = decision.state
+        if decision.update:
+            self._update(decision, now)
+        return list(self._sent(decision.restart, self.update, self.state.params, now))
+
+    def _sent(
+        self, workers: Sequence[int], version: int, served: Any, now: float
+    ) -> Iterator[Command]:
         for who in workers:
-            under_way = self._in_flight.get(who)
+            under_way = self.waits_for(who)
             if under_way is not None:
                 yield Stop(who, under_way.number)
-            yield self._begun(who, version, now)
+            yield self._begun(who, version, served, now)
 
-    def _begun(self, who: int, version: int, now: float) -> Begin:
+    def _anew(self, who: int, now: float) -> Begin:
+        """Return the command for an order at the newest version, of which the rule learns."""
+        self.rule = self._arrivals.begun(self.rule, who, self.update, now)
+        return self._begun(who, self.update, self.state.params, now)
+
+    def _begun(self, who: int, version: int, served: Any, now: float) -> Begin:
         """Return the command for a worker's next order, which is under way from now on."""
         batches = self._arrivals.mini_batches(self.rule, who)
         self.numbers[who] += 1
@@ -551,12 +516,13 @@ class ParameterServer:
             seconds=now,
         )
         self.attempts[who] += batches
-        self._in_flight[who] = order
+        point = served
         if self._models is not None:
             waiting = [held for held in self._held if held.worker == who]
-            served = self.points[version]
-            self._models.begin(who, order, self.state, served, waiting, who in self._renewed)
-        return Begin(who, order)
+            anew = who in self._renewed
+            point = self._models.point(who, version, self.state, served, waiting, anew)
+        self._in_flight[who] = Begin(who, order, point, served)
+        return self._in_flight[who]
 
     def _update(self, decision: Decision, now: float) -> None:
         """Apply the contributions of the workers in `decision.update`, in their order."""
@@ -564,43 +530,32 @@ class ParameterServer:
         for who in decision.update:
             at = next(n for n, held in enumerate(self._held) if held.worker == who)
             taken.append(self._held.pop(at))
-        if self.remembers and len(set(decision.update)) < len(decision.update):
+        if self._remembers and len(set(decision.update)) < len(decision.update):
             raise AssertionError("server: a worker delivers twice, against the rule's turnout")
-        self.state = self._applied(taken, [self.point(h.worker, h.order) for h in taken])
-        self.update += 1
+        self.state = self._applied(taken)
         self.samples += self._batch_size * sum(held.order.batches for held in taken)
-        self.points[self.update] = self.state.params
         busy_on = {  # workers that have gone on to another contribution at the same parameters
-            who for who, order in self._in_flight.items() if order.number == self._more[who]
+            who for who, begun in self._in_flight.items() if begun.order.number == self._more[who]
         }
         # A worker with a held contribution has come back and waits for the next update.
         elsewhere = (self._in_flight.keys() - busy_on) | {held.worker for held in self._held}
         self._held = [held._replace(free=now) for held in self._held]
         self.log.add(now, taken, busy_on, elsewhere)
 
-    def _applied(self, taken: Sequence[Pending], points: Sequence[Any]) -> State:
+    def _applied(self, taken: Sequence[Pending]) -> State:
         orders = [held.order for held in taken]
         own = {
-            "worker": np.array([held.worker for held in taken], np.int32),
-            "version": np.array([o.version for o in orders], np.int32),
-            "first": np.array([o.first for o in orders], np.int32),
-            "staleness": np.array([self.update - o.version for o in orders], np.int32),
+            "worker": np.int32([held.worker for held in taken]),
+            "version": np.int32([order.version for order in orders]),
+            "first": np.int32([order.first for order in orders]),
+            "staleness": np.int32([self.update - order.version for order in orders]),
         }
-        fresh = np.array([held.restored for held in taken])
         return self._apply(
             self.state,
             tuple(held.contribution for held in taken),
-            tuple(points),
-            np.array([o.batches for o in orders], np.int32),
-            fresh,
+            tuple(held.point for held in taken),
+            np.int32([order.batches for order in orders]),
+            np.array([held.restored for held in taken]),
             own,
             hashing.words(self.samples),
         )
-
-    def _forget(self) -> None:
-        """Keep only the parameters that an order or a later update needs."""
-        orders = [*self._in_flight.items(), *((held.worker, held.order) for held in self._held)]
-        used = {order.version for _, order in orders} | {self.update}
-        self.points = {version: self.points[version] for version in used}
-        if self._models is not None:
-            self._models.forget({(who, order.number) for who, order in orders})

@@ -4,11 +4,10 @@ The worker computes the mini-batches of an order one by one, with their delays, 
 contribution. A concurrent call stops it between two mini-batches or inside a delay.
 """
 
-import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ from algorithms.base import AXIS, Algorithm
 from comms import collectives, hashing
 from comms.trees import Tree
 from runtimes import worker
+from runtimes.asynchronous.pool import Member
 from runtimes.equations import PART, inputs, needed, speaks, variables
 from stragglers.processes import Process
 
@@ -55,29 +55,9 @@ class Order(NamedTuple):
 class Delivery(NamedTuple):
     """Answer of a worker to an order."""
 
-    number: int
     contribution: Any  # arrays on the host, encoded if there is an `Uplink`; None if stopped
     busy: float  # s of computing
     finite: bool
-
-
-class Computing:
-    """Sign of life of a worker: the time for which its present program has been running."""
-
-    _computing_since: float | None = None
-
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        self._computing_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._computing_since = None
-
-    def _computing_for(self) -> float:
-        """Return the seconds since the present program began; 0 without one, as in a delay."""
-        since = self._computing_since
-        return 0.0 if since is None else time.monotonic() - since
 
 
 def finite(tree: Any) -> bool:
@@ -85,7 +65,7 @@ def finite(tree: Any) -> bool:
     return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
-class AsynchronousWorker(Computing):
+class AsynchronousWorker(Member):
     """Worker under a server; `recipe` builds its parts in its process."""
 
     def __init__(self, recipe: Callable[[], WorkerParts], me: int):
@@ -113,17 +93,17 @@ class AsynchronousWorker(Computing):
         with self._lock:
             self._current = order.number
             if order.number <= self._stopped:
-                return Delivery(order.number, None, 0.0, True)
+                return Delivery(None, 0.0, True)
             self._stop.clear()
         for number in [n for n in self._states if n < order.after and n not in order.keep]:
             del self._states[number]
         contribution, state, busy = self._computed(order, params)
         if contribution is None or self._stop.wait(self._parts.communication):
-            return Delivery(order.number, None, busy, True)
+            return Delivery(None, busy, True)
         self._states[order.number] = state
         with self._computing():
             contribution = jax.tree.map(np.asarray, contribution)
-        return Delivery(order.number, contribution, busy, finite(contribution))
+        return Delivery(contribution, busy, finite(contribution))
 
     def interrupt(self, number: int) -> None:
         """Stop the order of this number, now or when it arrives."""
@@ -178,7 +158,6 @@ class AsynchronousWorker(Computing):
 
 # --- both ends of an exchange with a server, cut where it needs more than a worker knows
 
-Message = tuple[jax.Array, ...]
 OWN = ("weight", "batches", "worker", "version", "first")  # extra arguments that a worker knows
 TRIED = (1, 2, 3)  # numbers of contributions for which the worker's part must be the same
 
@@ -198,56 +177,33 @@ class Uplink:
 
         Raises ValueError if the worker's part depends on more than the worker knows.
         """
-        self._traced = functools.cache(
-            functools.partial(_Exchange, algorithm, params, mini_batches)
-        )
-        self._encoder = self._traced(TRIED[0]).encoder()
-        for contributions in TRIED:
-            self._among(contributions)
+        self._cut = functools.cache(functools.partial(_Exchange, algorithm, params, mini_batches))
+        encoder = _same_part(self._cut, _Exchange.encoder)
+        one = self._cut(1)
         self.message = tuple(  # shapes of a message
-            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
-            for var in self._traced(TRIED[0]).message
+            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in one.message
         )
+        self.message_bytes = sum(shape.size * shape.dtype.itemsize for shape in self.message)
+        # (contribution, state, parameters, `OWN` by name) -> (message, the worker's new state)
+        self.encode = _of_worker(encoder, (self.message, one.shapes[1]))
 
-    @property
-    def message_bytes(self) -> int:
-        """Size of a message in bytes."""
-        return sum(shape.size * shape.dtype.itemsize for shape in self.message)
-
-    def encode(
-        self, contribution: Tree, state: Any, params: Tree, **own: Any
-    ) -> tuple[Message, Any]:
-        """Return a worker's message and the new state of its exchange; own: `OWN`, scalars."""
-        values = jax.tree.leaves((contribution, state, params, _in_order(own)))
-        found, count = _run(self._encoder, values), len(self.message)
-        structure = jax.tree.structure(self._traced(TRIED[0]).shapes[1])
-        return tuple(found[:count]), jax.tree.unflatten(structure, found[count:])
-
-    def reduce(self, messages: Message, staleness: jax.Array, **update: Any) -> Tree:
+    def reduce(self, messages: tuple, staleness: jax.Array, **update: Any) -> Tree:
         """Return the result of the exchange for the messages of an update.
 
         messages: leaves [k, ...]. staleness: [k] int32, in updates. update: `samples`, seen by all
         workers before the update, their `count`, and `current`, the newest parameters.
         """
-        exchange = self._among(len(staleness))
+        exchange = self._cut(len(staleness))
         decoder = exchange.decoder()
 
         def of_one(message, staleness):
             known = staleness, update["samples"], update["count"], update["current"]
-            return _run(decoder, [*message, *jax.tree.leaves(known)])
+            values = [*message, *jax.tree.leaves(known)]
+            return jax.core.eval_jaxpr(decoder.jaxpr, decoder.consts, *values)
 
         reduced = jax.vmap(of_one, axis_name=AXIS)(messages, staleness)
         structure = jax.tree.structure(exchange.shapes[0])
         return jax.tree.unflatten(structure, [leaf[0] for leaf in reduced])
-
-    def _among(self, contributions: int) -> "_Exchange":
-        exchange = self._traced(contributions)
-        if not _same(exchange.encoder(), self._encoder):
-            raise ValueError(
-                "uplink: what a worker sends depends on how many there are in an update; let the "
-                "server run the whole exchange"
-            )
-        return exchange
 
 
 def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | None:
@@ -256,14 +212,13 @@ def uplink(algorithm: Algorithm, params: Tree, mini_batches: int) -> Uplink | No
     None: a message needs more than a worker knows, workers have models of their own, or messages
     are not smaller than contributions. The arguments are those that `Uplink` takes.
     """
-    leaves, structure = jax.tree.flatten(params)
-    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return None if algorithm.own_models else _uplink(algorithm, shapes, structure, mini_batches)
+    leaves, structure = jax.tree.flatten(_shapes(params))
+    return None if algorithm.own_models else _uplink(algorithm, *leaves, structure, mini_batches)
 
 
 @functools.cache
-def _uplink(algorithm: Algorithm, shapes, structure, mini_batches: int) -> Uplink | None:
-    leaves = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+def _uplink(algorithm: Algorithm, *described: Any) -> Uplink | None:
+    *leaves, structure, mini_batches = described
     try:
         found = Uplink(algorithm, jax.tree.unflatten(structure, leaves), mini_batches)
     except ValueError:
@@ -281,21 +236,13 @@ def alone(
     to (change of the parameters, new state). None: the effect needs more than the worker knows. The
     arguments are those that `Uplink` takes.
     """
+    cut = functools.cache(functools.partial(_Exchange, algorithm, params, mini_batches))
     try:
-        exchanges = [_Exchange(algorithm, params, mini_batches, count) for count in TRIED]
-        program, *others = [exchange.own_change() for exchange in exchanges]
+        program = _same_part(cut, _Exchange.own_change)
     except ValueError:
         return None
-    if not all(_same(program, other) for other in others):
-        return None
-    updates, state = exchanges[0].shapes
-    structure = jax.tree.structure((updates.own, state))
-
-    def follows(contribution, state, params, **own):
-        values = jax.tree.leaves((contribution, state, params, _in_order(own)))
-        return jax.tree.unflatten(structure, _run(program, values))
-
-    return follows
+    updates, state = cut(1).shapes
+    return _of_worker(program, (updates.own, state))
 
 
 class _Exchange:
@@ -305,11 +252,9 @@ class _Exchange:
     """
 
     def __init__(self, algorithm: Algorithm, params: Tree, mini_batches: int, contributions: int):
-        params = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params
-        )
+        params = _shapes(params)
         number, real = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.int32, jnp.float32))
-        given = _in_order(dict.fromkeys(OWN, number) | {"weight": real})
+        given = [real if name == "weight" else number for name in OWN]
         own = params, jax.eval_shape(algorithm.exchange.init, params), params, given
         update = number, real, jax.ShapeDtypeStruct((), jnp.uint32), params
 
@@ -348,7 +293,7 @@ class _Exchange:
 
     def encoder(self) -> ClosedJaxpr:
         """Return the program: values of the worker -> (message, its new state)."""
-        return self._of_worker([*self.message, *self._state], self._state)
+        return self._ours_alone([*self.message, *self._state])
 
     def decoder(self) -> ClosedJaxpr:
         """Return the program: (message, values of the update) -> result of the exchange."""
@@ -357,11 +302,10 @@ class _Exchange:
     def own_change(self) -> ClosedJaxpr:
         """Return the program: values of the worker -> (change of its own model, its new state)."""
         served = len(jax.tree.leaves(self.shapes[0].served))
-        wanted = [*self._reduced[served:], *self._state]
-        return self._of_worker(wanted, wanted)
+        return self._ours_alone([*self._reduced[served:], *self._state])
 
-    def _of_worker(self, results: Sequence[Any], remembered: Sequence[Any]) -> ClosedJaxpr:
-        if not self._late.isdisjoint(variables(remembered)):
+    def _ours_alone(self, results: Sequence[Any]) -> ClosedJaxpr:
+        if not self._late.isdisjoint(variables(results)):
             raise ValueError(
                 "uplink: what a worker remembers depends on the others; let the server run the "
                 "whole exchange"
@@ -380,17 +324,37 @@ class _Exchange:
         return ClosedJaxpr(part, list(constants.values()))
 
 
-def _same(one: ClosedJaxpr, other: ClosedJaxpr) -> bool:
-    constants = zip(one.consts, other.consts, strict=False)
-    return str(one.jaxpr) == str(other.jaxpr) and all(np.array_equal(a, b) for a, b in constants)
+def _same_part(
+    cut: Callable[[int], _Exchange], part: Callable[[_Exchange], ClosedJaxpr]
+) -> ClosedJaxpr:
+    """Return a worker's part; ValueError if it depends on the number of contributions."""
+    one, *others = [part(cut(contributions)) for contributions in TRIED]
+    for other in others:
+        constants = zip(one.consts, other.consts, strict=False)
+        equal = all(np.array_equal(a, b) for a, b in constants)
+        if str(one.jaxpr) != str(other.jaxpr) or not equal:
+            raise ValueError(
+                "uplink: what a worker sends depends on how many there are in an update; let the "
+                "server run the whole exchange"
+            )
+    return one
 
 
-def _run(program: ClosedJaxpr, values: Sequence[Any]) -> list:
-    return jax.core.eval_jaxpr(program.jaxpr, program.consts, *values)
+def _shapes(params: Tree) -> Tree:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
 
 
-def _in_order(own: dict) -> list:
-    return [own[name] for name in OWN]
+def _of_worker(program: ClosedJaxpr, result: Any) -> Callable[..., Any]:
+    """Return a worker's part as a function with results like `result`, see `alone`."""
+    structure = jax.tree.structure(result)
+
+    def run(contribution, state, params, **own):
+        values = jax.tree.leaves((contribution, state, params, [own[name] for name in OWN]))
+        return jax.tree.unflatten(
+            structure, jax.core.eval_jaxpr(program.jaxpr, program.consts, *values)
+        )
+
+    return run
 
 
 def first_state(algorithm: Algorithm, params: Any, mini_batches: int) -> worker.WorkerState:

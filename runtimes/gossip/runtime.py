@@ -11,7 +11,6 @@ state. It is `missing` until its restart is logged, then `away` until its proces
 Other workers go on meanwhile. Snapshots wait for missing workers, but not for workers away.
 """
 
-import concurrent.futures
 import contextlib
 import itertools
 import threading
@@ -49,272 +48,6 @@ _FORGOTTEN = "several workers have gone at once, with what they had said to each
 _LOST_AGAIN = f"workers have gone again and again for {pool.STARTING:g} s"
 
 
-def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
-    """Return the launcher's state of the waiting rule, with draws of earlier meetings skipped.
-
-    If the rule is `apart`, this is the initial state, as each worker keeps a state of its own.
-    """
-    first = parts.rule.arrivals.init()
-    if parts.rule.arrivals.apart:
-        return first
-    return first._replace(rounds=np.array([state.meetings for state in states], np.int64))
-
-
-class Coordinator(pool.Supervisor):
-    """Supervisor of the workers of a run, with the log of their meetings."""
-
-    fewest = 2  # a single worker has no partner
-
-    def __init__(self, parts: GossipParts, log: PairLog, options: pool.Options, actors: Any):
-        super().__init__(parts.rule.workers, options, actors)
-        self.log, self._parts = log, parts
-        self._rule: Any = None  # see `shared_state`
-        self._freezing = threading.Lock()  # held for a snapshot, or to replace a worker
-        self._mending = concurrent.futures.ThreadPoolExecutor(1)
-        self._away: dict[int, WorkerSnapshot] = {}  # workers away, with their new states
-        self._since: dict[int, float] = {}  # monotonic times at which absent workers were lost
-        self._last: list[WorkerSnapshot] = []  # of all workers, after `_last_update` rows
-        self._last_update = log.updates
-        self._of_gone = Counted()  # counters of lost processes, and `moved` by restarts
-
-    def spares(self, gone: set[int]) -> bool:
-        """Return whether the other workers can go on without the workers `gone`.
-
-        If pairs block, a neighbour of a lost worker may wait until another neighbour meets the
-        waiting one. Some worker in each connected part that is left must have no lost neighbour.
-        """
-        if not self._parts.rule.turnout.stopped:
-            return True
-        graph = self._parts.worker.algorithm.graph
-        parts = nx.connected_components(graph.subgraph(set(graph) - gone))
-        return all(any(gone.isdisjoint(graph[who]) for who in part) for part in parts)
-
-    def open(self, states: Sequence[GossipState], elapsed: float) -> None:
-        """Start all processes and, once they have compiled, the clock at `elapsed` seconds."""
-        import ray
-
-        workers, self._rule = self._workers, shared_state(self._parts, states)
-        self._last = [WorkerSnapshot(state, Counted()) for state in states]
-        stored = [ray.put(state) for state in states]
-
-        def start(who: int, *after: Any) -> Any:
-            return self._pool.start(who, stored[who], self._batches(who, states[who]), after)
-
-        first = start(0)  # the others reuse its compiled programs
-        for who in range(1, workers):
-            start(who, first)
-        self._pool.wait_until_ready(pool.STARTING, start)
-        self._elapsed, self._resumed_at = elapsed, time.monotonic()
-        peers = {who: self._pool.handle(who) for who in range(workers)}
-        for who in range(workers):
-            self._enter(who, peers, elapsed)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the threads and all processes."""
-        super().close()
-        self._mending.shutdown(wait=False, cancel_futures=True)
-
-    def snapshot(self) -> tuple[Schedule | None, list[GossipState], Counted, np.ndarray]:
-        """Return (rows since the last snapshot, states after exactly these rows, counters, there).
-
-        Counters start with the processes. there: [workers] bool, False after more than MISSED s
-        without a process, or DEATHS deaths in a row. A worker without a process has the state with
-        which it will restart.
-        """
-        import ray
-
-        while True:
-            with self.changed:
-                self._wait(lambda: not self._missing(), pool.STARTING, _LOST_AGAIN)
-            with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
-                with self.changed:
-                    found, working = dict(self._away), sorted(self._alive)
-                if len(found) + len(working) < self._workers:
-                    continue  # a worker has died meanwhile
-                with self._frozen(working) as caught_up:
-                    if not caught_up:
-                        continue
-                    with self.changed:
-                        lines, rows = self.log.lines, self.log.updates
-                found |= zip(working, self._asked(working, "snapshot"), strict=True)
-                with self.changed:
-                    self._last = [found[who] for who in range(self._workers)]
-                    self._last_update = rows
-                    states = [one.state for one in self._last]
-                    counted = total(self._of_gone, *(one.counted for one in self._last))
-                    counted = counted._replace(deaths=self.deaths)
-                    died, before = self._died, time.monotonic() - pool.MISSED
-                    left = self._since.items()
-                    away = {one for one, at in left if at < before or died[one] >= pool.DEATHS}
-                    there = np.array([who not in away for who in range(self._workers)])
-                    return self.log.take(lines), states, counted, there
-
-    def _react(self, news: pool.News) -> None:
-        who = news.member
-        if news.kind == "lost":
-            with self.changed:
-                again = self._died_again(who, "a meeting")
-                self._away.pop(who, None)
-                self._since.setdefault(who, time.monotonic())
-                self.log.happened(Event(self.now(), who, "lost"))
-            self._mending.submit(self._try, self._mend, who, again)
-        elif news.kind == "ready":
-            self._mending.submit(self._try, self._return, who)
-        elif news.kind == "failed":
-            raise RuntimeError(
-                f"worker {who} fails with {pool.reason(news.value)} after {self.log.updates} "
-                "meetings; correct the task or the learning rate, or set "
-                "config.actors.bad_contribution='drop'"
-            )
-        elif news.tag == pool.NEWS:
-            self._reported(who, news.value)
-
-    def _reported(self, who: int, report: Report) -> None:
-        lives = self._lives(who, report.computing)
-        with self.changed:
-            for item in report.items:
-                if isinstance(item, Meeting):
-                    self._died |= {end.worker: 0 for end in item.ends}
-                    self._durations.append(item.ends[0].busy)
-                    self.log.add(item)
-                elif lives and who in self._alive:  # else the worker restarts
-                    arrivals = self._parts.rule.arrivals
-                    self._rule, steps = arrived(arrivals, self._rule, *item)
-                    for one, step in steps.items():
-                        self._pool.call(one, "do", step)
-            self.changed.notify_all()
-
-    def _mend(self, who: int, again: bool) -> None:
-        """Determine the state with which a lost worker restarts; again: start a process for it."""
-        import ray
-
-        while not self._closing:
-            with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
-                with self.changed:
-                    others, gone = sorted(self._alive), self._missing()
-                if not (others or self._away or self._options.own_model):
-                    raise WorkersLost("all workers have gone at once; give the same command again")
-                reports = [met for one in gone for met in self._asked(others, "absent", one)]
-                with self.changed:
-                    for met in itertools.chain.from_iterable(reports):
-                        self.log.add(met)
-                with self._frozen(others, gone) as caught_up:
-                    if not caught_up:
-                        continue
-                    state = self._beginning(who, others)
-                break
-        if again and not self._closing:
-            self._pool.start(who, ray.put(state), self._batches(who, state))
-
-    def _beginning(self, who: int, others: Sequence[int]) -> GossipState:
-        """Return the state with which a lost worker restarts; log the restart after all rows."""
-        if self._options.own_model:
-            source, version = who, self._last_update
-            model = self._last[who].state.params
-        else:
-            candidates, graph = others or sorted(self._away), self._parts.worker.algorithm.graph
-            near = [one for one in candidates if graph is None or one in graph[who]]
-            source, version = (near or candidates)[0], None
-            shown = self._away.get(source) or self._asked([source], "snapshot")[0]
-            model = shown_model(self._parts, shown.state)
-        with self.changed:
-            self.log.restored(who, source, self.now(), version)
-            known = self.log.known(who)
-        self._moved(who, model)
-        state = first_state(self._parts, who, model, **known)
-        with self.changed:
-            self._rule = self._parts.rule.arrivals.begun(self._rule, who, 0, self.now())
-            self._away[who] = WorkerSnapshot(state, Counted())
-            self.changed.notify_all()
-        return state
-
-    def _moved(self, who: int, params: Any) -> None:
-        """Count a worker's restart from this model, and its effect on the last models' sum."""
-        last, models = self._last[who], [one.state.params for one in self._last]
-        # Squares of float16 overflow or vanish.
-        new, old = (optax.tree.cast(x, np.float32) for x in (params, last.state.params))
-        whole = jax.tree.map(lambda *leaves: sum(x.astype(np.float32) for x in leaves), *models)
-        size = float(optax.tree.norm(whole))  # 0 if all models begin at 0
-        distance = float(optax.tree.norm(optax.tree.sub(new, old)))
-        moved = Counted(moved=distance / size if size else 0.0)
-        self._of_gone = total(self._of_gone, last.counted, moved)
-        self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
-
-    def _return(self, who: int) -> None:
-        """Let a worker whose new process is ready work, and let other workers meet it."""
-        with self._freezing, self.changed:
-            if who in self._missing():
-                return  # it has died once more
-            others = sorted(self._alive)  # at this moment, as one may die meanwhile
-            for other in others:
-                self._pool.call(other, "present", who, self._pool.handle(who))
-            # A worker that returns later will be presented to this one then.
-            self._enter(who, {one: self._pool.handle(one) for one in others}, self.now())
-            del self._away[who], self._since[who]
-
-    def _enter(self, who: int, peers: Mapping[int, Any], elapsed: float) -> None:
-        """Let a worker that is ready begin to work and to report."""
-        self._pool.call(who, "go", peers, elapsed)
-        self._listen(who)
-        with self.changed:
-            self._alive.add(who)
-            self.changed.notify_all()
-
-    def _batches(self, who: int, state: GossipState) -> int:
-        """Return the mini-batches of a worker's next local steps."""
-        arrivals = self._parts.rule.arrivals
-        return arrivals.mini_batches(state.rule if arrivals.apart else self._rule, who)
-
-    def _asked(self, workers: Sequence[int], method: str, *arguments: Any) -> list:
-        import ray
-
-        return ray.get([self._pool.call(who, method, *arguments) for who in workers])
-
-    def _missing(self) -> list[int]:
-        """Return the lost workers whose restarts are not in the log yet."""
-        there = self._alive | self._away.keys()
-        return [who for who in range(self._workers) if who not in there]
-
-    @contextlib.contextmanager
-    def _frozen(self, workers: Sequence[int], gone: Sequence[int] = ()) -> Iterator[bool]:
-        """Within a block, keep these workers apart; yield whether all their meetings have rows.
-
-        The result is False if a worker outside of `gone` is lost: meetings that a dead process has
-        not reported never get rows.
-        """
-        import ray
-
-        asked = {who: self._pool.call(who, "freeze") for who in workers}
-        counts = {}
-        for who, reference in asked.items():
-            with contextlib.suppress(ray.exceptions.RayActorError):
-                counts[who] = ray.get(reference)
-
-        def lost() -> bool:
-            return len(counts) < len(asked) or not set(gone).issuperset(self._missing())
-
-        def written() -> bool:
-            rows = self.log.counts()
-            return all(rows[who] == count for who, count in counts.items())
-
-        try:
-            with self.changed:
-                longest = CATCHING_UP + self.long_steps  # a silent process is ended before
-                self._wait(lambda: lost() or written(), longest, _FORGOTTEN)
-                caught_up = not lost()
-            yield caught_up
-        finally:
-            for who in counts:
-                self._pool.call(who, "thaw")
-
-    def _wait(self, until: Callable[[], bool], seconds: float, otherwise: str) -> None:
-        """Wait under `changed` for `until()`; raise `error`, or WorkersLost after `seconds`."""
-        self.wait(self.now() + seconds, until)
-        if not until():
-            raise WorkersLost(f"{otherwise}; give the same command again to go on")
-
-
 class GossipRun(NamedTuple):
     """States of all workers after the same rows, on the host."""
 
@@ -334,6 +67,7 @@ class GossipRuntime(pool.ProcessRuntime):
     """
 
     copies, process, groups = 6, GossipWorker, (MEET,)
+    fewest = 2  # a single worker has no partner
 
     def __init__(
         self,
@@ -344,31 +78,44 @@ class GossipRuntime(pool.ProcessRuntime):
         """Check the parts; recipe: builds equal parts, see `ProcessRuntime`."""
         super().__init__(parts.rule.workers, recipe, options)
         refuse(parts.worker.algorithm, parts.rule)
-        self.parts = parts
+        self.parts, self._arrivals = parts, parts.rule.arrivals
 
     def start(self, params: Any) -> GossipRun:
         """Return a run without updates from `params`; the first `advance` starts the processes."""
         self.close()
-        self._params = params
-        self._log, self._before = PairLog(self._workers), Counted()
+        self._begin_run(params)
         states = [first_state(self.parts, 0, params)] * self._workers
-        self._run = GossipRun(states, 0.0, 0, 0, Counted(), np.ones(len(states), bool))
-        return self._run
+        return self._stands(states, PairLog(self._workers), 0, 0, Counted())
+
+    def _stands(
+        self, states: Sequence[GossipState], log: PairLog, update: int, samples: int, past: Counted
+    ) -> GossipRun:
+        """Return a run without processes, whose workers have these states; past: its counters."""
+        self.log, self.deaths = log, past.deaths
+        self._rule: Any = shared_state(self.parts, states)
+        self._freezing = threading.Lock()  # held for a snapshot, or to replace a worker
+        self._away: dict[int, WorkerSnapshot] = {}  # workers away, with their new states
+        self._since: dict[int, float] = {}  # monotonic times at which absent workers were lost
+        # Snapshots of all workers after `_last_update` rows.
+        self._last, self._last_update = [WorkerSnapshot(s, Counted()) for s in states], log.updates
+        self._past = past  # counters of processes that have gone, and `moved` by restarts
+        there = np.ones(self._workers, bool)
+        return GossipRun(states, self._elapsed, update, samples, past, there)
 
     def advance(
         self, run: GossipRun, seconds: float, updates: float = np.inf
     ) -> tuple[GossipRun, Schedule | None]:
         """Let the workers go on until the clock shows `seconds`, or for `updates` meetings."""
-        coordinator, enough = self._started(), run.update + updates
-        with coordinator.changed:
-            coordinator.wait(seconds, lambda: self._log.updates >= enough)
-        schedule, states, counted, there = coordinator.snapshot()
-        update, samples, now = run.update, run.samples, coordinator.now()
+        self._run_processes()
+        enough = run.update + updates
+        with self.changed:
+            self.wait(seconds, lambda: self.log.updates >= enough)
+        schedule, states, counted, there = self._snapshot()
+        update, samples, now = run.update, run.samples, self.now()
         if schedule is not None:
             update += schedule.updates
             samples += int(schedule.batches.sum()) * self.parts.worker.sampler.batch_size
             now = max(run.seconds, float(schedule.time[-1])) if update >= enough else now
-        counted = total(self._before, counted)
         return GossipRun(states, now, update, samples, counted, there), schedule
 
     def observe(self, run: GossipRun, seconds: float, loss: float) -> GossipRun:
@@ -416,19 +163,256 @@ class GossipRuntime(pool.ProcessRuntime):
         del observed
         states = list(packing.unpack(dict(enumerate(run.states)), packed).values())
         update, samples = packed["counted"].tolist()
-        seconds = float(packed["clock"][0])
+        self._elapsed = float(packed["clock"][0])
         deaths, moved = packed["deaths"].tolist()
-        self._before = Counted(*packed["traffic"].tolist(), int(deaths), moved)
-        self._run = GossipRun(states, seconds, update, samples, self._before, run.there)
         counts = np.array([(state.meetings, state.counter) for state in states], np.int64)
-        self._log = PairLog(len(states), update, seconds, *counts.T)
-        return self._run, None
+        log = PairLog(len(states), update, self._elapsed, *counts.T)
+        past = Counted(*packed["traffic"].tolist(), int(deaths), moved)
+        return self._stands(states, log, update, samples, past), None
 
-    def _supervisor(self, actors: pool.ActorPool) -> Coordinator:
-        return Coordinator(self.parts, self._log, self._options, actors)
+    # --- the processes and their news
+
+    def _start_all(self) -> Callable[[int], Any]:
+        import ray
+
+        states = [one.state for one in self._last]
+        stored = [ray.put(state) for state in states]
+
+        def start(who: int, *after: Any) -> Any:
+            return self._pool.start(who, stored[who], self._batches(who, states[who]), after)
+
+        first = start(0)  # the others reuse its compiled programs
+        for who in range(1, self._workers):
+            start(who, first)
+        return start
 
     def _open(self) -> None:
-        self._running.open(self._run.states, self._run.seconds)
+        peers = {who: self._pool.handle(who) for who in range(self._workers)}
+        for who in peers:
+            self._enter(who, peers)
+
+    def _enter(self, who: int, peers: Mapping[int, Any]) -> None:
+        """Let a worker that is ready begin to work and to report."""
+        self._pool.call(who, "go", peers, self.now())
+        self._listen(who)
+        with self.changed:
+            self._alive.add(who)
+            self.changed.notify_all()
+
+    def _react(self, news: pool.News) -> None:
+        who = news.member
+        if news.kind == "lost":
+            with self.changed:
+                again = self._died_again(who, "a meeting")
+                self._away.pop(who, None)
+                self._since.setdefault(who, time.monotonic())
+                self.log.happened(Event(self.now(), who, "lost"))
+            self._aside.submit(self._try, self._mend, who, again)
+        elif news.kind == "ready":
+            self._aside.submit(self._try, self._return, who)
+        elif news.kind == "failed":
+            raise RuntimeError(
+                f"worker {who} fails with {pool.reason(news.value)} after {self.log.updates} "
+                "meetings; correct the task or the learning rate, or set "
+                "config.actors.bad_contribution='drop'"
+            )
+        elif news.tag == pool.NEWS:
+            self._reported(who, news.value)
+
+    def _reported(self, who: int, report: Report) -> None:
+        lives = self._lives(who, report.computing)
+        with self.changed:
+            for item in report.items:
+                if isinstance(item, Meeting):
+                    self._died |= {end.worker: 0 for end in item.ends}
+                    self._durations.append(item.ends[0].busy)
+                    self.log.add(item)
+                elif lives and who in self._alive:  # else the worker restarts
+                    self._rule, steps = arrived(self._arrivals, self._rule, *item)
+                    for one, step in steps.items():
+                        self._pool.call(one, "do", step)
+            self.changed.notify_all()
+
+    def _spares(self, gone: set[int]) -> bool:
+        """Return whether the other workers can go on without the workers `gone`.
+
+        If pairs block, a neighbour of a lost worker may wait until another neighbour meets the
+        waiting one. Some worker in each connected part that is left must have no lost neighbour.
+        """
+        if not self.parts.rule.turnout.stopped:
+            return True
+        graph = self.parts.worker.algorithm.graph
+        parts = nx.connected_components(graph.subgraph(set(graph) - gone))
+        return all(any(gone.isdisjoint(graph[who]) for who in part) for part in parts)
+
+    def _snapshot(self) -> tuple[Schedule | None, list[GossipState], Counted, np.ndarray]:
+        """Return (rows since the last snapshot, states after exactly these rows, counters, there).
+
+        there: [workers] bool, False after more than MISSED s without a process, or DEATHS deaths in
+        a row. A worker without a process has the state with which it will restart.
+        """
+        import ray
+
+        while True:
+            with self.changed:
+                self._wait_for(lambda: not self._missing(), pool.STARTING, _LOST_AGAIN)
+            with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
+                with self.changed:
+                    found, working = dict(self._away), sorted(self._alive)
+                if len(found) + len(working) < self._workers:
+                    continue  # a worker has died meanwhile
+                with self._frozen(working) as caught_up:
+                    if not caught_up:
+                        continue
+                    with self.changed:
+                        lines, rows = self.log.lines, self.log.updates
+                found |= zip(working, self._asked(working, "snapshot"), strict=True)
+                with self.changed:
+                    self._last = [found[who] for who in range(self._workers)]
+                    self._last_update = rows
+                    counted = total(self._past, *(one.counted for one in self._last))
+                    died, before = self._died, time.monotonic() - pool.MISSED
+                    left = self._since.items()
+                    away = {one for one, at in left if at < before or died[one] >= pool.DEATHS}
+                    return (
+                        self.log.take(lines),
+                        [one.state for one in self._last],
+                        counted._replace(deaths=self.deaths),
+                        np.array([who not in away for who in range(self._workers)]),
+                    )
+
+    def _mend(self, who: int, again: bool) -> None:
+        """Determine the state with which a lost worker restarts; again: start a process for it."""
+        import ray
+
+        while not self._closing:
+            with self._freezing, contextlib.suppress(ray.exceptions.RayActorError):
+                with self.changed:
+                    others, gone = sorted(self._alive), self._missing()
+                if not (others or self._away or self._options.own_model):
+                    raise WorkersLost("all workers have gone at once; give the same command again")
+                reports = [met for one in gone for met in self._asked(others, "absent", one)]
+                with self.changed:
+                    for met in itertools.chain.from_iterable(reports):
+                        self.log.add(met)
+                with self._frozen(others, gone) as caught_up:
+                    if not caught_up:
+                        continue
+                    state = self._beginning(who, others)
+                break
+        if again and not self._closing:
+            self._pool.start(who, ray.put(state), self._batches(who, state))
+
+    def _beginning(self, who: int, others: Sequence[int]) -> GossipState:
+        """Return the state with which a lost worker restarts; log the restart after all rows."""
+        if self._options.own_model:
+            source, version = who, self._last_update
+            model = self._last[who].state.params
+        else:
+            candidates, graph = others or sorted(self._away), self.parts.worker.algorithm.graph
+            near = [one for one in candidates if graph is None or one in graph[who]]
+            source, version = (near or candidates)[0], None
+            shown = self._away.get(source) or self._asked([source], "snapshot")[0]
+            model = shown_model(self.parts, shown.state)
+        with self.changed:
+            self.log.restored(who, source, self.now(), version)
+            known = self.log.known(who)
+        self._count_restart(who, model)
+        state = first_state(self.parts, who, model, **known)
+        with self.changed:
+            self._rule = self._arrivals.begun(self._rule, who, 0, self.now())
+            self._away[who] = WorkerSnapshot(state, Counted())
+            self.changed.notify_all()
+        return state
+
+    def _count_restart(self, who: int, params: Any) -> None:
+        """Count a worker's restart from this model, and its effect on the last models' sum."""
+        last, models = self._last[who], [one.state.params for one in self._last]
+        # Squares of float16 overflow or vanish.
+        new, old = (optax.tree.cast(x, np.float32) for x in (params, last.state.params))
+        whole = jax.tree.map(lambda *leaves: sum(x.astype(np.float32) for x in leaves), *models)
+        size = float(optax.tree.norm(whole))  # 0 if all models begin at 0
+        distance = float(optax.tree.norm(optax.tree.sub(new, old)))
+        moved = Counted(moved=distance / size if size else 0.0)
+        self._past = total(self._past, last.counted, moved)
+        self._last[who] = WorkerSnapshot(last.state._replace(params=params), Counted())
+
+    def _return(self, who: int) -> None:
+        """Let a worker whose new process is ready work, and let other workers meet it."""
+        with self._freezing, self.changed:
+            if who in self._missing():
+                return  # it has died once more
+            peers = {one: self._pool.handle(one) for one in sorted(self._alive)}
+            for other in peers:
+                self._pool.call(other, "present", who, self._pool.handle(who))
+            # A worker that returns later will be presented to this one then.
+            self._enter(who, peers)
+            del self._away[who], self._since[who]
+
+    def _batches(self, who: int, state: GossipState) -> int:
+        """Return the mini-batches of a worker's next local steps."""
+        return self._arrivals.mini_batches(
+            state.rule if self._arrivals.apart else self._rule, who
+        )
+
+    def _asked(self, workers: Sequence[int], method: str, *arguments: Any) -> list:
+        import ray
+
+        return ray.get([self._pool.call(who, method, *arguments) for who in workers])
+
+    def _missing(self) -> list[int]:
+        """Return the lost workers whose restarts are not in the log yet."""
+        there = self._alive | self._away.keys()
+        return [who for who in range(self._workers) if who not in there]
+
+    @contextlib.contextmanager
+    def _frozen(self, workers: Sequence[int], gone: Sequence[int] = ()) -> Iterator[bool]:
+        """Within a block, keep these workers apart; yield whether all their meetings have rows.
+
+        The result is False if a worker outside of `gone` is lost: meetings that a dead process has
+        not reported never get rows.
+        """
+        import ray
+
+        asked = {who: self._pool.call(who, "freeze") for who in workers}
+        counts = {}
+        for who, reference in asked.items():
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                counts[who] = ray.get(reference)
+
+        def lost() -> bool:
+            return len(counts) < len(asked) or not set(gone).issuperset(self._missing())
+
+        def written() -> bool:
+            rows = self.log.counts()
+            return all(rows[who] == count for who, count in counts.items())
+
+        try:
+            with self.changed:
+                longest = CATCHING_UP + self.long_steps  # a silent process is ended before
+                self._wait_for(lambda: lost() or written(), longest, _FORGOTTEN)
+                caught_up = not lost()
+            yield caught_up
+        finally:
+            for who in counts:
+                self._pool.call(who, "thaw")
+
+    def _wait_for(self, until: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        """Wait under `changed` for `until()`; raise `error`, or WorkersLost after `seconds`."""
+        self.wait(self.now() + seconds, until)
+        if not until():
+            raise WorkersLost(f"{otherwise}; give the same command again to go on")
+
+
+def shared_state(parts: GossipParts, states: Sequence[GossipState]) -> Any:
+    """Return the launcher's state of the waiting rule, with draws of earlier meetings skipped.
+
+    If the rule is `apart`, this is the initial state, as each worker keeps a state of its own.
+    """
+    first = parts.rule.arrivals.init()
+    if parts.rule.arrivals.apart:
+        return first
+    return first._replace(rounds=np.array([state.meetings for state in states], np.int64))
 
 
 def _stacked(trees: Sequence[Any]) -> Any:

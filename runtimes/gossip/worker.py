@@ -11,6 +11,7 @@ again; other partners would shift meetings to idle workers. So no cycle of asker
 
 import collections
 import contextlib
+import functools
 import itertools
 import queue
 import threading
@@ -26,7 +27,8 @@ import optax
 from algorithms.base import AXIS
 from comms import collectives, hashing
 from runtimes import worker
-from runtimes.asynchronous.worker import Computing, WorkerParts, finite
+from runtimes.asynchronous.pool import Member
+from runtimes.asynchronous.worker import WorkerParts, finite
 from runtimes.gossip.partition import Half, PairProgram
 from stragglers.pair_log import Entry, Meeting
 from stragglers.rule import AsyncProtocol, Rule
@@ -158,17 +160,16 @@ def compile_programs(parts: GossipParts, params: Any) -> Programs:
     def known(me):
         return {"nominal": mini_batches, "active": None, "worker": me, "staleness": jnp.int32(0)}
 
-    def contribute(params, work, indices, batches, samples, me, examples):
+    def contribute(examples, *arguments):
         def body(params, work, indices, batches, samples, me):
-            given = known(me) | hashing.counted(samples)
-            local = worker.WorkerState(work, ())
             mine = jax.tree.map(lambda a: a[indices], examples)
             contribution, local = worker.contribute(
-                algorithm, losses, params, local, mine, batches, given
-            )
+                algorithm, losses, params, worker.WorkerState(work, ()), mine, batches,
+                known(me) | hashing.counted(samples),
+            )  # fmt: skip
             return contribution, local.work
 
-        return _of_one(body)(params, work, indices, batches, samples, me)
+        return _of_one(body)(*arguments)
 
     def half(position):
         def body(contribution, state, params, batches, me):
@@ -187,11 +188,9 @@ def compile_programs(parts: GossipParts, params: Any) -> Programs:
         return half(ASKS)(nothing, state, params, jnp.int32(0), me)[1]
 
     held = jax.tree.map(jnp.asarray, examples)
-    local_steps = (
-        jax.jit(contribute).lower(params, state.work, taken, number, seen, number, held).compile()
-    )
+    own = params, state.work, taken, number, seen, number
     return Programs(
-        lambda *arguments: local_steps(*arguments, held),
+        functools.partial(jax.jit(contribute).lower(held, *own).compile(), held),
         PairProgram(half(ANSWERS), ASKS, *full),
         PairProgram(passive, ANSWERS, state.exchange, params, number)
         if parts.rule.arrivals.apart
@@ -227,31 +226,24 @@ def arrived(
 
 
 class PairHandler:
-    """Handler of requests by other workers to meet: one meeting at a time, in turns.
+    """Part of a worker that answers others that ask to meet: one meeting at a time, in turns.
 
-    A repeated request, with the numbers of an earlier attempt and step, gets the earlier reply.
+    A repeated request, with the numbers of an earlier attempt and step, gets the earlier reply. The
+    holder of `_lock` may change the state of the worker; a meeting holds it from its first reply to
+    its end. A subclass has the clock `now`, and, called under the lock:
 
-    lock: its holder may change the state of the worker; the handler holds it from the first reply
-    to the end of a meeting. begin: () -> (half, entry of the worker), or None to refuse. commit:
-    called with (Meeting, result of the half) at the end. Both run under the lock. send: called with
-    every reply before the reply leaves or its meeting ends. now: the clock [s].
+    _answer: () -> (half, entry of the worker) of a meeting that begins, or None to refuse.
+    _answered: called with (Meeting, result of the half) at the end.
+    _count: called with `sent_bytes` of every reply, before it leaves.
     """
 
-    def __init__(
-        self,
-        lock: threading.Lock,
-        begin: Callable[[], tuple[Half, Entry] | None],
-        commit: Callable[[Meeting, Any], None],
-        send: Callable[[Reply], None],
-        now: Callable[[], float],
-    ):
-        self._lock, self._begin, self._commit, self._now = lock, begin, commit, now
-        self._send, self._answering = send, threading.Lock()
+    def __init__(self):
+        self._lock, self._answering = threading.Lock(), threading.Lock()
         # By asker: the number of its latest attempt, and the replies in this attempt.
         self._replies: dict[int, tuple[int, list[Reply | None]]] = {}
         self._asker: int | None = None  # the asker for whom the lock is held
         self._turn: tuple[Half, list, Entry, float] | None = None  # of the asker's meeting
-        self._heard = 0.0  # monotonic time of the last request of this asker
+        self._last_request = 0.0  # monotonic time of the last request of this asker
 
     def answer(self, request: Request) -> Reply | None:
         """Return the reply to a request; None: it is refused, or its meeting was given up."""
@@ -260,7 +252,7 @@ class PairHandler:
             latest, replies = self._replies.get(asker, (-1, []))
             if attempt == latest and step < len(replies):
                 if replies[step] is not None:
-                    self._send(replies[step])
+                    self._count(sent_bytes=_bytes(replies[step].message))
                 return replies[step]
             if attempt < latest or (step and attempt > latest):
                 return None
@@ -274,16 +266,16 @@ class PairHandler:
                 self._release(asker)
                 raise
             if self._asker == asker:
-                self._heard = time.monotonic()
+                self._last_request = time.monotonic()
             return replies[step]
 
-    def give_up_the_silent(self) -> None:
+    def _give_up_the_silent(self) -> None:
         """Give up a meeting without a request for PATIENCE s; no state has changed in it so far."""
         with self._answering:
-            if self._asker is not None and time.monotonic() - self._heard > PATIENCE:
+            if self._asker is not None and time.monotonic() - self._last_request > PATIENCE:
                 self._release(self._asker)
 
-    def expect(self, asker: int, attempt: int) -> None:
+    def _expect(self, asker: int, attempt: int) -> None:
         """Refuse all attempts of an asker before this number, also an attempt under way."""
         with self._answering:
             self._release(asker)
@@ -298,7 +290,7 @@ class PairHandler:
         """Return the reply in a meeting that begins, goes on or ends; None refuses."""
         if request.step == 0 and self._lock.acquire(blocking=False):
             self._asker = request.asker
-            asked, begun = self._now(), self._begin()
+            asked, begun = self.now(), self._answer()
             if begun is None:
                 self._release(request.asker)
             else:
@@ -308,11 +300,11 @@ class PairHandler:
             return None
         half, message, entry, asked = self._turn
         reply = Reply(message, entry)
-        self._send(reply)
+        self._count(sent_bytes=_bytes(message))
         message, result = advanced(half, request.message)
         self._turn = half, message, entry, asked
         if message is None:
-            self._commit(Meeting((request.entry, entry), asked, self._now()), result)
+            self._answered(Meeting((request.entry, entry), asked, self.now()), result)
             self._release(request.asker)
         return reply
 
@@ -330,15 +322,14 @@ def on_host(message: Sequence[Any]) -> list[np.ndarray]:
     return [np.asarray(value) for value in message]
 
 
-class GossipWorker(Computing):
+class GossipWorker(PairHandler, Member):
     """A worker in its own process, which the launcher and other workers call."""
 
     def __init__(self, recipe: Callable[[], GossipParts], me: int):
         """Build the parts of worker `me` by `recipe`."""
+        super().__init__()
         self.parts, self._me = recipe(), me
-        self._algorithm, self._arrivals = self.parts.worker.algorithm, self.parts.rule.arrivals
-        self._lock = threading.Lock()  # its holder may change the state
-        self._handler = PairHandler(self._lock, self._answer, self._answered, self._send, self.now)
+        self._arrivals = self.parts.rule.arrivals
         self._met = threading.Event()
         self._progress: Progress | None = None  # for a partner that asks
         self._peers: dict[int, Any] = {}  # actors of workers that are there, by worker
@@ -374,7 +365,7 @@ class GossipWorker(Computing):
         """Begin to work and meet, with the clock at `elapsed` seconds; other peers are absent."""
         self._peers = dict(peers)
         for other in set(range(self.parts.rule.workers)) - {self._me, *peers}:
-            self._handler.expect(other, NEVER)
+            self._expect(other, NEVER)
         self._began, self._elapsed = time.monotonic(), elapsed
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -382,23 +373,19 @@ class GossipWorker(Computing):
         """Return the seconds of the run."""
         return self._elapsed + time.monotonic() - self._began
 
-    def answer(self, request: Request) -> Reply | None:
-        """Return the reply to an asker; None refuses."""
-        return self._handler.answer(request)
-
     def do(self, step: Step) -> None:
         """Take a step from the launcher, where the launcher keeps the rule's state."""
         self._steps.put(step)
 
     def absent(self, other: int) -> list[Meeting]:
         """Forget a worker that has gone; return the stored meetings that it asked for."""
-        self._handler.expect(other, NEVER)  # first, so that none ends later
+        self._expect(other, NEVER)  # first, so that none ends later
         self._peers.pop(other, None)
         return [met for met in self._asked_by_others.copy() if met.ends[0].worker == other]
 
     def present(self, other: int, peer: Any) -> None:
         """Expect a worker in a new process, which counts its attempts anew."""
-        self._handler.expect(other, 0)
+        self._expect(other, 0)
         self._peers[other] = peer
 
     def news(self) -> Report:
@@ -553,19 +540,17 @@ class GossipWorker(Computing):
         return None
 
     def _answer(self) -> tuple[Half, Entry] | None:
-        """Begin the half of a meeting that a worker has asked for; None during local steps."""
         state = self._state
         if self._arrivals.apart:  # this worker goes on with its local steps
             entry = Entry(self._me, int(state.meetings), 0, 0, 0, self.now(), 0.0, self._unheard)
             half = self._programs.answer.begin(state.exchange, state.params, np.int32(self._me))
             return half, entry
-        if self._progress is None:
+        if self._progress is None:  # during local steps
             return None
         half = self._programs.answer.begin(*self._arguments(self._progress))
         return half, self._entry(self._progress)
 
     def _answered(self, met: Meeting, result: Any) -> None:
-        """Commit a meeting that another worker has asked for."""
         self._asked_by_others.append(met)
         if self._arrivals.apart:
             meetings = self._state.meetings + 1
@@ -592,7 +577,7 @@ class GossipWorker(Computing):
 
     def _hold(self) -> None:
         while not self._lock.acquire(timeout=LOOK):
-            self._handler.give_up_the_silent()
+            self._give_up_the_silent()
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
@@ -601,9 +586,6 @@ class GossipWorker(Computing):
             yield
         finally:
             self._lock.release()
-
-    def _send(self, reply: Reply) -> None:
-        self._count(sent_bytes=_bytes(reply.message))
 
     def _count(self, **more: int) -> None:
         with self._counting:

@@ -6,7 +6,6 @@ Their arrivals come in the order of a virtual clock, so that the rows equal the 
 import concurrent.futures
 import functools
 import heapq
-import os
 import queue
 import socket
 import sys
@@ -22,7 +21,8 @@ import pytest
 
 from runtimes.asynchronous import pool
 from runtimes.asynchronous import runtime as asynchronous_runtime
-from runtimes.asynchronous.pool import News, Options, Resources, Supervisor
+from runtimes.asynchronous.pool import News, Options, ProcessRuntime, Resources
+from runtimes.asynchronous.runtime import AsynchronousRuntime
 from runtimes.asynchronous.server import Begin, ParameterServer, Stop
 from runtimes.asynchronous.worker import AsynchronousWorker, Order
 from runtimes.base import WorkersLost
@@ -88,8 +88,7 @@ class World:
         order, now = command.order, self.seconds
         for step in range(order.batches):
             now += float(self._delay.duration(command.worker, now, order.attempt + step))
-        params = self.server.point(command.worker, order)
-        delivery = self.workers[command.worker].step(order, params)
+        delivery = self.workers[command.worker].step(order, command.params)
         heapq.heappush(self.queue, (now, command.worker, order.number, delivery))
 
     def step(self):
@@ -474,18 +473,15 @@ class Script:
         call(*arguments)
 
 
-class Loop(asynchronous_runtime.Serving):
+class Loop(AsynchronousRuntime):
     """A server's loop until an update, in the thread of the test."""
 
     def __init__(self, wait, updates, spoil=lambda news: news, **options):
         rule = self.rule = planned.rule(wait.split("/")[0], LAW, N, 1, 3, **RULES[wait])
-        method = parts("local_sgd", 1, None).algorithm
-        numbers = {"workers": N, "mini_batches": 1, "batch_size": SAMPLES.batch_size}
-        server = ParameterServer(method, rule.arrivals, X0, **numbers)
-        super().__init__(server, Options(**options))
-        self._sender.shutdown()
-        self._pool = self._sender = Script(self._ends, spoil)
-        self._updates, self.limit = updates, float("inf")
+        super().__init__(parts("local_sgd", 1, None), None, rule, Options(**options))
+        self.start(X0)
+        self._pool = self._aside = Script(self._ends, spoil)
+        self._updates, self._limit = updates, float("inf")
 
     def now(self):
         return self._pool.now
@@ -496,8 +492,7 @@ class Loop(asynchronous_runtime.Serving):
 
     def run(self):
         self._alive.update(range(N))
-        for command in list(self._server.begin(0.0)):
-            self._send(command)
+        self._send(self._server.begin(0.0))
         self._watch()
         if self.error is not None:
             raise self.error
@@ -570,8 +565,8 @@ def test_an_order_never_reaches_a_later_process_of_its_worker(by_value):
     loop._pool = calls = MagicMock()
     calls.handle = lambda member: calls.start.call_count
     calls.call = lambda *arguments, tag, process, **_: sent.append((tag.number, process))
-    waiting = loop._sender = MagicMock()
-    loop._send(next(iter(loop._server.begin(0.0))))
+    waiting = loop._aside = MagicMock()
+    loop._send([next(loop._server.begin(0.0))])
     loop._heed(News(0, "lost"))
     (call, *arguments), _ = waiting.submit.call_args
     call(*arguments)
@@ -582,7 +577,7 @@ def test_an_order_never_reaches_a_later_process_of_its_worker(by_value):
 def test_a_new_process_lives_though_it_has_no_memory_of_the_last_evaluation():
     loop = Loop("k_async", 40)
     loop._pool = calls = MagicMock()
-    loop.state_of(1, 17)
+    loop._state_of(1, 17)
     loop._heed(News(1, "failed", KeyError(17), calls.call.call_args.kwargs["tag"]))
     assert not calls.kill.called
     loop._heed(News(1, "failed", KeyError(17)))  # another call, which each of them can answer
@@ -595,14 +590,14 @@ def test_an_order_that_cannot_be_handed_out_ends_the_run(monkeypatch):
 
     monkeypatch.setattr(asynchronous_runtime, "_put", fails)
     loop = Loop("k_async", 40)
-    loop._sender = concurrent.futures.ThreadPoolExecutor(1)
-    loop._send(next(loop._server.begin(0.0)))
-    loop._sender.shutdown()
+    loop._aside = concurrent.futures.ThreadPoolExecutor(1)
+    loop._send([next(loop._server.begin(0.0))])
+    loop._aside.shutdown()
     assert isinstance(loop.error, MemoryError)
 
 
 def test_nobody_waits_for_a_run_that_is_closed():
-    watched = Supervisor(1, Options())
+    watched = ProcessRuntime(1, None, Options())
 
     def waits():
         with watched.changed:
@@ -639,7 +634,7 @@ def test_a_number_of_a_process_that_has_gone_is_not_ended_and_a_closed_pool_star
 
 
 def test_a_run_ends_with_too_few_workers_or_with_one_that_dies_again_and_again():
-    watched = Supervisor(4, Options(least_workers=3))
+    watched = ProcessRuntime(4, None, Options(least_workers=3))
     watched._alive = {0, 1, 2}
     watched._check_enough(10.0)
     assert watched._died_again(1, "a delivery")
@@ -648,16 +643,16 @@ def test_a_run_ends_with_too_few_workers_or_with_one_that_dies_again_and_again()
     with pytest.raises(WorkersLost, match=r"only 2 of 4 .* no more have come for 60 s"):
         watched._check_enough(81.0)
     assert all(watched._died_again(1, "a delivery") for _ in range(3)) and watched.deaths == 4
-    watched.spares = lambda gone: gone == {1}  # as a gossip run does, while there are enough
+    watched._spares = lambda gone: gone == {1}  # as a gossip run does, while there are enough
     assert not watched._died_again(1, "a meeting")
-    del watched.spares
+    del watched._spares
     with pytest.raises(WorkersLost, match="worker 1 has died 5 times in a row without a delivery"):
         watched._died_again(1, "a delivery")
 
 
 def test_a_process_that_is_silent_or_computes_for_too_long_is_ended():
     """By five times the usual time; a moment in which nobody listens does not count."""
-    watched = Supervisor(3, Options())
+    watched = ProcessRuntime(3, None, Options())
     watched._pool = pool = MagicMock()
     watched._alive, now = {0, 1}, time.monotonic()
     assert watched._lives(1, computing=200.0) and not pool.kill.called  # local steps may be long
@@ -685,24 +680,6 @@ def test_a_system_without_shared_memory_is_not_asked_for_its_room(monkeypatch, t
     (tmp_path / "shm").mkdir()
     with pytest.raises(ValueError, match=r"workers need .* MB of shared memory"):
         pool.Session().check_room(2, 2**60)
-
-
-def test_folders_that_sessions_left_are_removed_at_the_next_start(monkeypatch):
-    with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as raylet:
-        monkeypatch.setattr(tempfile, "tempdir", place)
-        left, foreign, served = (Path(place, f"{name}_x") for name in ("gossax", "g", "gossax_2"))
-        for path in (left, foreign, served):
-            (path / "r" / "session_1" / "sockets").mkdir(parents=True)
-        raylet.bind(str(served / "r" / "session_1" / "sockets" / "raylet"))
-        raylet.listen()
-        young = pool._Folder()
-        for path in (left, foreign, served, young.path):  # all look old, one is in use
-            os.utime(path, (0, 0))
-        second = pool._Folder()
-        assert {*Path(place).iterdir()} == {foreign, served, young.path, second.path}
-        for folder in (young, second):
-            folder.remove()
-        assert {*Path(place).iterdir()} == {foreign, served}
 
 
 def test_a_service_of_ray_that_has_gone_is_named(monkeypatch):

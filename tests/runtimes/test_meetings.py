@@ -126,7 +126,7 @@ def test_a_run_resumes_and_nodes_that_die_or_hang_begin_anew(meetings, monkeypat
     os.kill(under.pids[2], signal.SIGKILL)
     under.until(lambda: len(under.schedule.events) == 2)
     assert under.schedule.events[1].source in (1, 3) and 0 < under.measured["sum_moved"] < 1
-    runtime._running._options = Options(own_model=True)  # for whoever begins anew from now on
+    runtime._options = Options(own_model=True)  # for whoever begins anew from now on
     os.kill(under.pids[1], signal.SIGSTOP)
     under.until(lambda: under.meets_again(2) and under.meets_again(1))
     schedule = under.schedule

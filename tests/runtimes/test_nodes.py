@@ -15,9 +15,8 @@ import pytest
 
 from algorithms.swarm import SwarmState
 from runtimes.asynchronous import pool
-from runtimes.asynchronous.pool import Options
 from runtimes.gossip import worker as gossip_worker
-from runtimes.gossip.runtime import Coordinator, shared_state
+from runtimes.gossip.runtime import shared_state
 from runtimes.gossip.worker import (
     Arrival,
     Counted,
@@ -193,36 +192,49 @@ def test_workers_that_ask_in_a_cycle_all_get_to_meet(partner):
     assert min(run.counted("asked")) > 10 and sum(run.counted("refused")) > 0
 
 
+class Handler(PairHandler):
+    """A worker that does nothing but meet."""
+
+    now = staticmethod(time.time)
+
+    def __init__(self, answer, over):
+        super().__init__()
+        self._answer, self._answered = answer, lambda met, _: over.append(met)
+
+    def _count(self, **more):
+        pass
+
+
 def test_a_silent_asker_is_given_up_and_a_request_twice_gets_the_same_reply(monkeypatch):
     """And what a silent asker says later is refused."""
 
     def half():
-        yield [1]
-        yield [2]
+        yield [np.ones(1)]
+        yield [np.ones(2)]
 
-    lock, over, entry = threading.Lock(), [], Entry(0, 0, 1, 0, 0, 0.0, 0.0)
-    handler = PairHandler(
-        lock, lambda: (half(), entry), lambda met, _: over.append(met), lambda _: None, time.time
-    )
+    over, entry = [], Entry(0, 0, 1, 0, 0, 0.0, 0.0)
+    handler = Handler(lambda: (half(), entry), over)
+    lock = handler._lock
     first = handler.answer(Request(1, 7, 0, [5], entry))
     assert first is handler.answer(Request(1, 7, 0, [5], entry)) and lock.locked()
     assert handler.answer(Request(0, 1, 0, [5], entry)) is None  # it is busy
-    handler.give_up_the_silent()
+    handler._give_up_the_silent()
     assert lock.locked()
     monkeypatch.setattr(gossip_worker, "PATIENCE", 0.0)
-    handler.give_up_the_silent()
+    handler._give_up_the_silent()
     assert not lock.locked() and handler.answer(Request(1, 7, 1, [5], entry)) is None
     for step in range(2):
-        assert handler.answer(Request(0, 2, step, [5], entry)).message == [1 + step]
+        (said,) = handler.answer(Request(0, 2, step, [5], entry)).message
+        assert said.size == 1 + step
     assert len(over) == 1 and not lock.locked()
 
     def fails():
         raise MemoryError("no room for a half")
 
-    handler = PairHandler(lock, fails, None, None, time.time)
+    handler = Handler(fails, over)
     with pytest.raises(MemoryError):
         handler.answer(Request(1, 7, 0, [5], entry))
-    assert not lock.locked()
+    assert not handler._lock.locked()
 
 
 def test_workers_that_wait_for_each_other_go_on_with_their_draws():
@@ -233,30 +245,37 @@ def test_workers_that_wait_for_each_other_go_on_with_their_draws():
     assert not shared_state(meeters.parts("float32"), states).rounds.any()
 
 
+def begun(name):
+    """Return the runtime of a run whose processes are not real."""
+    runtime = meeters.meetings(name)
+    runtime.start(X0)
+    runtime._pool = MagicMock()
+    return runtime
+
+
 def test_local_steps_of_a_process_that_has_gone_wait_for_nobody():
     """They were reported before, and are heard after; its new process makes them again."""
-    coordinator = Coordinator(meeters.parts("blocking"), PairLog(N), Options(), MagicMock())
-    coordinator._rule, coordinator._alive = coordinator._parts.rule.arrivals.init(), {0, 1, 3}
+    runtime = begun("blocking")
+    runtime._alive = {0, 1, 3}
     for who in (1, 2):
-        coordinator._reported(who, Report([Arrival(who, 0.5)], 0.0))
-    assert coordinator._rule.waits[1] >= 0 > coordinator._rule.waits[2]
+        runtime._reported(who, Report([Arrival(who, 0.5)], 0.0))
+    assert runtime._rule.waits[1] >= 0 > runtime._rule.waits[2]
     # Without worker 2 of the ring, worker 0 meets all who wait; without two, nobody might.
-    assert coordinator.spares({2}) and not coordinator.spares({0, 2})
-    free = Coordinator(meeters.parts("float32"), PairLog(N), Options(), MagicMock())
-    assert free.spares({0, 2})
+    assert runtime._spares({2}) and not runtime._spares({0, 2})
+    assert begun("float32")._spares({0, 2})
 
 
 def test_meetings_of_both_sides_are_in_a_report_also_of_a_process_that_is_ended():
     """A passive worker never asks; its deaths are in a row only without a meeting between them."""
-    coordinator = Coordinator(meeters.parts("ad_psgd"), PairLog(N), Options(), MagicMock())
-    coordinator._alive = set(range(N))
-    coordinator._died |= {0: 2, 1: 4, 2: 4}
+    runtime = begun("ad_psgd")
+    runtime._alive = set(range(N))
+    runtime._died |= {0: 2, 1: 4, 2: 4}
     ends = tuple(Entry(who, 0, H, 0, 0, 0.0, 0.1) for who in (0, 1))
     report = Report([Meeting(ends, 0.1, 0.2), Arrival(0, 0.3)], 2 * pool.STARTING)
-    coordinator._reported(0, report)
-    coordinator._pool.kill.assert_called_once_with(0)
-    assert coordinator.log.updates == 1
-    assert coordinator._died == {0: 0, 1: 0, 2: 4, 3: 0}
+    runtime._reported(0, report)
+    runtime._pool.kill.assert_called_once_with(0)
+    assert runtime.log.updates == 1
+    assert runtime._died == {0: 0, 1: 0, 2: 4, 3: 0}
 
 
 def test_local_steps_that_fail_are_left_out_and_counted_where_they_may_be():
@@ -279,28 +298,28 @@ def test_a_worker_that_has_gone_may_still_end_a_meeting_before_it_counts_as_gone
     """Else its partner would look for another one, with local steps that the meeting has taken."""
     node, there = GossipWorker(lambda: meeters.parts("blocking", None), 0), []
     node._peers = {1: None}
-    node._handler = SimpleNamespace(expect=lambda *_: there.append(1 in node._peers))
+    node._expect = lambda *_: there.append(1 in node._peers)
     assert node.absent(1) == [] and there == [True] and not node._peers
 
 
 def test_the_way_to_a_model_of_halves_is_measured_in_full():
     """Its squares are beyond float16."""
-    parts = meeters.parts("blocking")
-    coordinator = Coordinator(parts, PairLog(N), Options(), None)
-    state = gossip_worker.first_state(parts, 0, X0)._replace(params=np.full(4, 300, np.float16))
-    coordinator._last = [WorkerSnapshot(state, Counted())] * N
-    coordinator._moved(0, np.full(4, 400, np.float16))
-    assert coordinator._of_gone.moved == pytest.approx(100 / (300 * N))
+    runtime = begun("blocking")
+    state = runtime._last[0].state._replace(params=np.full(4, 300, np.float16))
+    runtime._last = [WorkerSnapshot(state, Counted())] * N
+    runtime._count_restart(0, np.full(4, 400, np.float16))
+    assert runtime._past.moved == pytest.approx(100 / (300 * N))
 
 
-def test_the_clock_of_a_run_never_goes_back():
+def test_the_clock_of_a_run_never_goes_back(monkeypatch):
     """The last row may have landed while models were brought to the launcher before."""
     rows = SimpleNamespace(updates=2, batches=np.ones((2, 2), int), time=np.array([4.8, 4.9]))
-    runtime = meeters.meetings("float32")
+    runtime = begun("float32")
     run = runtime.start(X0)._replace(seconds=5.0)
-    runtime._running = SimpleNamespace(
-        changed=threading.Condition(), wait=lambda *_: None, now=lambda: 6.0,
-        snapshot=lambda: (rows, run.states, Counted(), run.there),
-    )  # fmt: skip
+    for name, answer in (
+        ("_run_processes", None), ("wait", None), ("now", 6.0),
+        ("_snapshot", (rows, run.states, Counted(), run.there)),
+    ):  # fmt: skip
+        monkeypatch.setattr(runtime, name, lambda *_, answer=answer: answer)
     assert runtime.advance(run, np.inf, 2)[0].seconds == 5.0
     assert runtime.advance(run, np.inf, 3)[0].seconds == 6.0

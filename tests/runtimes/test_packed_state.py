@@ -85,14 +85,14 @@ def test_an_injector_packs_every_number_that_it_counts(wait):
 def test_a_server_of_processes_packs_every_number_that_it_counts():
     one, two = (free.actors("all_reduce", "k_async", k=1) for _ in range(2))
     run = one.start(X0)
-    constant = {"workers", "_mini_batches", "_batch_size", "own_models", "remembers", "_forgets"}
+    constant = {"workers", "_batch_size", "_remembers", "_forgets"}
     before = {name: vars(one._server)[name] for name in constant}
     fill(one._server)
-    vars(one._server).update(before, update=5)
+    vars(one._server).update(before)
     one._server.log._made = [Made(0.1 * n, [n % free.N], [n]) for n in range(5)]
     one._server.state = filled(run.state)
     one._server.kept = one._server.counted.copy()
-    one._sent_before, one._deaths_before, one._elapsed = 1234, 56, 7.5
+    one.sent, one.deaths, one._elapsed = 1234, 56, 7.5
     run = one._snapshot(7.5)
     begun = two.start(X0)
     again, _ = two.resume(begun, one.pack(run), [])
@@ -112,4 +112,4 @@ def test_a_gossip_run_packs_every_number_that_it_counts():
     again, _ = two.resume(two.start(X0), one.pack(run), [])
     for name in run._fields:
         assert bits(getattr(again, name)) == bits(getattr(run, name)), name
-    assert two._log.updates == 31 and two._before == counted
+    assert two.log.updates == 31 and two._past == counted

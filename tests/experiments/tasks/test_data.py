@@ -11,7 +11,7 @@ from PIL import Image
 from scipy import stats
 
 from experiments import tasks
-from experiments.tasks import data, mixtures, sources
+from experiments.tasks import data, sources
 
 LABELS = np.repeat(np.arange(10), [30, 1, 20, 20, 20, 20, 20, 20, 20, 29])
 
@@ -103,7 +103,7 @@ def test_dirichlet_alpha_says_how_alike_workers_are():
 
 
 def test_examples_lie_around_means_that_are_equally_far_apart():
-    made = mixtures.mixture(20_000, 8, 3, 4.0, 0.5, 10_000, seed=1)
+    made = data.mixture(20_000, 8, 3, 4.0, 0.5, 10_000, seed=1)
     train, test, classes = made.dataset
     assert train.image.shape == (20_000, 1, 1, 8) and train.image.dtype == np.float32
     assert test.label.shape == (10_000,) and test.label.dtype == np.int32 and classes == 3
@@ -117,7 +117,7 @@ def test_examples_lie_around_means_that_are_equally_far_apart():
 
 def test_the_bayes_classifier_is_as_good_on_the_test_points_as_it_is_expected_to_be():
     """Within four standard errors of the error by quadrature; it takes the nearest mean."""
-    made = mixtures.mixture(10, 16, 5, 3.0, 2.0, 10_000, seed=2)
+    made = data.mixture(10, 16, 5, 3.0, 2.0, 10_000, seed=2)
     points, label = made.dataset.test.image[:, 0, 0], made.dataset.test.label
     distance = np.linalg.norm(points[:, None] - made.means[None], axis=-1)
     assert made.bayes_accuracy == (distance.argmin(1) == label).mean()
@@ -129,8 +129,8 @@ def test_the_bayes_classifier_is_as_good_on_the_test_points_as_it_is_expected_to
 
 
 def test_an_image_shows_the_point_that_was_drawn_in_squares_of_one_colour():
-    shown = mixtures.images(samples=6, size=8, patches=2, classes=4, test=5, seed=3)
-    drawn = mixtures.mixture(6, 12, 4, 7.0, 0.5, 5, 3).dataset
+    shown = data.mixed_images(samples=6, size=8, patches=2, classes=4, test=5, seed=3)
+    drawn = data.mixture(6, 12, 4, 7.0, 0.5, 5, 3).dataset
     for part, points in ((shown.train, drawn.train), (shown.test, drawn.test)):
         assert part.image.shape == (len(points.label), 8, 8, 3) and part.image.dtype == np.float32
         np.testing.assert_array_equal(part.label, points.label)

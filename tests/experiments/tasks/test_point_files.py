@@ -8,7 +8,7 @@ from sklearn.datasets import dump_svmlight_file
 
 from configs import nonblocking
 from experiments import prepare, sweep, tasks
-from experiments.tasks import data, models
+from experiments.tasks import models
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 3)).astype(np.float32).round(3)
@@ -56,10 +56,9 @@ def test_points_of_minus_and_plus_one_are_two_classes_and_can_be_trained(tmp_pat
 
 def test_numbers_are_predicted_with_half_the_squared_error(tmp_path):
     made = task(write(tmp_path, "csv", X, 3 * X[:, 0] + 1), regression=True, l2=0.5)
-    assert len(made.train.x) == 32 and len(made.test.x) == 8 and made.correct is None
+    assert len(made.train.image) == 32 and len(made.test.image) == 8 and made.correct is None
     ones = jax.tree.map(jnp.ones_like, made.init(jax.random.key(0)))  # three weights and a bias
-    x, y = made.train
-    expected = 0.5 * (x.sum(axis=1) + 1 - y) ** 2 + 0.25 * 4
+    expected = 0.5 * (made.train.image.sum(axis=(1, 2, 3)) + 1 - made.train.label) ** 2 + 0.25 * 4
     np.testing.assert_allclose(made.losses(ones, made.train), expected, rtol=1e-5)
     assert 0 < made.labels.mean() < 1
 
@@ -172,14 +171,16 @@ def test_images_of_an_npz_file_get_an_axis_for_colours(tmp_path):
     label = np.array([[0], [1], [2], [0], [1], [2]], np.uint8)
     arrays = {"x_train": image, "y_train": label, "x_test": image[:3], "y_test": label[:3, 0]}
     np.savez(tmp_path / "i.npz", **arrays)
-    made = tasks.build(f"images(source=npz(path='{tmp_path}/i.npz'), model=logistic)")
+    written = f"images(source=npz(path='{tmp_path}/i.npz'), model=logistic)"
+    made = tasks.build(written)
     assert made.train.image.shape == (6, 8, 8, 1) and list(made.labels) == [0, 1, 2, 0, 1, 2]
     for changes, words in (
-        ({"x_train": image[:5]}, r"x_train has shape \(5, 8, 8, 1\) and y_train \(6,\)"),
+        ({"x_train": image[:5]}, r"train: images have shape \(5, 8, 8, 1\) and labels \(6,\)"),
         ({"y_test": np.array([0, 1, 3])}, "labels reach 3, and no training sample has label 3"),
+        ({"x_test": image[:3, :7]}, r"train on are \(8, 8, 1\) and to test on \(7, 8, 1\)"),
         ({"x_test": None}, "has no x_test but x_train, y_test, y_train"),
     ):
         changed = {name: a for name, a in (arrays | changes).items() if a is not None}
         np.savez(tmp_path / "i.npz", **changed)
         with pytest.raises(ValueError, match=words):
-            data.npz_images(str(tmp_path / "i.npz"))
+            tasks.build(written)

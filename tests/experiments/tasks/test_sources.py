@@ -4,6 +4,7 @@ import os
 import pickle
 
 import grain
+import jax
 import numpy as np
 import pytest
 from array_record.python import array_record_module
@@ -99,6 +100,32 @@ def test_a_source_of_your_own_is_streamed_by_processes():
     np.testing.assert_array_equal(np.concatenate(pieces), [0, 10, 20, 30])
 
 
+class Own:
+    """A source that is neither arrays nor records."""
+
+    example = data.Images(jax.ShapeDtypeStruct((2, 2, 1), "u1"), jax.ShapeDtypeStruct((), "i4"))
+
+    def __len__(self):
+        return 40
+
+    def read(self, indices):
+        image = np.zeros((len(indices), 2, 2, 1), np.uint8) + indices[:, None, None, None]
+        return data.Images(image.astype(np.uint8), np.int32(indices % 2))
+
+
+def own():
+    return data.Dataset(Own(), Own(), classes=2)
+
+
+def test_a_source_without_known_labels_is_streamed_and_split_at_random():
+    spec = {"name": "images", "source": f"{__name__}:own", "model": "logistic"}
+    task = tasks.build(spec | {"reading": "stream"})
+    tasks.check(task, jax.eval_shape(task.init, jax.random.key(0)))
+    assert len(task.labels) == 40 and len(data.iid(task.labels, 4, seed=0)) == 4
+    with pytest.raises(ValueError, match=r"labels of streamed .* split=iid"):
+        data.dirichlet(task.labels, 4, 1.0, seed=0)
+
+
 def unpickled(record):
     return data.decoded(pickle.loads(record))
 
@@ -131,8 +158,9 @@ def test_what_is_not_there_or_damaged_is_one_sentence(tmp_path):
     for split in ("train", "test"):
         write(tmp_path, f"{split}_image", np.zeros((6, 4, 4, 3), np.uint8))
         write(tmp_path, f"{split}_label", np.zeros(5, int))
-    with pytest.raises(ValueError, match=r"\(6, 4, 4, 3\) and train_label.npy \(5,\)"):
-        data.npy_images(str(tmp_path))
+    source = f"npy(folder='{tmp_path}')"
+    with pytest.raises(ValueError, match=r"images have shape \(6, 4, 4, 3\) and labels \(5,\), wh"):
+        tasks.build({"name": "images", "source": source, "model": "logistic"})
     os.truncate(tmp_path / "train_image.npy", 200)
     with pytest.raises(ValueError, match=r"cannot be mapped .* it is cut off or damaged"):
         data.npy_images(str(tmp_path))
