@@ -367,20 +367,22 @@ def check_arm(config: ConfigDict) -> None:
     check(config, [*_ENTRIES, *there])
 
 
-def check(config: ConfigDict, entries: Entries) -> None:
+def check(config: Mapping, entries: Entries, within: str = "config") -> None:
     """Raise ValueError for the first entry that is missing or fails its test.
 
     entries: tuples (requirement in words, test of a value, names of entries); the name "a.b"
-        stands for the entry b of the entry a.
+        stands for the entry b of the entry a. within: name of `config` in errors.
     """
     for words, fits, names in entries:
         for name in names:
             try:
                 value = functools.reduce(operator.getitem, name.split("."), config)
             except KeyError as error:
-                raise ValueError(f"config.{name} is missing; set it to {words}") from error
+                raise ValueError(f"{within}.{name} is missing; set it to {words}") from error
             if not fits(value):
-                raise ValueError(f"config.{name} must be {words}, got {value!r}; set config.{name}")
+                raise ValueError(
+                    f"{within}.{name} must be {words}, got {value!r}; set {within}.{name}"
+                )
 
 
 # --- factories by their names ---
@@ -409,6 +411,7 @@ class Kind(NamedTuple):
     gives: type | tuple[type, ...] = object
     offered: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
+    taken_out: tuple[str, ...] = ()
 
     def factory(self, name: str) -> Callable:
         """Return the named factory; ValueError for a name that is unknown or not importable."""
@@ -471,7 +474,8 @@ class Kind(NamedTuple):
             )
         own = parameters.keys() - several - {*available}
         given = {key: value for key, value in part.items() if key not in ("name", "*")}
-        _check_parameters(who, name, {p: parameters[p] for p in parameters if p in own}, given)
+        own = {p: parameters[p] for p in parameters if p in own}
+        _check_parameters(who, name, own, given, self.taken_out)
         return factory, parameters
 
     def build(self, part: Part, **available: Any) -> Any:
@@ -541,7 +545,9 @@ def _shown(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None:
+def _check_parameters(
+    who: str, name: str, own: Mapping, given: Mapping, others: Iterable[str] = ()
+) -> None:
     """Raise ValueError for a parameter that is unknown, missing or of another type."""
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
     for parameter, value in given.items():
@@ -549,8 +555,8 @@ def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None
             _check_value(f"{who}: parameter {parameter!r}", who, own[parameter], value)
         elif not anything:
             raise ValueError(
-                f"{who}: unknown parameter {parameter!r}; {meant(parameter, own)}"
-                f"it takes: {', '.join(own) or 'no parameters'}"
+                f"{who}: unknown parameter {parameter!r}; {meant(parameter, (*others, *own))}"
+                f"it takes: {', '.join((*others, *own)) or 'no parameters'}"
             )
     for parameter in own.values():
         required = parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD
