@@ -9,6 +9,8 @@ from ml_collections import ConfigDict, FieldReference
 from experiments import registry
 from experiments.registry import part
 
+Arms = Iterator[tuple[str, dict]]  # of a sweep: name, changes to the config
+
 
 class Variant(SimpleNamespace):
     """Further experiment of a config file: description, `get_config`, `sweep` and the like."""
@@ -19,7 +21,7 @@ class Variant(SimpleNamespace):
 
 def at_rates(
     name: str, changes: Mapping[str, Any], rates: Iterable[float], form: str = ""
-) -> Iterator[tuple[str, dict]]:
+) -> Arms:
     """Yield an arm of a sweep, name/rate=RATE, for every learning rate; form: format of RATE."""
     for rate in rates:
         yield f"{name}/rate={rate:{form}}", {**changes, "optimizer.learning_rate": rate}

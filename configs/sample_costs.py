@@ -10,7 +10,6 @@ over, finish them, or balance them across workers.
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import stats
@@ -24,7 +23,7 @@ TASKS = {
 BARRIER, DROPPED = "barrier", "nonblocking/drop"
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: non-blocking rounds that carry unfinished work on.
 
     Arguments: task, points or text; workers; packing, packed or padded mini-batches.
@@ -48,7 +47,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return config
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield rules that wait, rules that drop work, and remedies."""
 
     def rounds(leftovers: str, in_flight: str) -> dict:

@@ -5,10 +5,9 @@ import functools
 import inspect
 import json
 import resource
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,9 @@ from comms import cost, messages, mixing, topology
 from comms.registry import Registry
 from experiments import initial, optimizers, registry, tasks
 from experiments.registry import Kind
-from experiments.runtime_builders import REDUCER, RUNTIMES, Place, build
+from experiments.runtime_builders import REDUCER, RUNTIMES, Place, Prepared, build
 from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
-from runtimes.base import Runtime
 from runtimes.data_feed import Streamed
 from stragglers import delays, processes
 from stragglers.rule import Cost, Exchange, Rule, Setting, Unfit, hides, most_mini_batches
@@ -74,24 +72,6 @@ PILOT = 2**31  # a bit of the seed that differs in the plan for weights of sampl
 PILOTED = 2**15  # mini-batches of such a plan
 
 
-class Prepared(NamedTuple):
-    """The parts of one run, all checked, nothing compiled."""
-
-    task: Task
-    algorithm: Algorithm
-    shapes: Any  # of the parameters
-    runtime: Runtime
-    exchange: Cost  # the cost of a round's exchange
-    delay: delays.Law | processes.Process | None  # s of mini-batches; None: workers' own speed
-    sampler: sampling.Sampler
-    config: ConfigDict  # with the end of every learning-rate schedule
-    decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
-    cuts_off: bool = False  # whether its rule does
-    cancels: bool = False  # as in the turnout of its rule, like `wastes`
-    wastes: bool = False
-    profile: Any = None  # the profile that was measured for the method
-
-
 def prepare(
     config: ConfigDict, task: Task | None = None, *, settled: bool = False, kept: Path | None = None
 ) -> Prepared:
@@ -105,18 +85,18 @@ def prepare(
     """
     config = registry.canonical(config)
     registry.check_arm(config)
-    place = place_of(config)
+    place, workers = place_of(config), config.workers
     graph, wanted = None, METHOD.opened(config.algorithm.get("name"))[1].keys()
     if "graph" in wanted:
-        graph = GRAPH.build(config.graph, n=config.workers)
-        topology.check(graph, config.workers, f"graph {registry.text(config.graph)!r}")
+        graph = GRAPH.build(config.graph, n=workers)
+        topology.check(graph, workers, f"graph {registry.text(config.graph)!r}")
     else:  # else an unknown name would be in the records
         GRAPH.checked(registry.spec(config.graph), ("n",))
     task, shapes = _task(config, task)
-    shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
-    data.check_split(config.split.name, shards, config.workers, len(task.labels))
+    shards = SPLIT.build(config.split, labels=task.labels, workers=workers, seed=config.seed)
+    data.check_split(config.split.name, shards, workers, len(task.labels))
     sampler = _sampler(config, task, shards)
-    delay, decided = _costed(own_delay(config), config, task, sampler), {}
+    delay = _costed(own_delay(config), config, task, sampler)
     profile = None
     if "profile" in wanted:
         profile = PROFILING["for_config"](config, task, settled, kept)
@@ -125,25 +105,22 @@ def prepare(
         drafted = _changed(config, **_ends(config, 1))
         rule = _fitted(drafted, assembled(drafted), shapes, delay)[1]
         config = _changed(config, **_ends(config, _planned_samples(config, rule)))
-    own, algorithm = config, assembled(config)
+    algorithm, decided = assembled(config), {}
     if settled and algorithm.decide is not None:
         decided = algorithm.decide(first_gradient(config, task, sampler))
-        config = _changed(config, algorithm=registry.spec(config.algorithm) | decided)
-        algorithm = assembled(config)
+        own = registry.spec(config.algorithm) | decided
+        algorithm = assembled(_changed(config, algorithm=own))
     exchange, rule = _fitted(config, algorithm, shapes, delay)
     if config.get("sample_weight"):
         task = _weighted(config, task, sampler, algorithm, exchange, delay)
-    # For another process, to which the initial parameters are sent.
-    again = functools.partial(_runtime_again, config.to_dict() | {"initial": None})
-    runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
+    made = Prepared(task, algorithm, shapes, sampler, rule, exchange, delay, config, decided)
+    made = made._replace(runtime=build(made))
     if place.delayed and delay is None:
         build_delay(config.delay)  # refuses it, and names others
     if profile is not None:
         PROFILING["check"](config)
-        profile = profile if settled and PROFILING["measures"](config) else None
-    parts = (task, algorithm, shapes, runtime, exchange, delay, sampler, own)
-    turnout = rule.turnout
-    return Prepared(*parts, decided, rule.cuts_off, turnout.cancels, turnout.wastes, profile)
+        made = made._replace(profile=profile if settled and PROFILING["measures"](config) else None)
+    return made
 
 
 class LastTask:
@@ -192,11 +169,6 @@ def _fitted(
     what = f"a round of a worker, with batch_size={config.batch_size} and mini_batches={most},"
     check_memory(4.0 * config.batch_size * most, what, "lower one of them")
     return exchange, fitting_rule(config, algorithm, shapes, exchange, delay)
-
-
-def _runtime_again(entries: dict[str, Any]) -> Runtime:
-    """Return the runtime of the entries of a config, in another process."""
-    return prepare(ConfigDict(entries), settled=True).runtime
 
 
 def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:
@@ -465,14 +437,14 @@ def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
 
 def own_links(config: ConfigDict, prepared: Prepared) -> np.ndarray | None:
     """Return matchings [M, P] of P workers that wait only for their own links; else return None."""
-    exchange, (_, algorithm, shapes, *_) = prepared.exchange, prepared
+    exchange, algorithm = prepared.exchange, prepared.algorithm
     if getattr(exchange, "spells", None) is None:
         return None  # all wait for the slowest
     if any(hides(transfer) or transfer.others for transfer in exchange.usual(0)):
         return None
     if algorithm.links is not None:
         return algorithm.links.partners
-    payloads = algorithm.messages(shapes, config.workers, messages.Row(algorithm.settled))
+    payloads = algorithm.messages(prepared.shapes, config.workers, messages.Row(algorithm.settled))
     found = [payload.matchings for payload in payloads if payload.exchanged]
     return found[0] if len(found) == 1 else None
 
@@ -591,7 +563,7 @@ def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str
     costs = processes.as_process(prepared.delay).seeded(config.seed).cost
     if config.get("sample_cost") is not None:
         costs = _costs_of_samples(task, sampler)
-    lost = config.mini_batches if prepared.cancels else 0
+    lost = config.mini_batches if prepared.rule.turnout.cancels else 0
     found = KEPT["by_cost"](rows, costs, lost=lost)
     if found is None:
         return {}
@@ -690,21 +662,19 @@ def fitting_rule(
         return rule
     setting = _setting(config, ALIKE, 0.0, algorithm)
 
-    def fits(place: Place, rule: Rule) -> bool:
-        return place.misfit(algorithm, rule, shapes, config) is None
+    def fits(name: str, rule: Rule) -> bool:
+        return RUNTIMES[name].misfit(algorithm, rule, shapes, config) is None
 
-    def others(place: Place) -> list[str]:
-        return showing(functools.partial(fits, place), setting, config.wait)
+    def others(name: str) -> list[str]:
+        return showing(functools.partial(fits, name), setting, config.wait)
 
-    ways = []
-    fitting = others(RUNTIMES[config.runtime])
-    if fitting:
-        ways.append(f"wait for {_listed(fitting)}")
-    for name, place in RUNTIMES.items():
-        if rule is not None and fits(place, rule):
+    fitting = others(config.runtime)
+    ways = [f"wait for {_listed(fitting)}"] if fitting else []
+    for name in RUNTIMES:
+        if rule is not None and fits(name, rule):
             ways.append(f"take runtime={name!r}")
             break
-        elsewhere = [] if fitting else others(place)
+        elsewhere = [] if fitting else others(name)
         if elsewhere:
             ways.append(f"take runtime={name!r} and wait for {_listed(elsewhere)}")
             break
