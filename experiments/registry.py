@@ -12,6 +12,7 @@ PYTHONPATH. The return value of such a factory is checked, and each mistake give
 
 import ast
 import bisect
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -321,16 +322,19 @@ SHORTEST = 1e-6  # s between two evaluations
 Entries = Iterable[tuple[str, Callable[[Any], Any], Iterable[str]]]
 SEED = ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",))
 COUNTS = ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")
-# The required entries of an arm.
-_ENTRIES: Entries = (
+_ON_DEVICES = (*COUNTS, "devices_per_worker", "mini_batches")
+OPTIONAL_TEXTS = ("initial", "overlap", "profile", "sample_cost", "sample_weight")
+# Entries that an arm may leave out.
+OPTIONAL = frozenset((*OPTIONAL_TEXTS, "balance", "devices_per_worker", "sharding"))
+ARM: Entries = (
     ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
-    ("a part, as in name(parameter=value)", is_part, PARTS),
-    ("a positive whole number", is_count, COUNTS),
+    ("a part, as in name(parameter=value)", is_part, (*PARTS, "sharding")),
+    ("a positive whole number", is_count, (*COUNTS, "devices_per_worker")),
     ("a positive whole number, or one per worker",
      lambda v: is_count(v) or several(is_count)(v), ("mini_batches",)),
     SEED,
     ("below 2**32, as devices draw from 32 bits of it", is_seed, ("seed",)),
-    ("below 2**31, as devices count", lambda v: np.max(v) < 2**31, (*COUNTS, "mini_batches")),
+    ("below 2**31, as devices count", lambda v: np.max(v) < 2**31, _ON_DEVICES),
     ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds",)),
     (f"a number of seconds, {SHORTEST} or more",
      lambda v: _is_finite(v) and v >= SHORTEST, ("evaluate_every",)),
@@ -338,33 +342,22 @@ _ENTRIES: Entries = (
      lambda v: is_part(v) or (_is_finite(v) and v >= 0), NUMBER_OR_PART),
     ("a positive number or None",
      lambda v: v is None or (_is_finite(v) and v > 0), ("target_loss",)),
-    ("true or false", lambda v: isinstance(v, bool), ("stop_at_target",)),
+    ("true or false", lambda v: isinstance(v, bool), ("stop_at_target", "balance")),
     ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
-)  # fmt: skip
-# The optional entries of an arm.
-_OPTIONAL: Entries = (
-    ("a positive whole number below 2**31",
-     lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
-    ("a part, as in name(parameter=value)", is_part, ("sharding",)),
     ("'none', 'threads' or 'program'", lambda v: v in ("none", "threads", "program"), ("overlap",)),
-    ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
     ("'packed', 'padded' or None", lambda v: v in (None, "packed", "padded"), ("sample_cost",)),
     ("'kept', '' or None", lambda v: v in (None, "", "kept"), ("sample_weight",)),
-    ("true or false", lambda v: isinstance(v, bool), ("balance",)),
-    ("'measure', a path, 'none' or None",
-     lambda v: v is None or (isinstance(v, str) and bool(v)), ("profile",)),
+    ("a path or None; a profile also 'measure' or 'none'",
+     lambda v: v is None or (isinstance(v, str) and v), ("initial", "profile")),
 )  # fmt: skip
-OPTIONAL_TEXTS = ("initial", "overlap", "profile", "sample_cost", "sample_weight")
-OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
 
 
 def check_arm(config: ConfigDict) -> None:
     """Raise ValueError for an entry of an arm that is missing or has a wrong type or value."""
-    there = [
-        (words, fits, [name for name in names if name in config])
-        for words, fits, names in _OPTIONAL
-    ]
-    check(config, [*_ENTRIES, *there])
+    check(config, [
+        (words, fits, [name for name in names if name in config or name not in OPTIONAL])
+        for words, fits, names in ARM
+    ])  # fmt: skip
 
 
 def check(config: Mapping, entries: Entries, within: str = "config") -> None:
@@ -466,16 +459,30 @@ class Kind(NamedTuple):
         name, inner = part.get("name"), part.get("*", ())
         factory, parameters = self.opened(name)
         who = f"{self.name} {name!r}"
-        several = {p for p, one in parameters.items() if one.kind is one.VAR_POSITIONAL}
-        if inner and not several:
+        kinds = {parameter.kind for parameter in parameters.values()}
+        if inner and inspect.Parameter.VAR_POSITIONAL not in kinds:
             raise ValueError(
                 f"{who}: is not made of other parts, got {len(inner)} without a key; "
                 f"write {name}(parameter=value, ...)"
             )
-        own = parameters.keys() - several - {*available}
-        given = {key: value for key, value in part.items() if key not in ("name", "*")}
-        own = {p: parameters[p] for p in parameters if p in own}
-        _check_parameters(who, name, own, given, self.taken_out)
+        own = {
+            p: one for p, one in parameters.items()
+            if p not in available and one.kind is not one.VAR_POSITIONAL
+        }  # fmt: skip
+        known = [*self.taken_out, *own]
+        for parameter, value in part.items():
+            if parameter in own:
+                _check_value(f"{who}: parameter {parameter!r}", who, own[parameter], value)
+            elif parameter not in ("name", "*") and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise ValueError(
+                    f"{who}: unknown parameter {parameter!r}; {meant(parameter, known)}"
+                    f"it takes: {', '.join(known) or 'no parameters'}"
+                )
+        for p, one in own.items():
+            if one.default is one.empty and one.kind is not one.VAR_KEYWORD and p not in part:
+                raise ValueError(
+                    f"{who}: parameter {p!r} is missing; write {name}({p}=...)"
+                )
         return factory, parameters
 
     def build(self, part: Part, **available: Any) -> Any:
@@ -545,28 +552,6 @@ def _shown(parameter: inspect.Parameter) -> str:
     return f"{parameter.name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def _check_parameters(
-    who: str, name: str, own: Mapping, given: Mapping, others: Iterable[str] = ()
-) -> None:
-    """Raise ValueError for a parameter that is unknown, missing or of another type."""
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
-    for parameter, value in given.items():
-        if parameter in own:
-            _check_value(f"{who}: parameter {parameter!r}", who, own[parameter], value)
-        elif not anything:
-            raise ValueError(
-                f"{who}: unknown parameter {parameter!r}; {meant(parameter, (*others, *own))}"
-                f"it takes: {', '.join((*others, *own)) or 'no parameters'}"
-            )
-    for parameter in own.values():
-        required = parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD
-        if required and parameter.name not in given:
-            raise ValueError(
-                f"{who}: parameter {parameter.name!r} is missing; "
-                f"write {name}({parameter.name}=...)"
-            )
-
-
 def _check_value(what: str, who: str, parameter: inspect.Parameter, value: Any) -> None:
     if not _are_finite(value):
         raise ValueError(f"{what} must be finite, got {value!r}; correct it")
@@ -625,19 +610,15 @@ def named_modules(value: Any) -> set[str]:
 
     A text is searched as a whole, as other code may read the text as a part.
     """
-    if isinstance(value, list | tuple):
-        return set().union(*map(named_modules, value))
-    if isinstance(value, str):
-        found = set(_MODULE.findall(value))
-        try:  # quotes and escapes may hide a name
-            inner = read(value)
-        except UNREADABLE:
-            return found
-        return found if inner == value else found | named_modules(inner)
-    if not hasattr(value, "items"):
-        return set()
-    name, colon, _ = str(value.get("name")).partition(":")
-    return ({name} if colon else set()) | named_modules([*value.keys(), *value.values()])
+    found = set()
+    for key, text in _texts(value, keys=True):
+        found |= {*_MODULE.findall(text)}
+        if key == "name" and ":" in text:
+            found.add(text.partition(":")[0])
+        with contextlib.suppress(*UNREADABLE):
+            inner = read(text)  # quotes and escapes may hide a name
+            found |= named_modules(inner) if inner != text else set()
+    return found
 
 
 def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> None:
@@ -655,15 +636,19 @@ def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> N
 
 def texts(config: Mapping) -> Iterator[tuple[Any, str]]:
     """Yield (key or None, text) of each text in the parts of a config, however deep inside."""
-    left: list[tuple[Any, Any]] = [(None, config.get(name)) for name in PLACES]
-    while left:
-        key, value = left.pop()
-        if isinstance(value, str):
-            yield key, value
-        elif hasattr(value, "items"):
-            left += value.items()
-        elif isinstance(value, list | tuple):
-            left += [(None, one) for one in value]
+    return _texts([config.get(name) for name in PLACES])
+
+
+def _texts(value: Any, key: Any = None, keys: bool = False) -> Iterator[tuple[Any, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif hasattr(value, "items"):
+        yield from _texts([*value.keys()] if keys else [])
+        for name, one in value.items():
+            yield from _texts(one, name, keys)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one, None, keys)
 
 
 def brought(config: Mapping) -> dict[str, str]:
