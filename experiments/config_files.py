@@ -66,7 +66,8 @@ def read(
     first, _, rest = argument.partition(",")
     variants = getattr(module, "VARIANTS", {})
     if first in variants:
-        module, argument = _variant(file, variants, first), rest
+        module, argument = variants[first], rest
+        module.__file__ = f"{file}:{first}"  # for errors
     elif question := registry.meant(first, variants):
         known = registry.listed(variants)
         raise ValueError(f"{file} has no variant {first!r}; {question}known variants: {known}")
@@ -87,18 +88,11 @@ def read(
 def load(path: str) -> Any:
     """Return a config file as a module; ValueError for one that is not there or cannot be run.
 
-    Paths such as configs/demo.py work from every folder, and variants also have the paths that they
-    once had as files: configs/swarm_tuned.py is `tuned` of configs/swarm.py.
+    Paths such as configs/demo.py work from every folder.
     """
     found = Path(path)
     if not found.is_file() and path.startswith("configs/"):
         found = ROOT / path
-        words = found.stem.split("_")
-        for count in () if found.is_file() else range(1, len(words)):
-            whole = found.with_name(f"{'_'.join(words[:count])}.py")
-            variants = getattr(load(str(whole)), "VARIANTS", {}) if whole.is_file() else {}
-            if "_".join(words[count:]) in variants:
-                return _variant(str(whole), variants, "_".join(words[count:]))
     if not found.is_file():
         raise ValueError(f"there is no file {path!r}; give the path of a config")
     if found.suffix != ".py":
@@ -109,12 +103,6 @@ def load(path: str) -> Any:
         # Python's import may run the cached code of an older file of the same second and size.
         exec(compile(found.read_bytes(), found, "exec"), vars(module))
     return module
-
-
-def _variant(path: str, variants: Mapping[str, Any], name: str) -> Any:
-    """Return a variant of a config file, which errors name as `path:name`."""
-    variants[name].__file__ = f"{path}:{name}"
-    return variants[name]
 
 
 @contextlib.contextmanager
@@ -212,11 +200,9 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
         node = config
         for parent in parents:
             node = node.get(parent) if isinstance(node, ConfigDict) else None
-        there = isinstance(node, ConfigDict)
-        in_part = there and node is not config and "name" in node and last
-        if not (
-            there and (last in node or in_part or (node is config and last in registry.OPTIONAL))
-        ):
+        more = registry.OPTIONAL if node is config else ()
+        in_part = node is not config and isinstance(node, ConfigDict) and "name" in node and last
+        if not (in_part or (isinstance(node, ConfigDict) and (last in node or last in more))):
             raise ValueError(
                 f"the config has no entry {key!r}; {registry.meant(key, config)}"
                 f"known entries: {registry.listed(config)}"

@@ -171,10 +171,9 @@ def _actors(arm: Prepared) -> Runtime:
     from runtimes.gossip.worker import GossipParts
 
     config, task, algorithm = arm.config, arm.task, arm.algorithm
-    chosen = config.get("actors")
-    registry.check(config, () if chosen is None else ACTORS)
-    chosen = chosen or {}
-    registry.check(config, RESTORE if "restore" in chosen else ())
+    given = config.get("actors") or {}
+    chosen = ACTORS | dict(given)
+    registry.check(chosen, _ENTRIES, "config.actors")
     for misfit, why in (
         (isinstance(task.train, Streamed), "its workers hold their data in memory, and the task "
          "streams it; use reading=memory, or runtime='mesh'"),
@@ -183,11 +182,11 @@ def _actors(arm: Prepared) -> Runtime:
         (not registry.is_number(config.communication), "config.communication="
          f"{registry.text(config.communication)!r} models a network, and the links between "
          "processes are real; set it to a number of seconds that contributions take longer"),
-        ("restore" in chosen and algorithm.server is not None, "config.actors.restore is for "
+        ("restore" in given and algorithm.server is not None, "config.actors.restore is for "
          "methods with a model per worker; under a server a worker begins anew from the newest "
          "model; leave it out"),
-        (chosen.get("least_workers", 1) > config.workers, "config.actors.least_workers="
-         f"{chosen.get('least_workers')} is more than config.workers={config.workers}; lower it"),
+        (chosen["least_workers"] > config.workers, "config.actors.least_workers="
+         f"{chosen['least_workers']} is more than config.workers={config.workers}; lower it"),
     ):  # fmt: skip
         if misfit:
             raise ValueError(f"actors: {why}")
@@ -197,10 +196,10 @@ def _actors(arm: Prepared) -> Runtime:
         float(config.communication),
     )  # fmt: skip
     options = Options(
-        Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0)),
-        chosen.get("least_workers", 1),
-        chosen.get("bad_contribution", "end") == "drop",
-        chosen.get("restore", NEIGHBOUR) != NEIGHBOUR,
+        Resources(chosen["cpus"], chosen["gpus"]),
+        chosen["least_workers"],
+        chosen["bad_contribution"] == "drop",
+        chosen["restore"] == OWN,
     )
     entries = config.to_dict() | {"initial": None}  # initial parameters are sent
     entries["algorithm"] |= arm.decided
@@ -246,13 +245,14 @@ def _is_resource(value: Any) -> bool:
     return registry.is_number(value) and 0 <= value < 1e6
 
 
-# The entries of config.actors, which is optional.
-ACTORS: registry.Entries = (
-    ("a number of CPUs, 0 or more", _is_resource, ("actors.cpus",)),
-    ("a share of a GPU, or a number of them", _is_resource, ("actors.gpus",)),
-    ("a positive whole number", registry.is_count, ("actors.least_workers",)),
-    ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("actors.bad_contribution",)),
-)
-RESTORE: registry.Entries = (  # optional, for methods with a model per worker
-    (f"'{NEIGHBOUR}' or '{OWN}'", lambda v: v in (NEIGHBOUR, OWN), ("actors.restore",)),
+# The entries of config.actors.
+ACTORS = {
+    "cpus": 1.0, "gpus": 0.0, "least_workers": 1, "bad_contribution": "end", "restore": NEIGHBOUR,
+}  # fmt: skip
+_ENTRIES: registry.Entries = (
+    ("a number of CPUs, 0 or more", _is_resource, ("cpus",)),
+    ("a share of a GPU, or a number of them", _is_resource, ("gpus",)),
+    ("a positive whole number", registry.is_count, ("least_workers",)),
+    ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("bad_contribution",)),
+    (f"'{NEIGHBOUR}' or '{OWN}'", lambda v: v in (NEIGHBOUR, OWN), ("restore",)),
 )
