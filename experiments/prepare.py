@@ -43,6 +43,7 @@ METHOD = Kind(
     ("optimizer", "graph", "workers", "seed", "sparse", "profile", "matching_seconds"),
 )
 MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
+MIXED = (*mixing.MIXINGS,)  # matrices that methods know by name
 GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
 SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
 NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
@@ -285,18 +286,14 @@ def _algorithm(
     config: ConfigDict,
 ) -> Algorithm:  # fmt: skip
     """Return the method of a config, whose factory has the `wanted` parameters."""
-    offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
-    if "profile" in wanted:
-        offered["profile"] = profile
-    if "matching_seconds" in wanted:
-        alone = registry.is_number(config.communication)  # seconds, which all links share
-        asked = functools.partial(_matching_seconds, config, shapes)
-        offered["matching_seconds"] = None if alone else asked
+    chosen = {} if config.get("buckets") is None else {"buckets": config.buckets}
+    alone = registry.is_number(config.communication)  # seconds, which all links share
     written = config.algorithm.to_dict()
     algorithm = METHOD.build(
         written | _built_parts(written.keys() & wanted, written, config.seed, graph),
         optimizer=optimizers.build(config.optimizer), graph=graph, workers=config.workers,
-        seed=config.seed, sparse=task.sparse, **offered,
+        seed=config.seed, sparse=task.sparse, profile=profile, **chosen,
+        matching_seconds=None if alone else functools.partial(_matching_seconds, config, shapes),
     )  # fmt: skip
     _check_method(config, algorithm, shapes)
     return algorithm
@@ -336,16 +333,13 @@ def _check_method(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None
 
 def _built_parts(names: Collection[str], written: dict, seed: int, graph: nx.Graph | None) -> dict:
     """Return {parameter: built object} for the parameters of a method that are parts."""
-
-    def mixing_matrix(W: Any) -> Any:
-        known = not registry.is_part(W) or (isinstance(W, str) and W in mixing.MIXINGS)
-        return W if known else MIXING.build(W, graph=graph)  # a method knows some by name
-
     built = {
         "exchange": lambda part: REDUCER.build(part, seed=seed),
         "broadcast": lambda part: REDUCER._replace(name="broadcast").build(part, seed=seed),
         "server": lambda part: optimizers.build(part, "algorithm.server"),
-        "mixing_matrix": mixing_matrix,
+        "mixing_matrix": lambda W: (
+            MIXING.build(W, graph=graph) if registry.is_part(W) and W not in MIXED else W
+        ),
     }
     there = [name for name in built if name in names and written[name] is not None]
     return {name: built[name](written[name]) for name in there}

@@ -408,13 +408,10 @@ class Kind(NamedTuple):
 
     def factory(self, name: str) -> Callable:
         """Return the named factory; ValueError for a name that is unknown or not importable."""
+        if isinstance(name, str) and name in self.factories:
+            return self.factories[name]
         if isinstance(name, str) and ":" in name:
             return _imported(self.name, name)
-        try:
-            return self.factories[name]
-        except (KeyError, TypeError):  # TypeError if the name is no text
-            if isinstance(name, str) and name in self.factories:
-                raise  # an error of its module
         raise ValueError(
             f"{self.name}: unknown name {name!r}; {meant(name, self.factories)}known names: "
             f"{listed(sorted(self.factories))}, see --list; or bring your own as "
@@ -458,8 +455,7 @@ class Kind(NamedTuple):
         """
         name, inner = part.get("name"), part.get("*", ())
         factory, parameters = self.opened(name)
-        who = f"{self.name} {name!r}"
-        kinds = {parameter.kind for parameter in parameters.values()}
+        who, kinds = f"{self.name} {name!r}", {one.kind for one in parameters.values()}
         if inner and inspect.Parameter.VAR_POSITIONAL not in kinds:
             raise ValueError(
                 f"{who}: is not made of other parts, got {len(inner)} without a key; "
@@ -480,9 +476,7 @@ class Kind(NamedTuple):
                 )
         for p, one in own.items():
             if one.default is one.empty and one.kind is not one.VAR_KEYWORD and p not in part:
-                raise ValueError(
-                    f"{who}: parameter {p!r} is missing; write {name}({p}=...)"
-                )
+                raise ValueError(f"{who}: parameter {p!r} is missing; write {name}({p}=...)")
         return factory, parameters
 
     def build(self, part: Part, **available: Any) -> Any:
@@ -502,34 +496,31 @@ class Kind(NamedTuple):
                 given[place] = self.build(held, **available)
         factory, parameters = self.checked(given, available)
         name, inner = given.pop("name"), given.pop("*", ())
-        who = f"{self.name} {name!r}"
+        who, is_own = f"{self.name} {name!r}", ":" in name
         offered = {p: available[p] for p in parameters if p in available}
         try:
             built = factory(*inner, **offered, **given)
         except ValueError:
             raise
-        except MemoryError as error:
-            raise ValueError(
-                f"{who}: takes more memory than is free ({error or 'no more is said'}); "
-                "choose smaller sizes"
-            ) from error
         except (Exception, SystemExit) as error:
             unfit = isinstance(error, TypeError | AttributeError | ArithmeticError)
-            if unfit and (given or ":" not in name):
+            if isinstance(error, MemoryError):
+                said = error or "no more is said"
+                why = f"takes more memory than is free ({said}); choose smaller sizes"
+            elif unfit and (given or not is_own):
                 # An annotation may allow a wrong value, as 3 for a list, which fails on use.
-                raise ValueError(
-                    f"{who}: cannot use {given} ({error}); correct a parameter"
-                ) from error
-            if ":" not in name:
+                why = f"cannot use {given} ({error}); correct a parameter"
+            elif is_own:
+                why = f"the factory fails with {type(error).__name__}: {error}; correct it"
+            else:
                 raise
-            raise ValueError(
-                f"{who}: the factory fails with {type(error).__name__}: {error}; correct it"
-            ) from error
-        if ":" not in name or isinstance(built, self.gives):
-            return built
-        kinds = self.gives if isinstance(self.gives, tuple) else (self.gives,)
-        wanted = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
-        raise ValueError(f"{who}: the factory gives {type(built).__name__}; let it return {wanted}")
+            raise ValueError(f"{who}: {why}") from error
+        if is_own and not isinstance(built, self.gives):
+            kinds = self.gives if isinstance(self.gives, tuple) else (self.gives,)
+            wanted = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+            got = type(built).__name__
+            raise ValueError(f"{who}: the factory gives {got}; let it return {wanted}")
+        return built
 
 
 def first_sentence(factory: Callable) -> str:
