@@ -54,9 +54,7 @@ SPELLS = Kind(
 )
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process), nested=("law",))
 RULE = Kind("wait", RULES, Rule, ("setting",))
-# Functions of modules that only arms with costs of samples, or with a profile, import.
-KEPT_NAMES = ("by_cost", "effective_share", "offered", "weights")
-KEPT = Registry({name: f"stragglers.kept:{name}" for name in KEPT_NAMES})
+# Functions of a module that only arms with a profile import.
 _OF_PROFILES = ("check", "for_config", "measures", "save")
 PROFILING = Registry({name: f"experiments.profiling:{name}" for name in _OF_PROFILES})
 
@@ -286,14 +284,17 @@ def _algorithm(
     config: ConfigDict,
 ) -> Algorithm:  # fmt: skip
     """Return the method of a config, whose factory has the `wanted` parameters."""
-    chosen = {} if config.get("buckets") is None else {"buckets": config.buckets}
-    alone = registry.is_number(config.communication)  # seconds, which all links share
+    offered: dict[str, Any] = {"profile": profile, "matching_seconds": None}
+    if config.get("buckets") is not None:
+        offered["buckets"] = config.buckets
+    if not registry.is_number(config.communication):  # else seconds, which all links share
+        size, links = cost.payload_bytes(shapes), functools.partial(network, config, shapes)
+        offered["matching_seconds"] = lambda among: cost.matching_seconds(among, size, links())
     written = config.algorithm.to_dict()
     algorithm = METHOD.build(
         written | _built_parts(written.keys() & wanted, written, config.seed, graph),
         optimizer=optimizers.build(config.optimizer), graph=graph, workers=config.workers,
-        seed=config.seed, sparse=task.sparse, profile=profile, **chosen,
-        matching_seconds=None if alone else functools.partial(_matching_seconds, config, shapes),
+        seed=config.seed, sparse=task.sparse, **offered,
     )  # fmt: skip
     _check_method(config, algorithm, shapes)
     return algorithm
@@ -413,11 +414,6 @@ def network(config: ConfigDict, shapes: Any) -> cost.Network:
     return NETWORK.build(written, workers=config.workers, payload=cost.payload_bytes(shapes))
 
 
-def _matching_seconds(config: ConfigDict, shapes: Any, partners: np.ndarray) -> np.ndarray:
-    """Return the seconds [M] of a model over each matching of `partners` [M, P], without spells."""
-    return cost.matching_seconds(partners, cost.payload_bytes(shapes), network(config, shapes))
-
-
 def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     """Return the cost of a round's exchange: the config's seconds, or seconds on its network."""
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
@@ -518,6 +514,8 @@ def _weighted(
             "sample_weight: needs samples in memory, and a time of each that says which are "
             "dropped; set config.sample_cost and reading=memory, or leave sample_weight out"
         )
+    from stragglers import kept
+
     pilot = _built_rule(_changed(config, seed=config.seed ^ PILOT), delay, exchange, algorithm)
     if pilot.observe is not None:
         raise ValueError(
@@ -531,7 +529,7 @@ def _weighted(
         missing -= int(schedule.batches.sum())
         planned = 2 * planned if schedule.updates == planned else np.inf  # a replay has ended
     lost = config.mini_batches if pilot.turnout.cancels else 0
-    found = KEPT["by_cost"](concatenate(rows), _costs_of_samples(task, sampler), lost=lost)
+    found = kept.by_cost(concatenate(rows), _costs_of_samples(task, sampler), lost=lost)
     if found is None or not found.by_part.all():
         shares = "nothing" if found is None else found.by_part.round(3).tolist()
         raise ValueError(
@@ -539,7 +537,7 @@ def _weighted(
             "by their time, and no weight makes up for what is never kept; give rounds more time, "
             "or let them finish or carry on what they have begun"
         )
-    return tasks.weighted(task, KEPT["weights"](found, task.cost))
+    return tasks.weighted(task, kept.weights(found, task.cost))
 
 
 def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str, Any]:
@@ -552,20 +550,22 @@ def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str
     """
     if prepared.delay is None or processes.as_process(prepared.delay).costs is None:
         return {}
+    from stragglers import kept as shares
+
     rows = 1 + np.searchsorted(schedule.batches.sum(axis=1).cumsum(), COUNTED)
     rows, task, sampler = schedule.slice(0, rows), prepared.task, prepared.sampler
     costs = processes.as_process(prepared.delay).seeded(config.seed).cost
     if config.get("sample_cost") is not None:
         costs = _costs_of_samples(task, sampler)
     lost = config.mini_batches if prepared.rule.turnout.cancels else 0
-    found = KEPT["by_cost"](rows, costs, lost=lost)
+    found = shares.by_cost(rows, costs, lost=lost)
     if found is None:
         return {}
     effective = {}
     if task.plain is not None:
-        worker, counter, taken = KEPT["offered"](rows)
+        worker, counter, taken = shares.offered(rows)
         weight = task.train.weight[sampler.on_host(worker[taken], counter[taken])]
-        effective = {"effective_share": KEPT["effective_share"](weight)}
+        effective = {"effective_share": shares.effective_share(weight)}
     return effective | {
         "kept_long": float(found.by_part[-1]),
         "kept_short": float(found.by_part[: len(found.by_part) // 2].mean()),

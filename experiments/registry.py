@@ -347,8 +347,9 @@ ARM: Entries = (
     ("'none', 'threads' or 'program'", lambda v: v in ("none", "threads", "program"), ("overlap",)),
     ("'packed', 'padded' or None", lambda v: v in (None, "packed", "padded"), ("sample_cost",)),
     ("'kept', '' or None", lambda v: v in (None, "", "kept"), ("sample_weight",)),
-    ("a path or None; a profile also 'measure' or 'none'",
-     lambda v: v is None or (isinstance(v, str) and v), ("initial", "profile")),
+    ("a path or None", lambda v: v is None or (isinstance(v, str) and v), ("initial",)),
+    ("'measure', a path, 'none' or None",
+     lambda v: v is None or (isinstance(v, str) and v), ("profile",)),
 )  # fmt: skip
 
 
