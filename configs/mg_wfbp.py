@@ -19,7 +19,7 @@ def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: MG-WFBP with optimal buckets. Argument: workers, one per device."""
     a = arguments.parse(arg, workers=8)
 
-    c = base.arm(
+    return base.arm(
         name="mg_wfbp",
         baseline="pmean",
         task=part("digits", model="cnn"),
@@ -32,14 +32,14 @@ def get_config(arg: str | None = None) -> base.ConfigDict:
         seconds=600.0,
         updates=200,
         target_loss=0.1,
+        # optimal | greedy | asc | wfbp | single | fixed:SIZE, as in fixed:25MB |
+        # byte_scheduler[:SIZE]
+        buckets="optimal",
+        # Times for the plan: measure | measure:PATH, which saves them | PATH, saved ones | none,
+        # for buckets without times (wfbp, single, fixed). Save them before --jobs, whose arms would
+        # else measure beside each other.
+        profile="measure",
     )
-    # optimal | greedy | asc | wfbp | single | fixed:SIZE, as in fixed:25MB | byte_scheduler[:SIZE]
-    c.buckets = "optimal"
-    # Times for the plan: measure | measure:PATH, which saves them | PATH, saved ones | none, for
-    # buckets without times (wfbp, single, fixed). Save them before --jobs, whose arms would else
-    # measure beside each other.
-    c.profile = "measure"
-    return c
 
 
 def sweep() -> base.Arms:

@@ -175,12 +175,12 @@ def _tuned_text(arg: str | None = None) -> base.ConfigDict:
     return c
 
 
-def _tuned_variant(about: str, get_config, record: str, *grid: Iterable) -> base.Variant:
+def _tuned_variant(about: str, get_config, record: str, sweep, *grid: Iterable) -> base.Variant:
     return base.Variant(
         about,
         get_config,
-        sweep=lambda: _grid(*grid),
-        claims=papers.Judged("nonblocking", record),
+        sweep=(lambda: sweep(*grid)) if grid else sweep,
+        claims=papers.Judged("nonblocking", f"nonblocking_{record}"),
         numbers=papers.at_best("seconds_to_target"),
     )
 
@@ -249,13 +249,13 @@ VARIANTS = {
         "Comparing at equal samples per round flatters non-blocking, since a blocking method is "
         "free to take smaller rounds. Here every method has the mini-batches per round and the "
         "learning rate of a grid that bring it to the target first.",
-        _tuned, "nonblocking_tuned", MIXERS, (MINI_BATCHES, LEARNING_RATES),
+        _tuned, "tuned", _grid, MIXERS, (MINI_BATCHES, LEARNING_RATES),
     ),
     "tuned_images": _tuned_variant(
         "Best non-blocking against best blocking: ResNet-18 on images of CIFAR's shape.\n\n"
         "The images are drawn from a mixture of Gaussians, 32x32 pixels of three colours in ten "
         "classes that hardly overlap; ResNet-18 has a quarter of its usual channels.",
-        _tuned_images, "nonblocking_tuned_images", GOSSIP[:1],
+        _tuned_images, "tuned_images", _grid, GOSSIP[:1],
         ((1, 2), (0.00088, 0.00125, 0.00177, 0.0025)),
         ((2, 4, 8), (0.00125, 0.00177, 0.0025, 0.0035, 0.005)),
     ),
@@ -264,19 +264,16 @@ VARIANTS = {
         "library.\n\n"
         "The GPT of 140,000 parameters of `configs/local_training.py`, with AdamW as there, on "
         "shorter sequences.",
-        _tuned_text, "nonblocking_tuned_text", GOSSIP[:1],
+        _tuned_text, "tuned_text", _grid, GOSSIP[:1],
         ((1, 2), (0.001, 0.0014, 0.002, 0.0028, 0.004)),
         ((2, 4, 8), (0.0014, 0.002, 0.0028, 0.004, 0.0057)),
     ),
-    "traces": base.Variant(
+    "traces": _tuned_variant(
         "Best non-blocking against best blocking gossip, with the delays of three public jobs.\n\n"
         "A worker's time for a round of 128 samples varies as the time of a step did in the job, "
         "whatever the length of a method's rounds. In two jobs some workers are slow for long; in "
         "the third hardly any is.",
-        _tuned,
-        sweep=_traces_sweep,
-        claims=papers.Judged("nonblocking", "nonblocking_traces"),
-        numbers=papers.at_best("seconds_to_target"),
+        _tuned, "traces", _traces_sweep,
     ),
     "weightings": base.Variant(
         "Weights of non-blocking rounds on uneven data, where one worker is always slow.\n\n"

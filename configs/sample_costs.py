@@ -30,7 +30,7 @@ def get_config(arg: str | None = None) -> base.ConfigDict:
     """
     a = arguments.parse(arg, task="points", workers=16, packing="packed")
     task, rate, seconds = arguments.chosen(a, "task", TASKS)
-    config = base.arm(
+    return base.arm(
         name="nonblocking/carry",
         task=task,
         workers=a["workers"],
@@ -41,10 +41,9 @@ def get_config(arg: str | None = None) -> base.ConfigDict:
         optimizer=part("sgd", learning_rate=rate),
         seconds=seconds,
         evaluate_every=seconds / 20,
+        sample_cost=a["packing"],
+        balance=False,
     )
-    config.sample_cost = a["packing"]
-    config.balance = False
-    return config
 
 
 def sweep() -> base.Arms:

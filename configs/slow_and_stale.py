@@ -99,7 +99,7 @@ REAL_TWINS = (("k_batch_sync", 1), ("k_batch_async", 1), ("k_async", 4))  # equa
 def _real(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: K-async with K = 2. Arguments: workers, seconds (the budget on the clock)."""
     a = arguments.parse(arg, workers=4, seconds=30.0)
-    config = base.arm(
+    return base.arm(
         name="real/exponential/k_async/K=2",  # real or simulated / law / protocol / K
         task=part("digits", model="logistic", l2=0.01),
         runtime="actors",
@@ -111,9 +111,8 @@ def _real(arg: str | None = None) -> base.ConfigDict:
         seconds=a["seconds"],
         evaluate_every=a["seconds"] / 30,
         target_loss=1.0,
+        actors=base.actors(least_workers=1),
     )
-    config.actors = base.actors(least_workers=1)
-    return config
 
 
 def _real_sweep() -> base.Arms:

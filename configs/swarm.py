@@ -230,7 +230,7 @@ REAL_RATE = 0.2  # of every real run: the best of each form in the simulation, w
 def _real(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: non-blocking Swarm, 8 bits. Arguments: nodes, graph, seconds (the budget)."""
     a = arguments.parse(arg, nodes=4, graph="complete", seconds=30.0)
-    config = base.arm(
+    return base.arm(
         name="real/8 bits",
         task=part("digits", model="mlp"),
         runtime="actors",
@@ -245,10 +245,9 @@ def _real(arg: str | None = None) -> base.ConfigDict:
         seconds=a["seconds"],
         evaluate_every=a["seconds"] / 30,
         target_loss=0.5,
+        # restore: the model of a node that has died comes from a neighbour, or from its checkpoint.
+        actors=base.actors(least_workers=2, restore="neighbour"),
     )
-    # restore: the model of a node that has died comes from a neighbour, or from its checkpoint.
-    config.actors = base.actors(least_workers=2, restore="neighbour")
-    return config
 
 
 def _real_sweep() -> base.Arms:
