@@ -10,7 +10,6 @@ afterwards. Grids make an arm of every combination of the values that some entri
     --grid='optimizer.learning_rate=0.05,0.1,0.2' --grid='wait=barrier,deadline(seconds=0.3)'
 """
 
-import ast
 import contextlib
 import functools
 import importlib.util
@@ -325,12 +324,8 @@ def show_names(console: Any) -> None:
 def listed_configs() -> Iterator[tuple[str, str]]:
     """Yield the path and the first line of every config and variant of `configs/`."""
     for path in sorted(ROOT.glob("configs/*.py")):
-        module = ast.parse(path.read_text(encoding="utf-8"))
-        if not any(isinstance(n, ast.FunctionDef) and n.name == "get_config" for n in module.body):
-            continue
-        yield f"configs/{path.name}", (ast.get_docstring(module) or "").partition("\n")[0]
-        for node in module.body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "VARIANTS":
-                for key, variant in zip(node.value.keys, node.value.values, strict=True):
-                    about = ast.literal_eval(variant.args[0]).partition("\n")[0]
-                    yield f"configs/{path.name}:{key.value}", about
+        module = load(str(path))
+        variants = getattr(module, "VARIANTS", {}).items()
+        for name, one in (("", module), *((f":{name}", one) for name, one in variants)):
+            if hasattr(one, "get_config"):
+                yield f"configs/{path.name}{name}", (one.__doc__ or "").partition("\n")[0]

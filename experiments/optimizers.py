@@ -212,9 +212,8 @@ class _Described:
                 )
         self.inner = {at: _Described(one, entry) for at, one in self._inside()}
         self.rated = [one for one in self.inner.values() if one.has_rate]
-        self.is_rated, self.takes_rate = (
-            "learning_rate" in names for names in (self.spec, self.parameters)
-        )
+        self.is_rated = "learning_rate" in self.spec
+        self.takes_rate = "learning_rate" in self.parameters
         self.has_rate = self.is_rated or bool(self.rated)
 
     def _inside(self) -> Iterator[tuple[tuple, Part]]:

@@ -717,10 +717,9 @@ def free_memory() -> int | None:
 def _number(file: Path, *names: str) -> int | None:
     """Return the number after one of the names in a file of the system, None where it has none."""
     with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text(encoding="ascii").splitlines():
-            name, *values = line.replace(":", " ").split()[:2] or [""]
-            if name in names:
-                return int(*values)
+        lines = file.read_text(encoding="ascii").replace(":", " ").splitlines()
+        found = (words[1] for words in map(str.split, lines) if {*words[:1]} & {*names})
+        return int(next(found, ""))
     return None
 
 

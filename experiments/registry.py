@@ -25,7 +25,6 @@ import secrets
 import sys
 import types
 import typing
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -41,8 +40,8 @@ LISTED = 100  # characters of a list of names at most
 CLOSE = 0.7  # share of characters that a mistyped name needs in common with a known name
 _LONGEST = 1000  # characters of a sentence at most
 _QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|\S{200,}")
-# Characters that change the order in which a text is shown.
-_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Control characters, breaks of lines and paragraphs, changes of a text's direction, surrogates.
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def brief(text: Any) -> str:
@@ -81,17 +80,12 @@ def listed(names: Iterable[str]) -> str:
 
 def visible(text: str) -> str:
     """Return a text with escapes in place of the characters that `is_visible` refuses."""
-    return "".join(
-        character if is_visible(character) else ascii(character)[1:-1] for character in text
-    )
+    return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def is_visible(text: str) -> bool:
     """Return whether a text is free of control characters, line breaks, surrogates and the like."""
-    return not any(
-        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _DIRECTIONS
-        for character in text
-    )
+    return not _HIDDEN.search(text)
 
 
 # --- values ---
