@@ -25,9 +25,7 @@ METHODS = {  # method -> its changes, its rates
 }
 
 
-def get_config(arg: str | None = None) -> base.ConfigDict:
-    """Return one arm: all-reduce, with the arguments of `configs/local_training.py`."""
-    return local_training.get_config(arg)
+get_config = local_training.get_config  # one arm: all-reduce
 
 
 def sweep(config: base.ConfigDict) -> base.Arms:

@@ -274,7 +274,7 @@ class _Described:
                         f"{text(self.rated[0].spec)} in it has one; give one to each, or one to "
                         f"{self.own['name']} alone"
                     )
-        elif self.takes_rate and not self.is_rated and not self.scales:
+        elif self.takes_rate and not self.is_rated and not self.scales():
             raise ValueError(
                 f"{self.who}: its rate does more than scale its updates; give it a learning_rate "
                 "of its own"
@@ -283,9 +283,8 @@ class _Described:
             if name in self.spec:
                 raise ValueError(f"{self.who}: {name} needs a learning_rate beside it")
 
-    @property
     def scales(self) -> bool:
-        """Whether the updates of rate r are r times the updates of rate 1."""
+        """Return whether the updates of rate r are r times the updates of rate 1."""
         apart = self.own.get(APART.get(self.factory)) is not None
         return self.factory in SCALED and not apart and not self.inner
 

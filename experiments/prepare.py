@@ -23,7 +23,7 @@ from comms import cost, messages, mixing, topology
 from comms.registry import Registry
 from experiments import initial, optimizers, registry, tasks
 from experiments.registry import Kind
-from experiments.runtime_builders import REDUCER, RUNTIMES, Place, Prepared, build
+from experiments.runtime_builders import REDUCER, RUNTIMES, Delay, Place, Prepared, build
 from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
 from runtimes.data_feed import Streamed
@@ -148,10 +148,7 @@ def place_of(config: ConfigDict) -> Place:
 
 
 def _fitted(
-    config: ConfigDict,
-    algorithm: Algorithm,
-    shapes: Any,
-    delay: delays.Law | processes.Process | None,
+    config: ConfigDict, algorithm: Algorithm, shapes: Any, delay: Delay | None
 ) -> tuple[Cost, Rule]:
     """Return the cost of an arm's exchange, and its waiting rule.
 
@@ -439,7 +436,7 @@ def own_links(config: ConfigDict, prepared: Prepared) -> np.ndarray | None:
     return found[0] if len(found) == 1 else None
 
 
-def build_delay(part: registry.Part) -> delays.Law | processes.Process:
+def build_delay(part: registry.Part) -> Delay:
     """Return the law or process of delays that a part describes; its `law` may be a part itself."""
     if part == NO_DELAY or (hasattr(part, "get") and part.get("name") == NO_DELAY):
         raise ValueError(
@@ -449,7 +446,7 @@ def build_delay(part: registry.Part) -> delays.Law | processes.Process:
     return DELAY.build(part)
 
 
-def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
+def own_delay(config: ConfigDict) -> Delay | None:
     """Return the delay of a config, or None where workers run at their own speed."""
     return None if config.delay.name == NO_DELAY else build_delay(config.delay)
 
@@ -469,11 +466,8 @@ def _sampler(config: ConfigDict, task: Task, shards: list) -> sampling.Sampler:
 
 
 def _costed(
-    delay: delays.Law | processes.Process | None,
-    config: ConfigDict,
-    task: Task,
-    sampler: sampling.Sampler,
-) -> delays.Law | processes.Process | None:
+    delay: Delay | None, config: ConfigDict, task: Task, sampler: sampling.Sampler
+) -> Delay | None:
     """Return the delay, with the costs of samples if `config.sample_cost` describes them."""
     packing = config.get("sample_cost")
     if packing is None:
@@ -503,7 +497,7 @@ def _weighted(
     sampler: sampling.Sampler,
     algorithm: Algorithm,
     exchange: Cost,
-    delay: delays.Law | processes.Process | None,
+    delay: Delay | None,
 ) -> Task:
     """Return the task with larger weights for samples that are dropped more often for their cost.
 
@@ -587,9 +581,7 @@ def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
             yield delay.read + others
 
 
-def rule(
-    config: ConfigDict, prepared: Prepared, delay: delays.Law | processes.Process | None = None
-) -> Rule:
+def rule(config: ConfigDict, prepared: Prepared, delay: Delay | None = None) -> Rule:
     """Return the waiting rule of an arm, with another delay than the config's if one is given."""
     config = registry.canonical(config)
     delay = delay or prepared.delay or ANY_SPEED
@@ -597,10 +589,7 @@ def rule(
 
 
 def _built_rule(
-    config: ConfigDict,
-    delay: delays.Law | processes.Process,
-    communication: Cost,
-    algorithm: Algorithm | None = None,
+    config: ConfigDict, delay: Delay, communication: Cost, algorithm: Algorithm | None = None
 ) -> Rule:
     _check_delay(config, processes.as_process(delay))
     return RULE.build(config.wait, setting=_setting(config, delay, communication, algorithm))
@@ -640,7 +629,7 @@ def fitting_rule(
     algorithm: Algorithm,
     shapes: Any,
     communication: Cost,
-    delay: delays.Law | processes.Process | None = None,
+    delay: Delay | None = None,
 ) -> Rule:
     """Return the rule of a config, which its method and its runtime can use; else ValueError.
 

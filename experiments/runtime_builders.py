@@ -24,6 +24,7 @@ REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",), nested=("*",))
 SHARDING = Kind("sharding", Registry({
     "fsdp": "runtimes.slices:fsdp", "replicated": "runtimes.slices:replicated",
 }))  # fmt: skip
+Delay = delays.Law | processes.Process  # seconds of a mini-batch
 CODED = ("parameters", "gradients")  # entries of a sharding that name codecs
 NEIGHBOUR, OWN = "neighbour", "checkpoint"  # the model from which a lost node begins again
 
@@ -50,7 +51,7 @@ class Prepared(NamedTuple):
     sampler: sampling.Sampler
     rule: Rule
     exchange: Cost  # the cost of a round's exchange
-    delay: delays.Law | processes.Process | None  # s of mini-batches; None: workers' own speed
+    delay: Delay | None  # s of mini-batches; None: workers' own speed
     config: ConfigDict  # with the end of every learning-rate schedule
     decided: Mapping[str, Any]  # parameters that a gradient has decided
     runtime: Runtime | None = None
