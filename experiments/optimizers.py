@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 import jax
@@ -205,7 +206,7 @@ class _Described:
         for name in () if self.factory is optax.chain else SHARES:
             value = self.own.get(name)
             usual = name in self.parameters and value == self.parameters[name].default
-            if is_number(value) and not usual and not 0 <= value < 1:
+            if name in self.own and not usual and is_number(value) and not 0 <= value < 1:
                 raise ValueError(
                     f"{self.who}: {name} must be 0 or more and below 1, got {value}; set "
                     f"config.{entry}.{name}"
@@ -371,20 +372,24 @@ def _try(transform: optax.GradientTransformationExtraArgs, who: Callable[[], str
         raise ValueError(f"{who()}: {refused}; take another")
 
 
-# Requirements on a part's rate.
-_RATES: registry.Entries = (
-    ("a number", is_number, ("learning_rate", "warmup_samples", "batch_power")),
-    ("positive", lambda v: 0 < v < math.inf, ("learning_rate",)),
-    ("0 or more", lambda v: 0 <= v < math.inf, ("warmup_samples",)),
-    ("from 0, the same rate for every update, to 1, a rate in proportion to its mini-batches",
-     lambda v: 0 <= v <= 1, ("batch_power",)),
-)  # fmt: skip
+# Parameter of a part's rate -> its default, a test of a number, and that test in words.
+_RATES = {
+    "learning_rate": (None, lambda v: 0 < v < math.inf, "positive"),
+    "warmup_samples": (0, lambda v: 0 <= v < math.inf, "0 or more"),
+    "batch_power": (0, lambda v: 0 <= v <= 1, "from 0, the same rate for every update, to 1, a "
+                    "rate in proportion to its mini-batches"),
+}  # fmt: skip
 
 
 def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
     """Return the descent by a part's learning_rate, schedule, warmup_samples and batch_power."""
-    values = {"learning_rate": None, "warmup_samples": 0, "batch_power": 0} | spec
-    registry.check(values, _RATES, f"config.{entry}")
+    values = {name: spec.get(name, default) for name, (default, *_) in _RATES.items()}
+    for name, value in values.items():
+        _, fits, words = _RATES[name]
+        words = words if isinstance(value, Real) and not isinstance(value, bool) else "a number"
+        if words == "a number" or not fits(value):
+            entry = f"config.{entry}.{name}"
+            raise ValueError(f"{entry} must be {words}, got {value!r}; set {entry}")
     shape = _schedule(spec["schedule"]) if "schedule" in spec else constant()
     warmup = float(values["warmup_samples"])  # as whole numbers of a device have 32 bits
 

@@ -63,12 +63,11 @@ def build(arm: Prepared) -> Runtime:
     config, place = arm.config, RUNTIMES[arm.config.runtime]
     check_processes(config, jax.process_count())
     size, sharding, overlap = slice_of(config)
-    sharding = registry.text(sharding)
-    if not place.on_mesh and (size, sharding, overlap) != Slice():
+    if not place.on_mesh and (size, getattr(sharding, "name", sharding), overlap) != Slice():
         raise ValueError(
-            f"{config.runtime}: config.devices_per_worker={size}, config.sharding={sharding!r} and "
-            f"config.overlap={overlap!r} are for devices of a mesh; use runtime='mesh', or leave "
-            "them out"
+            f"{config.runtime}: config.devices_per_worker={size}, config.sharding="
+            f"{registry.text(sharding)!r} and config.overlap={overlap!r} are for devices of a "
+            "mesh; use runtime='mesh', or leave them out"
         )
     return place.build(arm)
 
