@@ -284,7 +284,7 @@ def _algorithm(
     offered: dict[str, Any] = {"profile": profile, "matching_seconds": None}
     if config.get("buckets") is not None:
         offered["buckets"] = config.buckets
-    if not registry.is_number(config.communication):  # else seconds, which all links share
+    if isinstance(config.communication, ConfigDict):  # else seconds, which all links share
         size, links = cost.payload_bytes(shapes), functools.partial(network, config, shapes)
         offered["matching_seconds"] = lambda among: cost.matching_seconds(among, size, links())
     written = config.algorithm.to_dict()
