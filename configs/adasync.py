@@ -8,10 +8,6 @@ arms have the same delays, initial parameters and samples per worker.
     --config=configs/adasync.py:protocol=k_sync,delay=shifted_exponential --sweep --seeds=5
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base
 from experiments import papers, stats
 from experiments.registry import part
@@ -28,7 +24,7 @@ ADAPTIVE = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
 FOLLOWING = {"adasync_sqrt": 0.5, "adasync_linear": 1.0}  # power of K that the rate follows
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm.
 
     Arguments: protocol (k_sync, k_batch_sync, k_async, k_batch_async), delay (a key of DELAYS),
@@ -48,7 +44,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield every fixed K at its rates, then three forms of AdaSync, with the config's protocol."""
     for k in FIXED:  # 1e9 s: K never changes
         rates = (k * rate for rate in RATES)

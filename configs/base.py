@@ -9,6 +9,8 @@ from ml_collections import ConfigDict, FieldReference
 from experiments import registry
 from experiments.registry import part
 
+Arms = Iterator[tuple[str, dict]]  # of a sweep: name, changes to the config
+
 
 class Variant(SimpleNamespace):
     """Further experiment of a config file: description, `get_config`, `sweep` and the like."""
@@ -19,7 +21,7 @@ class Variant(SimpleNamespace):
 
 def at_rates(
     name: str, changes: Mapping[str, Any], rates: Iterable[float], form: str = ""
-) -> Iterator[tuple[str, dict]]:
+) -> Arms:
     """Yield an arm of a sweep, name/rate=RATE, for every learning rate; form: format of RATE."""
     for rate in rates:
         yield f"{name}/rate={rate:{form}}", {**changes, "optimizer.learning_rate": rate}
@@ -42,7 +44,7 @@ def actors(least_workers: int, **more: Any) -> ConfigDict:
 
 
 def arm(**changes: Any) -> ConfigDict:
-    """Return the default arm with whole entries replaced; ValueError for an unknown entry.
+    """Return the default arm with whole entries replaced or added; ValueError for unknown ones.
 
     On the command line parts are written like calls: --config.graph='star'
     """
@@ -83,12 +85,13 @@ def arm(**changes: Any) -> ConfigDict:
         "target_loss": None,  # training loss; arms are compared by the time to reach it
         "stop_at_target": False,  # end an arm as soon as it reaches target_loss
     }
-    unknown = [name for name in changes if name not in entries]
-    if unknown:
-        raise ValueError(
-            f"an arm has no entry {unknown[0]!r}; {registry.meant(unknown[0], entries)}"
-            f"known entries: {registry.listed(entries)}"
-        )
+    known = {**entries, **dict.fromkeys((*sorted(registry.OPTIONAL), "actors", "buckets"))}
+    for name in changes:
+        if name not in known:
+            raise ValueError(
+                f"an arm has no entry {name!r}; {registry.meant(name, known)}"
+                f"known entries: {registry.listed(known)}"
+            )
     # A reference lets an entry change its type, as where a network replaces a number.
     values = (entries | changes).items()
     return ConfigDict({name: FieldReference(value, object) for name, value in values})

@@ -13,10 +13,6 @@ The images come from TensorFlow Datasets, prepared beforehand, or noise of their
     --config=configs/cifar10.py:data=noise
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base, nonblocking
 from experiments.registry import part
 
@@ -26,7 +22,7 @@ MINI_BATCHES, BATCH = 8, 16  # of a round, of a mini-batch
 STEPS = (0.5, 0.75)  # of all samples
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: Ring All-Reduce, non-blocking.
 
     Arguments: workers, 8 or 16; delay, a kind of `nonblocking.delays`; communication, in nominal
@@ -73,7 +69,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield three mixers, blocking and not, then three forms of SwarmSGD in pairs."""
     for mixer, (algorithm, wait_for_all) in nonblocking.MIXERS.items():
         common = {"algorithm": algorithm, "baseline": f"{mixer}/blocking"}

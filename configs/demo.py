@@ -7,23 +7,19 @@ are enough:
     --config=configs/demo.py:lengths --sweep --seeds=3 --together
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base, nonblocking
 from experiments import papers
 from experiments.registry import part
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm, with the arguments of `configs/nonblocking.py`."""
     c = nonblocking.get_config(arg)
     c.graph = part("ring")
     return c
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield arms with equal samples per round, blocking and not, and one with small batches."""
     ring = {"algorithm": part("all_reduce", collective="ring")}
     gossip = {"algorithm": part("dpsgd"), "baseline": "dpsgd/blocking"}
@@ -38,7 +34,7 @@ RATES = (*nonblocking.LEARNING_RATES[1:], 1.13)
 CASES = ((16, 4), (4, 4), (4, 16))  # samples of a mini-batch, mini-batches that an exchange lasts
 
 
-def _rounds(arg: str | None = None) -> ConfigDict:
+def _rounds(arg: str | None = None) -> base.ConfigDict:
     """Return one arm; arguments: workers."""
     c = get_config(f"workers={arguments.parse(arg, workers=8)['workers']}")
     c.baseline = None
@@ -47,7 +43,7 @@ def _rounds(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def _rounds_sweep() -> Iterator[tuple[str, dict]]:
+def _rounds_sweep() -> base.Arms:
     """Yield all-reduce, blocking and not, in rounds of 1 to 16 mini-batches, for every case."""
     for samples, exchange in CASES:
         each = nonblocking.NOMINAL * samples / 128  # seconds of a mini-batch

@@ -11,15 +11,11 @@ workers of one device. On a CPU, which is split into as many devices as an arm n
 and messages are worth comparing.
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
-from configs import arguments, language_model
+from configs import arguments, base, language_model
 from experiments.registry import part
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: a whole model on every device.
 
     Arguments: size, corpus, compute, remat as in `language_model`; workers and devices_per_worker;
@@ -53,7 +49,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield arms with a whole model per device, a part of it, and one device per worker."""
     yield "diloco/whole", {}
     yield "diloco/divided", {"sharding": "fsdp"}

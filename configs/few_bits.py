@@ -13,10 +13,6 @@ a server and back.
 parallelism). They gather parameters and sum gradients in one codec, rounded to the nearest.
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base
 from experiments import papers, stats
 from experiments.registry import part
@@ -59,7 +55,7 @@ OTHERS = {  # group -> its changes, its rates
 }  # fmt: skip
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: bfloat16 in all-reduce or, with the argument `divided`, in one worker."""
     divided = arguments.parse(arg, divided=False)["divided"]
     usual = {
@@ -99,13 +95,13 @@ def _divided() -> dict:
     }
 
 
-def _in_slice(codec: ConfigDict | None) -> dict:
+def _in_slice(codec: base.ConfigDict | None) -> dict:
     """Return the changes with which a slice's devices send in a codec; None: in float32."""
     codecs = {} if codec is None else {"parameters": codec, "gradients": codec}
     return {"sharding": part("fsdp", **codecs)}
 
 
-def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def sweep(config: base.ConfigDict) -> base.Arms:
     """Yield every codec at its rates, then other methods if each worker has one device."""
     if config.devices_per_worker > 1:
         for name, codec in CODECS.items():

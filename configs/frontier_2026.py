@@ -14,10 +14,6 @@ workers (as in `link_killed`), which are away for 15 s after 60 s of work on ave
     --config=configs/frontier_2026.py --sweep --seeds=5 --together
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base, slow_links
 from configs.slow_links import COMPLETE, JITTER, LINK, OUTER
 from experiments import papers
@@ -122,7 +118,7 @@ CONDITIONS = {  # condition -> (its own changes, methods with their changes, rat
 }
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: StragglAR with a late worker. It takes no arguments."""
     arguments.parse(arg)
     own, methods, _ = CONDITIONS["late"]
@@ -143,7 +139,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield every method in every condition at every rate of its grid."""
     for condition, (own, methods, rates) in CONDITIONS.items():
         for method, changes in methods.items():

@@ -11,10 +11,6 @@ The sweep goes over the rates of the local steps, or of the server in arms witho
 outer optimizers are fixed, and most have DiLoCo's momentum.
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base
 from experiments import papers, stats
 from experiments.registry import part
@@ -65,7 +61,7 @@ def rates_of(group: str) -> tuple[float, ...]:
     return UNEVEN_RATES if group in UNEVEN else LOWER_RATES.get(group, ()) + RATES
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: DiLoCo. Arguments: factor, worker 0's slowdown; seconds, the budget."""
     a = arguments.parse(arg, factor=float(FACTOR), seconds=600.0)
     return base.arm(
@@ -88,7 +84,7 @@ def by_speed(factor: float) -> list[int]:
     return list(local_updates.dynamic([1 / factor, *[1.0] * (WORKERS - 1)], LOCAL_STEPS))
 
 
-def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def sweep(config: base.ConfigDict) -> base.Arms:
     """Yield every method at every rate of its grid; the slow worker sets limits and steps."""
     factors = config.delay.get("factors")
     factor = factors.to_dict().get(0, 1.0) if factors else 1.0

@@ -8,13 +8,11 @@ the paper's.
     --config=configs/goodput.py:repair=600,stop=30
 """
 
-from ml_collections import ConfigDict
-
-from configs import arguments
+from configs import arguments, base
 from experiments import papers
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return the config of four methods.
 
     Arguments: between (s of work between two failures of a learner), repair (s that a learner is
@@ -22,7 +20,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     """
     a = arguments.parse(arg, between=86_400.0, repair=3600.0, stop=60.0)
 
-    c = ConfigDict()
+    c = base.ConfigDict()
     c.name = "goodput"
     c.seed = 0  # of the failures
     c.step = 10.0  # seconds of a mini-batch

@@ -12,9 +12,7 @@ The sweep goes over learning rates; the claims take each method and graph at its
 lowest final loss.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-
-from ml_collections import ConfigDict
+from collections.abc import Mapping, Sequence
 
 from configs import arguments, base
 from experiments import papers, stats
@@ -91,7 +89,7 @@ TEXT_RATES = {
 }
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: gradient tracking on a ring.
 
     Arguments: task, a key of TASKS; workers, a multiple of 4; alpha of the Dirichlet split; models,
@@ -116,7 +114,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def rates_of(config: ConfigDict) -> Mapping[str, Sequence[float]]:
+def rates_of(config: base.ConfigDict) -> Mapping[str, Sequence[float]]:
     """Return the grid of every method and graph that the config's task compares."""
     if "vocabulary" in as_part(config.task):
         return TEXT_RATES
@@ -124,7 +122,7 @@ def rates_of(config: ConfigDict) -> Mapping[str, Sequence[float]]:
     return {group: grid for group, grid in RATES.items() if few or group not in UP_TO_FEW}
 
 
-def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def sweep(config: base.ConfigDict) -> base.Arms:
     """Yield every method on every graph of its grid, at every rate."""
     for group, grid in rates_of(config).items():
         method, graph = group.split("/")

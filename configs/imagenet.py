@@ -10,10 +10,6 @@ warms up over five epochs and falls to a tenth after 30, 60 and 80 of 90 (P. Goy
 ImageNet does not fit into memory, so the images are noise unless `data` names a source.
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base
 from experiments.registry import part
 
@@ -21,7 +17,7 @@ IMAGES = 1_281_167  # of an epoch
 EPOCHS, WARM, STEPS = 90, 5, (30, 60, 80)
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: all-reduce.
 
     Arguments: workers; batch, the images of a worker's mini-batch; data, a source of images, noise
@@ -75,7 +71,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def sweep(config: base.ConfigDict) -> base.Arms:
     """Yield all-reduce, local SGD, D-PSGD on a ring, and SwarmSGD in 8 bits, at equal images.
 
     An update has eight mini-batches of every worker in local SGD, two of one worker in SwarmSGD.

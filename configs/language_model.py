@@ -16,8 +16,6 @@ round share one rate, which would be 0 in the first round.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
 from configs import arguments, base
 from experiments import stats
 from experiments.registry import part
@@ -52,7 +50,7 @@ OUTER = part("momentum", decay=0.9, nesterov=True, learning_rate=0.7)
 EACH = 0.1  # s of a mini-batch, nominal; on a mesh devices have their own speed
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: all-reduce.
 
     Arguments: size, a key of SIZES; workers; steps of a worker, a multiple of all LOCAL_STEPS;
@@ -107,7 +105,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield all-reduce, then local SGD and DiLoCo at every number of local steps."""
     yield "all_reduce", {}
     for count in LOCAL_STEPS:

@@ -10,10 +10,6 @@ or simulated, with the measured seconds of a mini-batch:
     --config=configs/links.py:bits=1e8,each=0.004,runtime=simulate --sweep
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from comms import cost
 from configs import arguments, base
 from experiments.registry import part
@@ -22,7 +18,7 @@ STEPS = 8  # local steps between two exchanges
 LATENCY = 2e-4  # seconds of a message between two network namespaces
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: all-reduce.
 
     Arguments: workers; runtime, mesh or simulate; for simulate also bits, the bits per second of a
@@ -52,7 +48,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield all-reduce, forms with fewer bytes per gradient, and methods that exchange models."""
     yield "all_reduce", {}
     yield "bf16", {"algorithm": part("all_reduce", exchange=part("bf16"))}

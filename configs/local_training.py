@@ -10,11 +10,9 @@ H is the number of local steps between two exchanges of a parameter. Streaming D
 into three fragments, one of which is exchanged every H / 3 steps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
-
-from ml_collections import ConfigDict
 
 from configs import arguments, base, language_model
 from experiments import papers, stats
@@ -75,7 +73,7 @@ GROUPS = {  # by method/H
 }
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: all-reduce.
 
     Arguments: size, a key of `configs.language_model.SIZES`; workers; steps of a worker, a multiple
@@ -103,7 +101,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return config
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield every method at every rate of its grid."""
     for group, (changes, rates, several) in GROUPS.items():
         outer = {f"/outer={rate:g}": changes(rate) for rate in several} or {"": changes()}

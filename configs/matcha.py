@@ -8,10 +8,6 @@ take the best learning rate of every method's grid.
     --config=configs/matcha.py:graph=4,communication=0.02
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from comms import topology
 from configs import arguments, base
 from experiments import papers
@@ -23,7 +19,7 @@ RING, MUCH = (1.6, 2.26), (1.6,)
 COMMON = 0.8  # best rate of most methods on graph 0, for a single arm
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: MATCHA.
 
     Arguments: graph (0 to 5), communication (seconds of one model over one link) and, of this arm
@@ -53,7 +49,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def sweep(config: base.ConfigDict) -> base.Arms:
     """Yield vanilla D-PSGD with the best weights, MATCHA and periodic D-PSGD at several budgets."""
     vanilla = part("dpsgd", mixing_matrix="best_constant", order="adapt_then_combine")
     methods = [("vanilla", vanilla, 1.0)]

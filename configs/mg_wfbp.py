@@ -10,20 +10,16 @@ bytes,backward_us and a line per layer, in forward order.
     --config=configs/mg_wfbp.py:scale,trace=mine.csv
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base
 from experiments import papers
 from experiments.registry import part
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: MG-WFBP with optimal buckets. Argument: workers, one per device."""
     a = arguments.parse(arg, workers=8)
 
-    c = base.arm(
+    return base.arm(
         name="mg_wfbp",
         baseline="pmean",
         task=part("digits", model="cnn"),
@@ -36,17 +32,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
         seconds=600.0,
         updates=200,
         target_loss=0.1,
+        # optimal | greedy | asc | wfbp | single | fixed:SIZE, as in fixed:25MB |
+        # byte_scheduler[:SIZE]
+        buckets="optimal",
+        # Times for the plan: measure | measure:PATH, which saves them | PATH, saved ones | none,
+        # for buckets without times (wfbp, single, fixed). Save them before --jobs, whose arms would
+        # else measure beside each other.
+        profile="measure",
     )
-    # optimal | greedy | asc | wfbp | single | fixed:SIZE, as in fixed:25MB | byte_scheduler[:SIZE]
-    c.buckets = "optimal"
-    # Times for the plan: measure | measure:PATH, which saves them | PATH, saved ones | none, for
-    # buckets without times (wfbp, single, fixed). Save them before --jobs, whose arms would else
-    # measure beside each other.
-    c.profile = "measure"
-    return c
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield plain all-reduce, then five kinds of buckets."""
     yield "pmean", {"algorithm": part("all_reduce")}
     for buckets in ("wfbp", "single", "fixed:32kB", "greedy", "optimal"):
@@ -59,7 +55,7 @@ claims = papers.Judged("mg_wfbp", "mg_wfbp")
 # --- simulated on 4 to 2048 workers ---
 
 
-def _scale(arg: str | None = None) -> ConfigDict:
+def _scale(arg: str | None = None) -> base.ConfigDict:
     """Return the config of four traces.
 
     Arguments: trace, to take only one; collective; at_workers, the number in the printed table.
@@ -67,7 +63,7 @@ def _scale(arg: str | None = None) -> ConfigDict:
     a = arguments.parse(arg, trace="all", collective="ring", at_workers=64)
     every = ("googlenet", "resnet50", "vgg16", "transformer")
 
-    c = ConfigDict()
+    c = base.ConfigDict()
     c.name = "mg_wfbp_scale"
     c.traces = every if a["trace"] == "all" else (a["trace"],)
     c.schedules = ("wfbp", "single", "fixed", "greedy", "asc", "optimal", "dear", "byte_scheduler")
@@ -82,7 +78,7 @@ def _scale(arg: str | None = None) -> ConfigDict:
 
     # Measured all-reduces: workers, alpha (s), beta (s per byte). They give the links of a ring,
     # which are the same for any number of workers and for the other collectives.
-    c.networks = ConfigDict({
+    c.networks = base.ConfigDict({
         # HKBU-HPML/MG-WFBP, distributed_optimizer.py
         "ethernet_10": {"workers": 16, "alpha": 9.0810e-4, "beta": 7.3957e-10},
         "infiniband_56": {"workers": 16, "alpha": 2.3584e-4, "beta": 4.0595e-10},

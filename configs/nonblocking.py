@@ -13,9 +13,7 @@ VARIANTS are further experiments; most take these arguments, too:
     --config=configs/nonblocking.py:traces,communication=0.25 --sweep --seeds=5 --together
 """
 
-from collections.abc import Iterable, Iterator
-
-from ml_collections import ConfigDict
+from collections.abc import Iterable
 
 from configs import arguments, base
 from experiments import papers
@@ -27,7 +25,7 @@ JOBS = ("alibaba_job_4", "bytedance_ar", "alibaba_job_1")
 NOMINAL = 0.2  # seconds of a round of 128 samples per worker at nominal speed
 
 
-def delays(each: float, trace: str = "trace.csv") -> dict[str, tuple[ConfigDict, str]]:
+def delays(each: float, trace: str = "trace.csv") -> dict[str, tuple[base.ConfigDict, str]]:
     """Return the kinds of stragglers: name -> (delay of a mini-batch, its draw).
 
     each: nominal seconds of a mini-batch. The draw, "mini_batch" or "round", is the work for which
@@ -49,7 +47,7 @@ def delays(each: float, trace: str = "trace.csv") -> dict[str, tuple[ConfigDict,
     }
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: Ring All-Reduce, non-blocking.
 
     Arguments: workers (8 or 16 for the hypercube); delay, a kind of `delays`; communication, in
@@ -94,7 +92,7 @@ SERIAL = {  # the same with the exchange after the gradient, as in MATCHA
 }
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield four mixers, each blocking, non-blocking, with small batches, and with a deadline."""
     for mixer, (algorithm, wait_for_all) in (MIXERS | SERIAL).items():
         common = {"algorithm": algorithm, "baseline": f"{mixer}/blocking"}
@@ -115,7 +113,7 @@ MINI_BATCHES = (1, 2, 4, 8, 16)
 LEARNING_RATES = (0.1, 0.14, 0.2, 0.28, 0.4, 0.57, 0.8)  # factors of sqrt(2) around the best
 
 
-def _tuned(arg: str | None = None) -> ConfigDict:
+def _tuned(arg: str | None = None) -> base.ConfigDict:
     c = get_config(",".join(filter(None, (f"batch={BATCH}", arg))))
     if DRAWS[c.draw]:
         # A slow spell lasts for the work of a nominal round, however short a method's rounds are.
@@ -127,7 +125,7 @@ def _tuned(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def _grid(mixers: Iterable[str], *grids: tuple[Iterable, Iterable]) -> Iterator[tuple[str, dict]]:
+def _grid(mixers: Iterable[str], *grids: tuple[Iterable, Iterable]) -> base.Arms:
     """Yield arms of mixers, blocking and not, at all round lengths and learning rates.
 
     grids: lengths and rates of blocking rounds, then of non-blocking ones; one grid serves both.
@@ -143,13 +141,13 @@ def _grid(mixers: Iterable[str], *grids: tuple[Iterable, Iterable]) -> Iterator[
                 yield from base.at_rates(f"{mixer}/{variant}/M={length}", own, rates)
 
 
-def _of_four_workers(arg: str | None) -> ConfigDict:
+def _of_four_workers(arg: str | None) -> base.ConfigDict:
     """Return the config of four workers whose mini-batches have one sample."""
     # communication: four mini-batches of one sample, in nominal rounds of 128 samples.
     return _tuned(f"workers=4,batch=1,communication=0.03125,{arg or ''}")
 
 
-def _tuned_images(arg: str | None = None) -> ConfigDict:
+def _tuned_images(arg: str | None = None) -> base.ConfigDict:
     c = _of_four_workers(arg)
     c.task = part(
         "images",
@@ -163,7 +161,7 @@ def _tuned_images(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def _tuned_text(arg: str | None = None) -> ConfigDict:
+def _tuned_text(arg: str | None = None) -> base.ConfigDict:
     c = _of_four_workers(arg)
     c.task = part(
         "next_token", model=part("gpt", layers=2, width=64, heads=4, remat=False),
@@ -177,12 +175,12 @@ def _tuned_text(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def _tuned_variant(about: str, get_config, record: str, *grid: Iterable) -> base.Variant:
+def _tuned_variant(about: str, get_config, record: str, sweep, *grid: Iterable) -> base.Variant:
     return base.Variant(
         about,
         get_config,
-        sweep=lambda: _grid(*grid),
-        claims=papers.Judged("nonblocking", record),
+        sweep=(lambda: sweep(*grid)) if grid else sweep,
+        claims=papers.Judged("nonblocking", f"nonblocking_{record}"),
         numbers=papers.at_best("seconds_to_target"),
     )
 
@@ -200,7 +198,7 @@ WEIGHTINGS = {  # of every mixer, its own default among them
 }
 
 
-def _weightings(arg: str | None = None) -> ConfigDict:
+def _weightings(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: Ring All-Reduce, non-blocking, weighted by finished mini-batches.
 
     Arguments: alpha of the Dirichlet split; slow, the factor of the slow worker; seconds, the
@@ -221,7 +219,7 @@ def _weightings(arg: str | None = None) -> ConfigDict:
     return c
 
 
-def _weightings_sweep() -> Iterator[tuple[str, dict]]:
+def _weightings_sweep() -> base.Arms:
     """Yield three mixers, each with all of its weightings and blocking, at all rates."""
     for mixer, (algorithm, wait_for_all) in MIXERS.items():
         rounds = {
@@ -236,7 +234,7 @@ def _weightings_sweep() -> Iterator[tuple[str, dict]]:
 GOSSIP = ("dpsgd", "matcha")  # mixers that the paper compares with
 
 
-def _traces_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def _traces_sweep(config: base.ConfigDict) -> base.Arms:
     """Yield gossip, blocking and not, at all round lengths and rates, with the delays of jobs."""
     for job in JOBS:
         delay = {"delay": _tuned(f"delay={job},batch={config.batch_size}").delay}
@@ -251,13 +249,13 @@ VARIANTS = {
         "Comparing at equal samples per round flatters non-blocking, since a blocking method is "
         "free to take smaller rounds. Here every method has the mini-batches per round and the "
         "learning rate of a grid that bring it to the target first.",
-        _tuned, "nonblocking_tuned", MIXERS, (MINI_BATCHES, LEARNING_RATES),
+        _tuned, "tuned", _grid, MIXERS, (MINI_BATCHES, LEARNING_RATES),
     ),
     "tuned_images": _tuned_variant(
         "Best non-blocking against best blocking: ResNet-18 on images of CIFAR's shape.\n\n"
         "The images are drawn from a mixture of Gaussians, 32x32 pixels of three colours in ten "
         "classes that hardly overlap; ResNet-18 has a quarter of its usual channels.",
-        _tuned_images, "nonblocking_tuned_images", GOSSIP[:1],
+        _tuned_images, "tuned_images", _grid, GOSSIP[:1],
         ((1, 2), (0.00088, 0.00125, 0.00177, 0.0025)),
         ((2, 4, 8), (0.00125, 0.00177, 0.0025, 0.0035, 0.005)),
     ),
@@ -266,19 +264,16 @@ VARIANTS = {
         "library.\n\n"
         "The GPT of 140,000 parameters of `configs/local_training.py`, with AdamW as there, on "
         "shorter sequences.",
-        _tuned_text, "nonblocking_tuned_text", GOSSIP[:1],
+        _tuned_text, "tuned_text", _grid, GOSSIP[:1],
         ((1, 2), (0.001, 0.0014, 0.002, 0.0028, 0.004)),
         ((2, 4, 8), (0.0014, 0.002, 0.0028, 0.004, 0.0057)),
     ),
-    "traces": base.Variant(
+    "traces": _tuned_variant(
         "Best non-blocking against best blocking gossip, with the delays of three public jobs.\n\n"
         "A worker's time for a round of 128 samples varies as the time of a step did in the job, "
         "whatever the length of a method's rounds. In two jobs some workers are slow for long; in "
         "the third hardly any is.",
-        _tuned,
-        sweep=_traces_sweep,
-        claims=papers.Judged("nonblocking", "nonblocking_traces"),
-        numbers=papers.at_best("seconds_to_target"),
+        _tuned, "traces", _traces_sweep,
     ),
     "weightings": base.Variant(
         "Weights of non-blocking rounds on uneven data, where one worker is always slow.\n\n"

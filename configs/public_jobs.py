@@ -9,9 +9,7 @@ of its finished mini-batches a second, divided by a barrier's; updates are not c
 from collections.abc import Iterator
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from configs import arguments
+from configs import arguments, base
 from experiments import registry
 
 JOBS = (
@@ -20,17 +18,17 @@ JOBS = (
 )
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return all jobs. Argument: mini_batches of a worker in a barrier's round."""
     a = arguments.parse(arg, mini_batches=8)
-    c = ConfigDict()
+    c = base.ConfigDict()
     c.name = "public_jobs"
     c.jobs = JOBS  # delays, as configs write them
     c.mini_batches = a["mini_batches"]
     return c
 
 
-def analyse(config: ConfigDict) -> Any:
+def analyse(config: base.ConfigDict) -> Any:
     """Return the gain of every rule in every job; ValueError for a job that cannot be used."""
     from experiments import analysis
     from experiments.advice import observatory

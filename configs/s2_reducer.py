@@ -7,10 +7,7 @@ network are computed from the bytes sent and the measured time to encode and dec
     --config=configs/s2_reducer.py:rates,task=ncf --sweep --seeds=5
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
-
-from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import papers, registry
@@ -47,7 +44,7 @@ TOUCHED = {
 }
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: S2 Reducer with a sketch.
 
     Arguments: task, a key of TASKS; workers; updates, by default as in TASKS; ratio, the size of
@@ -74,7 +71,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def sweep(config: base.ConfigDict) -> base.Arms:
     """Yield dense, S2 Reducer in four variants (`median` decodes as the paper does), and others.
 
     Exact methods get the room that the config's task and its number of workers need.
@@ -123,7 +120,7 @@ RATES = (0.005, 0.007, 0.01, 0.014, 0.02)  # of Adam
 RATED = ("dense", "dense/reordered", "bf16", "s2/median")
 
 
-def _rates_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def _rates_sweep(config: base.ConfigDict) -> base.Arms:
     """Yield dense training, also reordered or in 16 bits, and the paper's sketch, at all rates."""
     arms = dict(sweep(config))
     for name in RATED:

@@ -10,7 +10,6 @@ over, finish them, or balance them across workers.
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import stats
@@ -24,14 +23,14 @@ TASKS = {
 BARRIER, DROPPED = "barrier", "nonblocking/drop"
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: non-blocking rounds that carry unfinished work on.
 
     Arguments: task, points or text; workers; packing, packed or padded mini-batches.
     """
     a = arguments.parse(arg, task="points", workers=16, packing="packed")
     task, rate, seconds = arguments.chosen(a, "task", TASKS)
-    config = base.arm(
+    return base.arm(
         name="nonblocking/carry",
         task=task,
         workers=a["workers"],
@@ -42,13 +41,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         optimizer=part("sgd", learning_rate=rate),
         seconds=seconds,
         evaluate_every=seconds / 20,
+        sample_cost=a["packing"],
+        balance=False,
     )
-    config.sample_cost = a["packing"]
-    config.balance = False
-    return config
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield rules that wait, rules that drop work, and remedies."""
 
     def rounds(leftovers: str, in_flight: str) -> dict:

@@ -12,10 +12,6 @@ Claims and figures compare each protocol and K at one common rate, at its rate t
 target first, and at its rate with the lowest final loss.
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base
 from experiments import papers, stats
 from experiments.registry import part
@@ -57,7 +53,7 @@ ETA_MAX = _GRID[:10]
 THRESHOLDS = (0.01, 0.1, 1.0, 10.0)
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: Async-SGD.
 
     Arguments: law, a key of LAWS; model, logistic or cnn; batch, the samples of a mini-batch;
@@ -77,7 +73,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield protocols, K and rates; then Async-SGD with the staleness-compensating rate."""
     for group, (protocol, k) in GROUPS.items():
         yield from base.at_rates(group, {"wait": part(protocol, k=k)}, RATES[k])
@@ -100,10 +96,10 @@ REAL_LAWS = {
 REAL_TWINS = (("k_batch_sync", 1), ("k_batch_async", 1), ("k_async", 4))  # equal k_sync, k_async
 
 
-def _real(arg: str | None = None) -> ConfigDict:
+def _real(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: K-async with K = 2. Arguments: workers, seconds (the budget on the clock)."""
     a = arguments.parse(arg, workers=4, seconds=30.0)
-    config = base.arm(
+    return base.arm(
         name="real/exponential/k_async/K=2",  # real or simulated / law / protocol / K
         task=part("digits", model="logistic", l2=0.01),
         runtime="actors",
@@ -115,12 +111,11 @@ def _real(arg: str | None = None) -> ConfigDict:
         seconds=a["seconds"],
         evaluate_every=a["seconds"] / 30,
         target_loss=1.0,
+        actors=base.actors(least_workers=1),
     )
-    config.actors = base.actors(least_workers=1)
-    return config
 
 
-def _real_sweep() -> Iterator[tuple[str, dict]]:
+def _real_sweep() -> base.Arms:
     """Yield both laws, four protocols, K = 1, 2, 4, once with processes and once simulated."""
     for law, delay in REAL_LAWS.items():
         for protocol in PROTOCOLS:

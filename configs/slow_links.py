@@ -10,10 +10,6 @@ slow link takes ten times as long. Every method takes its best learning rate in 
     both     the slow link, and worker 4 takes four times as long for a mini-batch
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
 from configs import arguments, base
 from experiments import papers, stats
 from experiments.registry import part
@@ -58,7 +54,7 @@ METHODS = {
 }  # fmt: skip
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: D-PSGD on a ring over links with spells. It takes no arguments."""
     arguments.parse(arg)
     return base.arm(
@@ -79,7 +75,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield every method in every condition at every rate of its grid."""
     for condition, (spells, delay) in CONDITIONS.items():
         own = {"delay": delay, "communication": part("link", seconds=LINK, spells=spells)}

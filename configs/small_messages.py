@@ -7,11 +7,7 @@ momentum, SwarmSGD without. Each method is compared at its best learning rate.
     --config=configs/small_messages.py:size=140k,steps=750 --sweep --seeds=3 --together
 """
 
-from collections.abc import Iterator
-
-from ml_collections import ConfigDict
-
-from configs import local_training
+from configs import base, local_training
 from experiments import papers, stats
 from experiments.registry import part
 
@@ -29,12 +25,10 @@ METHODS = {  # method -> its changes, its rates
 }
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """Return one arm: all-reduce, with the arguments of `configs/local_training.py`."""
-    return local_training.get_config(arg)
+get_config = local_training.get_config  # one arm: all-reduce
 
 
-def sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def sweep(config: base.ConfigDict) -> base.Arms:
     """Yield every method at every rate of its grid."""
     schedule = config.optimizer.schedule
     decay = part("add_decayed_weights", weight_decay=config.optimizer.weight_decay)

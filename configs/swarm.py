@@ -24,10 +24,7 @@ The schedule of a real run can be trained again, bit for bit, from the run's fol
     --config=configs/swarm.py:real --config.runtime=simulate --config.wait="replay(path=...)"
 """
 
-from collections.abc import Iterator
-
 import networkx as nx
-from ml_collections import ConfigDict
 
 from configs import arguments, base
 from experiments import papers, prepare
@@ -52,7 +49,7 @@ RATES = {"all_reduce": 0.025, "local": 0.2}
 NODES = 16  # of the sweep's arms
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: non-blocking Swarm, 8 bits, two local steps.
 
     Arguments: nodes, a multiple of 8 (the sweep's rates were tuned at 16); graph, a name of
@@ -102,7 +99,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
 
-def sweep() -> Iterator[tuple[str, dict]]:
+def sweep() -> base.Arms:
     """Yield rivals in rounds, rivals in pairs, then Swarm by local steps, bits and blocking."""
     yield (
         "all_reduce",
@@ -160,7 +157,7 @@ TUNED_METHODS = (
 )  # fmt: skip
 
 
-def _tuned_sweep() -> Iterator[tuple[str, dict]]:
+def _tuned_sweep() -> base.Arms:
     """Yield every method at every rate."""
     arms = dict(sweep())
     for method in TUNED_METHODS:
@@ -170,7 +167,7 @@ def _tuned_sweep() -> Iterator[tuple[str, dict]]:
 ACCURATE = ("all_reduce", "dpsgd/ring", "swarm/H=2", "swarm/H=2/8 bits", "swarm/H=2/16 bits")
 
 
-def _accuracy_sweep() -> Iterator[tuple[str, dict]]:
+def _accuracy_sweep() -> base.Arms:
     """Yield the methods whose accuracy is compared, at lower rates, which are more accurate."""
     arms = dict(sweep())
     for method in ACCURATE:
@@ -181,11 +178,11 @@ def _accuracy_sweep() -> Iterator[tuple[str, dict]]:
 LENGTHS = (75, 150, 300, 600, 1200)  # mini-batches of a node
 
 
-def _gaussians(arg: str | None = None) -> ConfigDict:
+def _gaussians(arg: str | None = None) -> base.ConfigDict:
     return get_config(f"task=gaussians,{arg or ''}")
 
 
-def _epochs_sweep(config: ConfigDict) -> Iterator[tuple[str, dict]]:
+def _epochs_sweep(config: base.ConfigDict) -> base.Arms:
     """Yield all-reduce and every number of local steps, for every number of mini-batches."""
     arms = dict(sweep())
     for method in ("all_reduce", "swarm/H=1", "swarm/H=2", "swarm/H=4"):
@@ -230,10 +227,10 @@ REAL_RATES = (0.05, 0.1, 0.2, 0.4, 0.8)  # learning rates, all of which are simu
 REAL_RATE = 0.2  # of every real run: the best of each form in the simulation, with 5 seeds
 
 
-def _real(arg: str | None = None) -> ConfigDict:
+def _real(arg: str | None = None) -> base.ConfigDict:
     """Return one arm: non-blocking Swarm, 8 bits. Arguments: nodes, graph, seconds (the budget)."""
     a = arguments.parse(arg, nodes=4, graph="complete", seconds=30.0)
-    config = base.arm(
+    return base.arm(
         name="real/8 bits",
         task=part("digits", model="mlp"),
         runtime="actors",
@@ -248,13 +245,12 @@ def _real(arg: str | None = None) -> ConfigDict:
         seconds=a["seconds"],
         evaluate_every=a["seconds"] / 30,
         target_loss=0.5,
+        # restore: the model of a node that has died comes from a neighbour, or from its checkpoint.
+        actors=base.actors(least_workers=2, restore="neighbour"),
     )
-    # restore: the model of a node that has died comes from a neighbour, or from its checkpoint.
-    config.actors = base.actors(least_workers=2, restore="neighbour")
-    return config
 
 
-def _real_sweep() -> Iterator[tuple[str, dict]]:
+def _real_sweep() -> base.Arms:
     """Yield each form simulated at all rates, then at the best one, simulated and in real time."""
     for name, form in FORMS.items():
         yield from base.at_rates(f"tuning/{name}", form | {"runtime": "simulate"}, REAL_RATES)
@@ -274,10 +270,10 @@ SCALE_DELAYS = {
 }
 
 
-def _scale(arg: str | None = None) -> ConfigDict:
+def _scale(arg: str | None = None) -> base.ConfigDict:
     """Return a config of ten methods. Arguments: delay, a key of SCALE_DELAYS; rounds of a node."""
     a = arguments.parse(arg, delay="equal", rounds=100)
-    c = ConfigDict()
+    c = base.ConfigDict()
     c.name = "swarm_scale"
     c.seed = 0  # of the delays and partners
     c.workers = (8, 16, 32, 64, 128, 256)  # powers of two, for the hypercube

@@ -10,7 +10,6 @@ afterwards. Grids make an arm of every combination of the values that some entri
     --grid='optimizer.learning_rate=0.05,0.1,0.2' --grid='wait=barrier,deadline(seconds=0.3)'
 """
 
-import ast
 import contextlib
 import functools
 import importlib.util
@@ -47,7 +46,7 @@ class ConfigFile(NamedTuple):
 
 
 def read(
-    path: str, flags: Mapping[str, str | bool] | None = None, trusted: Collection[str] = ()
+    path: str, flags: Mapping[str, str] | None = None, trusted: Collection[str] = ()
 ) -> ConfigFile:
     """Return the config of `file.py`, `file.py:argument` or a run's config.json.
 
@@ -66,7 +65,8 @@ def read(
     first, _, rest = argument.partition(",")
     variants = getattr(module, "VARIANTS", {})
     if first in variants:
-        module, argument = _variant(file, variants, first), rest
+        module, argument = variants[first], rest
+        module.__file__ = f"{file}:{first}"  # for errors
     elif question := registry.meant(first, variants):
         known = registry.listed(variants)
         raise ValueError(f"{file} has no variant {first!r}; {question}known variants: {known}")
@@ -87,18 +87,11 @@ def read(
 def load(path: str) -> Any:
     """Return a config file as a module; ValueError for one that is not there or cannot be run.
 
-    Paths such as configs/demo.py work from every folder, and variants also have the paths that they
-    once had as files: configs/swarm_tuned.py is `tuned` of configs/swarm.py.
+    Paths such as configs/demo.py work from every folder.
     """
     found = Path(path)
     if not found.is_file() and path.startswith("configs/"):
         found = ROOT / path
-        words = found.stem.split("_")
-        for count in () if found.is_file() else range(1, len(words)):
-            whole = found.with_name(f"{'_'.join(words[:count])}.py")
-            variants = getattr(load(str(whole)), "VARIANTS", {}) if whole.is_file() else {}
-            if "_".join(words[count:]) in variants:
-                return _variant(str(whole), variants, "_".join(words[count:]))
     if not found.is_file():
         raise ValueError(f"there is no file {path!r}; give the path of a config")
     if found.suffix != ".py":
@@ -109,12 +102,6 @@ def load(path: str) -> Any:
         # Python's import may run the cached code of an older file of the same second and size.
         exec(compile(found.read_bytes(), found, "exec"), vars(module))
     return module
-
-
-def _variant(path: str, variants: Mapping[str, Any], name: str) -> Any:
-    """Return a variant of a config file, which errors name as `path:name`."""
-    variants[name].__file__ = f"{path}:{name}"
-    return variants[name]
 
 
 @contextlib.contextmanager
@@ -145,37 +132,29 @@ def swept_arms(module: Any, config: ConfigDict) -> Iterator[tuple[str, dict]]:
     return module.sweep(config) if inspect.signature(module.sweep).parameters else module.sweep()
 
 
-def overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str | bool]]:
+def overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the other arguments, and {entry: text} from flags of the form --config.ENTRY=VALUE.
 
-    As with other flags the value may be the next argument, and a switch needs none: --config.ENTRY
-    is true, --noconfig.ENTRY is false. The last flag of an entry counts.
+    The last flag of an entry counts.
     """
-    rest, found, arguments = [], {}, list(argv)
-    while arguments:
-        argument = arguments.pop(0)
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument == "--":
-            return [*rest, argument, *arguments], found
-        if not argument.startswith("-") or not name.startswith(("config.", "noconfig.")):
+    rest, found = [], {}
+    for argument in argv:
+        name, equals, text = argument.lstrip("-").partition("=")
+        if not (argument.startswith("-") and name.startswith("config.")):
             rest.append(argument)
             continue
-        switch, _, key = name.partition(".")
+        if not equals:
+            raise ValueError(f"{argument} has no value; write --{name}=VALUE")
+        key = name.removeprefix("config.")
         found.pop(key, None)
-        if switch != "config":
-            found[key] = False
-        elif equals:
-            found[key] = value
-        else:
-            takes = arguments and not arguments[0].startswith("--")
-            found[key] = arguments.pop(0) if takes else True
+        found[key] = text
     return rest, found
 
 
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")  # as a value with a comma in a grid
 
 
-def value(config: ConfigDict, key: str, text: str | bool) -> Any:
+def value(config: ConfigDict, key: str, text: str) -> Any:
     """Return the value of a flag's text: a literal, a bare word, a part, or else the text itself.
 
     A number that replaces a float is a float; a value that replaces a text is a text, or None.
@@ -185,19 +164,15 @@ def value(config: ConfigDict, key: str, text: str | bool) -> Any:
     except (KeyError, TypeError, AttributeError):
         before = None
     is_text = isinstance(before, str) or key in registry.OPTIONAL_TEXTS
-    if isinstance(text, bool) or (is_text and not _QUOTED.fullmatch(text)):
+    if is_text and not _QUOTED.fullmatch(text):
         return None if text == "None" else text
     try:
         found = registry.read(text)
     except registry.UNREADABLE:
         found = text
     if isinstance(before, float):
-        try:
-            return float(found) if registry.is_number(found) else float(text)
-        except OverflowError:
-            return float(text)  # inf
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            return float(text)
     return found
 
 
@@ -212,11 +187,9 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
         node = config
         for parent in parents:
             node = node.get(parent) if isinstance(node, ConfigDict) else None
-        there = isinstance(node, ConfigDict)
-        in_part = there and node is not config and "name" in node and last
-        if not (
-            there and (last in node or in_part or (node is config and last in registry.OPTIONAL))
-        ):
+        more = registry.OPTIONAL if node is config else ()
+        in_part = node is not config and isinstance(node, ConfigDict) and "name" in node and last
+        if not (in_part or (isinstance(node, ConfigDict) and (last in node or last in more))):
             raise ValueError(
                 f"the config has no entry {key!r}; {registry.meant(key, config)}"
                 f"known entries: {registry.listed(config)}"
@@ -351,12 +324,8 @@ def show_names(console: Any) -> None:
 def listed_configs() -> Iterator[tuple[str, str]]:
     """Yield the path and the first line of every config and variant of `configs/`."""
     for path in sorted(ROOT.glob("configs/*.py")):
-        module = ast.parse(path.read_text(encoding="utf-8"))
-        if not any(isinstance(n, ast.FunctionDef) and n.name == "get_config" for n in module.body):
-            continue
-        yield f"configs/{path.name}", (ast.get_docstring(module) or "").partition("\n")[0]
-        for node in module.body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "VARIANTS":
-                for key, variant in zip(node.value.keys, node.value.values, strict=True):
-                    about = ast.literal_eval(variant.args[0]).partition("\n")[0]
-                    yield f"configs/{path.name}:{key.value}", about
+        module = load(str(path))
+        variants = getattr(module, "VARIANTS", {}).items()
+        for name, one in (("", module), *((f":{name}", one) for name, one in variants)):
+            if hasattr(one, "get_config"):
+                yield f"configs/{path.name}{name}", (one.__doc__ or "").partition("\n")[0]

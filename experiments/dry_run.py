@@ -23,7 +23,7 @@ from rich.table import Table
 
 from comms import hashing, messages
 from comms.cost import payload_bytes
-from experiments import prepare, program_costs, registry, runtime_builders, tasks
+from experiments import prepare, program_costs, runtime_builders, tasks
 from experiments.tables import print_table
 from runtimes import bodies, data_feed, rounds, slices, worker
 from stragglers.rule import most_mini_batches
@@ -56,11 +56,9 @@ class Forecast(NamedTuple):
 
 def forecast(config: ConfigDict) -> Forecast:
     """Return the costs of an arm; raise ValueError as `prepare.prepare` does."""
-    config = registry.canonical(config)
     made = prepare.prepare(config)
-    costs = costs_of(_PROGRAMS[config.runtime](config, made))
-    rule = prepare.rule(config, made)
-    _, schedule = rule.extend(rule.init(), PLANNED)
+    costs = costs_of(_PROGRAMS[config.runtime](made))
+    _, schedule = made.rule.extend(made.rule.init(), PLANNED)
     settled = dataclasses.replace(schedule, offset=made.algorithm.settled)
     sent = messages.sent_bytes(made.algorithm, made.shapes, settled).mean()
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made.shapes))
@@ -81,34 +79,34 @@ def costs_of(traced: Traced) -> tuple[float, Mapping[str, float], float]:
     return memory, flops, costs.moved / traced.devices
 
 
-def simulated(config: ConfigDict, made: prepare.Prepared) -> Traced:
+def simulated(made: prepare.Prepared) -> Traced:
     """Return all workers' update, as `runtimes.simulate` dispatches it."""
-    algorithm, planner = made.algorithm, made.runtime.planner
+    algorithm, task, planner = made.algorithm, made.task, made.runtime.planner
     _, turn = planner.take(planner.start(remembers=False), np.inf, 1)
     width = turn.schedule.workers.shape[1]
-    taken = (*planner.addresses(turn, 1, width).counter.shape, config.batch_size)
-    indices, draws = _addressed(made.task, taken)
+    taken = (*planner.addresses(turn, 1, width).counter.shape, made.config.batch_size)
+    indices, draws = _addressed(task, taken)
     rows = _shapes(planner.rows(turn, 1, width, indices, draws))
-    task = made.task
     after = bodies.rows_of(algorithm, task.losses, task.augment, made.runtime.stale)
 
     def run(model, rows, count, examples):
         return after(model, rows, count, examples, turn.known)
 
     model = jax.eval_shape(lambda params: made.runtime.start(params).model, made.shapes)
-    examples = _examples(made.task, math.prod(taken))
+    examples = _examples(task, math.prod(taken))
     one_model = [] if algorithm.own_models else [model.params]
     shared = [examples, *one_model, model.server]
     arguments = (model, rows, jax.ShapeDtypeStruct((), jnp.int32), examples)
-    return Traced(run, arguments, tuple(shared), devices=config.devices)
+    return Traced(run, arguments, tuple(shared), devices=made.config.devices)
 
 
-def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
+def on_mesh(made: prepare.Prepared) -> Traced:
     """Return a worker's round as a device of `runtimes.mesh` runs it, see `runtimes.rounds.plain`.
 
     If a worker's devices divide its model, the exchange is taken to work on parts of it.
     """
-    algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
+    algorithm, config = made.algorithm, made.config
+    mini_batches, most = most_mini_batches(config.mini_batches), config.rounds_per_dispatch
     kept = _slice_of(config)
     size, team = kept.size, slices.replicated()(kept.size, False)
     splits = jax.tree.map(lambda leaf: kept.split(leaf.shape), made.shapes)
@@ -117,8 +115,6 @@ def on_mesh(config: ConfigDict, made: prepare.Prepared) -> Traced:
     @functools.wraps(made.task.losses)
     def losses(params, examples, *seen, **own):
         return made.task.losses(jax.tree.map(kept.gathered, params, splits), examples, *seen, **own)
-
-    most = config.rounds_per_dispatch
 
     def begun(params):
         server = worker.init_server(algorithm, params)
@@ -152,9 +148,9 @@ def _slice_of(config: ConfigDict) -> slices.Alone:
     return runtime_builders.sharding_of(config)(size, tasks.streams(config.task))
 
 
-def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
+def of_process(made: prepare.Prepared) -> Traced:
     """Return a worker's contribution, as a worker in its own process computes it."""
-    algorithm, mini_batches = made.algorithm, most_mini_batches(config.mini_batches)
+    algorithm, mini_batches = made.algorithm, most_mini_batches(made.config.mini_batches)
     state = jax.eval_shape(lambda params: worker.init(algorithm, params), made.shapes)
 
     def run(state, params, batches, examples, indices):
@@ -166,7 +162,7 @@ def of_process(config: ConfigDict, made: prepare.Prepared) -> Traced:
         losses = made.task.losses
         return worker.contribute(algorithm, losses, params, state, taken, batches, given)
 
-    indices = jax.ShapeDtypeStruct((mini_batches, config.batch_size), jnp.int32)
+    indices = jax.ShapeDtypeStruct((mini_batches, made.config.batch_size), jnp.int32)
     batches = jax.ShapeDtypeStruct((), jnp.int32)
     return Traced(run, (state, made.shapes, batches, _shapes(made.task.train), indices), ())
 

@@ -1,9 +1,8 @@
 """Optimizers for configs: optax's by their names or your own, with a rate in samples, not updates.
 
 An update of a non-blocking method holds a varying number of samples, so a rate follows the samples
-that all workers have seen (arXiv 2211.00889). An optimizer of optax is therefore built with rate 1
-and its updates are scaled. If a trial finds that the optimizer uses its rate in another way, the
-optimizer is built with its own constant rate, or refused if the rate changes.
+that all workers have seen (arXiv 2211.00889). An optimizer that takes a rate is made anew in each
+update with the rate of that update, as optax's `inject_hyperparams` does.
 
 A part may also be a list, `[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]`, which
 is `optax.chain`; then exactly one of its members, or the chain itself, has the learning rate.
@@ -24,7 +23,7 @@ from optax import contrib
 
 from algorithms.base import scale_by_samples
 from experiments import registry
-from experiments.registry import Kind, Part, is_number, is_part, meant, text
+from experiments.registry import Kind, Part, is_number, is_part, text
 from experiments.registry import spec as spec_of
 
 # Parameters of a part about its learning rate.
@@ -98,17 +97,21 @@ def _of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
 TRANSFORMS = _of_optax() | {
     "momentum": momentum, "muon": muon, "selective_transform": selective_transform
 }
-# SCALED: optimizers whose rate only scales their updates, whatever their other numbers are; a test
-# tries all. The two in APART do so unless this is set: a second rate, momentum after the rate.
-APART = {muon: "adam_learning_rate", optax.rmsprop: "momentum"}
+# SCALED: optimizers whose rate only scales their updates, whatever their other numbers are, so that
+# they can stand inside of another one that has the rate; a test tries all. Those in APART do so
+# unless this is set: a second rate, or what follows the rate.
+APART = {
+    muon: "adam_learning_rate", optax.rmsprop: "momentum", optax.adafactor: "weight_decay_rate"
+}
 SCALED = frozenset({
-    optax.adabelief, optax.adadelta, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw,
-    optax.adamw, optax.adan, optax.amsgrad, optax.lamb, optax.lion, muon, optax.novograd,
-    optax.radam, optax.rmsprop, optax.sgd, optax.sign_sgd, optax.signum, optax.yogi,
+    contrib.acprop, optax.adabelief, optax.adadelta, optax.adafactor, optax.adagrad, optax.adam,
+    optax.adamax, optax.adamaxw, optax.adamw, optax.adan, contrib.ademamix, contrib.adopt,
+    optax.amsgrad, contrib.dog, contrib.dowg, optax.lamb, optax.lion, muon, optax.novograd,
+    optax.optimistic_adam_v2, optax.optimistic_gradient_descent, optax.radam, optax.rmsprop,
+    optax.sgd, optax.sign_sgd, optax.signum, contrib.simplified_ademamix, optax.yogi,
 })  # fmt: skip
 # Parameters of any optimizer that give the share of the past that stays.
 SHARES = ("decay", "momentum", "decay_rate", "b1", "b2", "b3")
-TRIED = 40  # updates in the trial of an optimizer that is not in SCALED
 
 
 def step(boundaries: tuple[float, ...], factor: float = 0.1) -> optax.Schedule:
@@ -143,7 +146,7 @@ def matrices() -> Callable[[Any], Any]:
 
 MASKS = {"matrices": matrices}
 
-TRANSFORM = Kind("optimizer", TRANSFORMS, optax.GradientTransformation)
+TRANSFORM = Kind("optimizer", TRANSFORMS, optax.GradientTransformation, taken_out=RATE)
 SCHEDULE = Kind("schedule", SCHEDULES, Callable)
 MASK = Kind("mask", MASKS, Callable)
 
@@ -158,17 +161,11 @@ def build(part: Part, entry: str = "optimizer") -> optax.GradientTransformationE
     anything that does not fit.
     """
     described = _Described(part, entry)
+    transform = optax.with_extra_args_support(described.transform())
     if not described.has_rate:
         _scale(described.spec, entry)  # says that the rate is missing
-    transform = optax.with_extra_args_support(described.transform())
     _try(transform, lambda: f"{entry} {text(part)}")
     return transform
-
-
-def rate_is_data(part: Part) -> bool:
-    """Return whether runs of other learning rates can share a program, as rates scale updates."""
-    described = _Described(part, "optimizer")
-    return described.is_rated and (not described.takes_rate or described.scales())
 
 
 def to_the_end(part: Part, samples: float) -> dict[str, Any]:
@@ -196,56 +193,33 @@ def to_the_end(part: Part, samples: float) -> dict[str, Any]:
 class _Described:
     """A transform as a config describes it, with the transforms that it is made of.
 
-    Raises ValueError for an unknown name, for a chain of no members, and for a decay outside of
-    [0, 1).
+    inner: by ("*", place) in a chain, by the name of a parameter, or by that name and the label of
+    some of the model's parameters.
     """
 
     def __init__(self, written: Part, entry: str):
         self.spec, self.entry = spec_of(written), entry
-        self.name = self.spec.get("name")
-        self.who = f"{entry} {self.name!r}"
+        self.who = f"{entry} {self.spec.get('name')!r}"
         self.kind = TRANSFORM._replace(name=entry)
-        self.factory, self.parameters = self.kind.opened(self.name)
+        self.factory, self.parameters = self.kind.opened(self.spec.get("name"))
         self.own = {name: value for name, value in self.spec.items() if name not in RATE}
-        self.is_rated = "learning_rate" in self.spec
-        self.takes_rate = "learning_rate" in self.parameters
-        # A constant rate.
-        self.is_steady = not any(
-            self.spec.get(name) for name in ("schedule", "warmup_samples", "batch_power")
-        )
-        self._check()
-        self.members = [_Described(one, entry) for one in self.spec.get("*", ())]
-        # Key: a parameter's name, or (that name, label of some of the model's parameters).
-        self.inner = {at: _Described(one, entry) for at, one in self._described_inside()}
-        self.has_rate = self.is_rated or any(
-            one.has_rate for one in (*self.members, *self.inner.values())
-        )
-
-    def _check(self) -> None:
-        chained = self.factory is optax.chain
-        if chained and (set(self.own) - {"name", "*"} or not self.own.get("*")):
-            raise ValueError(
-                f"{self.entry}: a chain is made of transforms, and at most of a rate; write it as "
-                "[clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
-            )
-        known = dict.fromkeys((*RATE, *self.parameters))
-        anything = any(one.kind is one.VAR_KEYWORD for one in self.parameters.values())
-        for name in () if anything else self.own.keys() - {"name", "*", *known}:
-            raise ValueError(
-                f"{self.who}: unknown parameter {name!r}; {meant(name, known)}it takes: "
-                f"{', '.join(known)}"
-            )
-        for name in SHARES:
-            value = self.spec.get(name)
+        for name in () if self.factory is optax.chain else SHARES:
+            value = self.own.get(name)
             usual = name in self.parameters and value == self.parameters[name].default
-            if name in self.spec and not usual and is_number(value) and not 0 <= value < 1:
+            if name in self.own and not usual and is_number(value) and not 0 <= value < 1:
                 raise ValueError(
                     f"{self.who}: {name} must be 0 or more and below 1, got {value}; set "
-                    f"config.{self.entry}.{name}"
+                    f"config.{entry}.{name}"
                 )
+        self.inner = {at: _Described(one, entry) for at, one in self._inside()}
+        self.rated = [one for one in self.inner.values() if one.has_rate]
+        self.is_rated = "learning_rate" in self.spec
+        self.takes_rate = "learning_rate" in self.parameters
+        self.has_rate = self.is_rated or bool(self.rated)
 
-    def _described_inside(self) -> Iterator[tuple[Any, Part]]:
-        """Yield (key, part) for each transform among the parameters, with the keys of `inner`."""
+    def _inside(self) -> Iterator[tuple[tuple, Part]]:
+        """Yield (key of `inner`, part) of each transform that this one is made of."""
+        yield from ((("*", place), one) for place, one in enumerate(self.own.get("*", ())))
         for name, parameter in self.parameters.items():
             value, kind = self.own.get(name), str(parameter.annotation)
             transform = "GradientTransformation" in kind
@@ -258,72 +232,66 @@ class _Described:
                 or (isinstance(value, str) and transform and "Callable" not in kind)
                 or (isinstance(value, Mapping) and "name" in value)
             ):
-                yield name, value
+                yield (name,), value
 
     def transform(self) -> optax.GradientTransformation:
         """Return the transform: its updates descend if it has a rate, and else point uphill."""
-        if self.factory is not optax.chain:
-            return self._rated() if self.is_rated else self._direction()
-        if self.is_rated + sum(member.has_rate for member in self.members) > 1:
-            raise ValueError(
-                f"{self.entry}: a chain has one learning_rate, and this has more; leave one"
-            )
+        self._check()
         scale = [_scale(self.spec, self.entry)] if self.is_rated else []
-        return optax.chain(*(member.transform() for member in self.members), *scale)
+        if self.factory is optax.chain:
+            return optax.chain(*(one.transform() for one in self.inner.values()), *scale)
+        made = self.make(1.0 if self.takes_rate else None)
+        if self.takes_rate:
+            return _at_rate(self.make, *scale) if scale else optax.chain(made, optax.scale(-1.0))
+        return optax.chain(made, *scale) if scale else made
 
-    def _rated(self) -> optax.GradientTransformation:
-        """Return a transform with a learning rate of its own."""
-        scale = _scale(self.spec, self.entry)
-        for one in self.inner.values():
-            if one.has_rate:
+    def _check(self) -> None:
+        """Raise ValueError unless one rate, and only one, reaches all parameters."""
+        if self.factory is optax.chain:
+            if set(self.own) - {"name", "*"} or not self.inner:
                 raise ValueError(
-                    f"{self.who}: has a learning_rate, and {text(one.spec)} in it has one too; "
-                    f"write {self._with_one_rate(self.spec['learning_rate'])}"
+                    f"{self.entry}: a chain is made of transforms, and at most of a rate; write it "
+                    "as [clip_by_global_norm(max_norm=1.0), adamw(learning_rate=0.01)]"
                 )
-        if not self.takes_rate:
-            return optax.chain(self.make(), scale)
-        if self.scales():
-            return optax.chain(self.make(1.0), optax.scale(-1.0), scale)
-        if not self.is_steady:
+            if self.is_rated + len(self.rated) > 1:
+                raise ValueError(
+                    f"{self.entry}: a chain has one learning_rate, and this has more; leave one"
+                )
+        elif self.is_rated and self.rated:
             raise ValueError(
-                f"{self.who}: its rate does more than scale its updates, so that no schedule can "
-                "be put on it; leave out schedule, warmup_samples and batch_power"
+                f"{self.who}: has a learning_rate, and {text(self.rated[0].spec)} in it has one "
+                f"too; write {self._with_one_rate(self.spec['learning_rate'])}"
             )
-        return self.make(self.spec["learning_rate"])
-
-    def _direction(self) -> optax.GradientTransformation:
-        """Return a transform without a learning rate, whose updates still point uphill."""
-        for name in RATE:
-            if name in self.spec:
-                raise ValueError(f"{self.who}: {name} needs a learning_rate beside it")
-        self._check_inside([one for one in self.inner.values() if one.has_rate])
-        if not self.takes_rate:
-            return self.make()
-        if not self.scales():
+        elif self.rated and (self.takes_rate or self.factory is optax.masked):
+            raise ValueError(
+                f"{self.who}: the learning_rate of what is in it does not reach all parameters; "
+                f"write {self._with_one_rate(self.rated[0].spec.get('learning_rate', 0.1))}"
+            )
+        elif self.rated:
+            for one in self.inner.values():
+                if not one.has_rate and one.factory is not optax.set_to_zero:
+                    raise ValueError(
+                        f"{self.who}: {text(one.spec)} has no learning_rate, and "
+                        f"{text(self.rated[0].spec)} in it has one; give one to each, or one to "
+                        f"{self.own['name']} alone"
+                    )
+        elif self.takes_rate and not self.is_rated and not self.scales():
             raise ValueError(
                 f"{self.who}: its rate does more than scale its updates; give it a learning_rate "
                 "of its own"
             )
-        return optax.chain(self.make(1.0), optax.scale(-1.0))
+        for name in () if self.is_rated else RATE:
+            if name in self.spec:
+                raise ValueError(f"{self.who}: {name} needs a learning_rate beside it")
 
-    def _check_inside(self, rated: list["_Described"]) -> None:
-        """Raise ValueError where a rate inside of a transform would leave out some parameters."""
-        if rated and (self.takes_rate or self.factory is optax.masked):
-            raise ValueError(
-                f"{self.who}: the learning_rate of what is in it does not reach all parameters; "
-                f"write {self._with_one_rate(rated[0].spec.get('learning_rate', 0.1))}"
-            )
-        for one in self.inner.values() if rated else ():
-            if one not in rated and one.factory is not optax.set_to_zero:
-                raise ValueError(
-                    f"{self.who}: {text(one.spec)} has no learning_rate, and "
-                    f"{text(rated[0].spec)} in it has one; give one to each, or one to {self.name} "
-                    "alone"
-                )
+    def scales(self) -> bool:
+        """Return whether the updates of rate r are r times the updates of rate 1."""
+        apart = self.own.get(APART.get(self.factory)) is not None
+        return self.factory in SCALED and not apart and not self.inner
 
     def _with_one_rate(self, rate: Any) -> str:
         """Return the text of the part with this rate, and without rates inside of it."""
-        bare = {at: one.own for at, one in self.inner.items() if isinstance(at, str)}
+        bare = {at[0]: one.own for at, one in self.inner.items() if len(at) == 1}
         return text(self.spec | bare | {"learning_rate": rate})
 
     def make(self, rate: Any = None) -> optax.GradientTransformation:
@@ -332,51 +300,43 @@ class _Described:
         for name, value in self.own.items():
             names_a_mask = name.endswith(("mask", "labels")) and is_part(value)
             is_brought = isinstance(value, str) and name != "name" and registry.is_brought(value)
-            if names_a_mask or (is_brought and ":" not in self.name):
+            if names_a_mask or (is_brought and ":" not in self.own["name"]):
                 made[name] = MASK._replace(name=name).build(value)
-        for at, one in self.inner.items():
-            if isinstance(at, tuple):  # of several transforms by their labels
-                made[at[0]] = {**made[at[0]], at[1]: one.transform()}
+            elif isinstance(value, Mapping | list):
+                made[name] = value.copy()  # whose members are replaced
+        for (name, *label), one in self.inner.items():
+            if label:
+                made[name][label[0]] = one.transform()
             else:
-                made[at] = one.transform()
+                made[name] = one.transform()
         return self.kind.build(made, **({} if rate is None else {"learning_rate": rate}))
 
-    def scales(self) -> bool:
-        """Return whether the updates of rate r are r times the updates of rate 1."""
-        apart = self.own.get(APART.get(self.factory)) is not None
-        inner = any(isinstance(v, Mapping) for v in self.own.values())
-        if self.factory in SCALED and not (apart or inner):
-            return True
-        self.make(1.0)  # errors then name the entry of the config
-        return found_to_scale(text(self.own), self.is_steady)
 
+def _at_rate(
+    make: Callable[[Any], optax.GradientTransformation],
+    scale: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """Return an optimizer that is made anew in each update, with the rate by which `scale` scales.
 
-@functools.cache
-def found_to_scale(written: str, steady: bool) -> bool:
-    """Return whether a rate only scales updates in a compiled trial; steady: of a constant rate."""
-    described = _Described(written, "optimizer")
-    rates = np.full(TRIED, 0.3, np.float32) if steady else np.geomspace(0.5, 0.1, TRIED, dtype="f4")
-    rng = np.random.default_rng(0)
-    params, target = (
-        {"matrix": rng.standard_normal((4, 3), "f4"), "vector": rng.standard_normal(4, "f4")}
-        for _ in range(2)
-    )
-    schedule = 0.3 if steady else lambda count: jnp.asarray(rates)[count]
-    unit = optax.with_extra_args_support(described.make(1.0))
-    try:
-        whole = optax.with_extra_args_support(described.make(schedule))
-        whole_state, unit_state = whole.init(params), unit.init(params)
-        for rate in rates:
-            grads = jax.tree.map(np.subtract, params, target)
-            ours, unit_state = unit.update(grads, unit_state, params)
-            theirs, whole_state = whole.update(grads, whole_state, params)
-            for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-                if not np.allclose(rate * a, b, rtol=1e-3, atol=1e-7):
-                    return False
-            params = jax.tree.map(lambda p, u: np.asarray(p + u), params, theirs)
-    except Exception:  # as for an optimizer that takes no schedule
-        return False
-    return True
+    If a rate only scales the updates, this has the state and the updates of a chain of the
+    optimizer at rate 1, a change of sign, and `scale`.
+    """
+
+    def at(state, **extra):
+        descent, _ = scale.update(jnp.float32(1), state, **extra)
+        return optax.with_extra_args_support(make(-descent))
+
+    def init_fn(params):
+        rate = scale.init(params)
+        return at(rate).init(params), optax.EmptyState(), rate
+
+    def update_fn(updates, state, params=None, **extra):
+        inner, empty, rate = state
+        found, inner = at(rate, **extra).update(updates, inner, params, **extra)
+        found = jax.tree.map(lambda new, old: new.astype(old.dtype), found, updates)
+        return found, (inner, empty, rate)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _try(transform: optax.GradientTransformationExtraArgs, who: Callable[[], str]) -> None:
@@ -412,34 +372,32 @@ def _try(transform: optax.GradientTransformationExtraArgs, who: Callable[[], str
         raise ValueError(f"{who()}: {refused}; take another")
 
 
+# Parameter of a part's rate -> its default, a test of a number, and that test in words.
+_RATES = {
+    "learning_rate": (None, lambda v: 0 < v < math.inf, "positive"),
+    "warmup_samples": (0, lambda v: 0 <= v < math.inf, "0 or more"),
+    "batch_power": (0, lambda v: 0 <= v <= 1, "from 0, the same rate for every update, to 1, a "
+                    "rate in proportion to its mini-batches"),
+}  # fmt: skip
+
+
 def _scale(spec: Mapping, entry: str) -> optax.GradientTransformationExtraArgs:
     """Return the descent by a part's learning_rate, schedule, warmup_samples and batch_power."""
-    numbers = []
-    for name, default, fits, bounds in (
-        ("learning_rate", None, lambda v: 0 < v < math.inf, "positive"),
-        ("warmup_samples", 0, lambda v: 0 <= v < math.inf, "0 or more"),
-        ("batch_power", 0, lambda v: 0 <= v <= 1, "from 0, the same rate for every update, to 1, a "
-         "rate in proportion to its mini-batches"),
-    ):  # fmt: skip
-        value = spec.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, Real):
-            wanted, value = "a number", repr(value)
-        elif fits(value):
-            numbers.append(value)
-            continue
-        else:
-            wanted = bounds
-        raise ValueError(
-            f"{entry}: {name} must be {wanted}, got {value}; set config.{entry}.{name}"
-        )
-    learning_rate, warmup, power = numbers
+    values = {name: spec.get(name, default) for name, (default, *_) in _RATES.items()}
+    for name, value in values.items():
+        _, fits, words = _RATES[name]
+        words = words if isinstance(value, Real) and not isinstance(value, bool) else "a number"
+        if words == "a number" or not fits(value):
+            entry = f"config.{entry}.{name}"
+            raise ValueError(f"{entry} must be {words}, got {value!r}; set {entry}")
     shape = _schedule(spec["schedule"]) if "schedule" in spec else constant()
-    warmup = float(warmup)  # as whole numbers of a device have 32 bits
+    warmup = float(values["warmup_samples"])  # as whole numbers of a device have 32 bits
 
     def warmed(samples):
         return shape(samples) * jnp.clip((samples + 1) / warmup, 0.0, 1.0)
 
-    return scale_by_samples(learning_rate, warmed if warmup else shape, power)
+    shape_of_rate = warmed if warmup else shape
+    return scale_by_samples(values["learning_rate"], shape_of_rate, values["batch_power"])
 
 
 def _schedule(part: Part) -> optax.Schedule:

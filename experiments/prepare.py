@@ -5,10 +5,9 @@ import functools
 import inspect
 import json
 import resource
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,9 @@ from comms import cost, messages, mixing, topology
 from comms.registry import Registry
 from experiments import initial, optimizers, registry, tasks
 from experiments.registry import Kind
-from experiments.runtime_builders import REDUCER, RUNTIMES, Place, build
+from experiments.runtime_builders import REDUCER, RUNTIMES, Delay, Place, Prepared, build
 from experiments.tasks import Task, data, models, sampling
 from runtimes import worker
-from runtimes.base import Runtime
 from runtimes.data_feed import Streamed
 from stragglers import delays, processes
 from stragglers.rule import Cost, Exchange, Rule, Setting, Unfit, hides, most_mini_batches
@@ -45,6 +43,7 @@ METHOD = Kind(
     ("optimizer", "graph", "workers", "seed", "sparse", "profile", "matching_seconds"),
 )
 MIXING = Kind("mixing_matrix", mixing.MIXINGS | {"weights": mixing.weights}, np.ndarray, ("graph",))
+MIXED = (*mixing.MIXINGS,)  # matrices that methods know by name
 GRAPH = Kind("graph", topology.GRAPHS, nx.Graph, ("n",))
 SPLIT = Kind("split", data.SPLITS, list, ("labels", "workers", "seed"))
 NETWORK = Kind("communication", NETWORKS, cost.Network, ("workers", "payload"))
@@ -55,9 +54,7 @@ SPELLS = Kind(
 )
 DELAY = Kind("delay", DELAYS, (delays.Law, processes.Process), nested=("law",))
 RULE = Kind("wait", RULES, Rule, ("setting",))
-# Functions of modules that only arms with costs of samples, or with a profile, import.
-KEPT_NAMES = ("by_cost", "effective_share", "offered", "weights")
-KEPT = Registry({name: f"stragglers.kept:{name}" for name in KEPT_NAMES})
+# Functions of a module that only arms with a profile import.
 _OF_PROFILES = ("check", "for_config", "measures", "save")
 PROFILING = Registry({name: f"experiments.profiling:{name}" for name in _OF_PROFILES})
 
@@ -74,24 +71,6 @@ PILOT = 2**31  # a bit of the seed that differs in the plan for weights of sampl
 PILOTED = 2**15  # mini-batches of such a plan
 
 
-class Prepared(NamedTuple):
-    """The parts of one run, all checked, nothing compiled."""
-
-    task: Task
-    algorithm: Algorithm
-    shapes: Any  # of the parameters
-    runtime: Runtime
-    exchange: Cost  # the cost of a round's exchange
-    delay: delays.Law | processes.Process | None  # s of mini-batches; None: workers' own speed
-    sampler: sampling.Sampler
-    config: ConfigDict  # with the end of every learning-rate schedule
-    decided: Mapping[str, Any] = MappingProxyType({})  # parameters that a gradient has decided
-    cuts_off: bool = False  # whether its rule does
-    cancels: bool = False  # as in the turnout of its rule, like `wastes`
-    wastes: bool = False
-    profile: Any = None  # the profile that was measured for the method
-
-
 def prepare(
     config: ConfigDict, task: Task | None = None, *, settled: bool = False, kept: Path | None = None
 ) -> Prepared:
@@ -105,18 +84,18 @@ def prepare(
     """
     config = registry.canonical(config)
     registry.check_arm(config)
-    place = place_of(config)
+    place, workers = place_of(config), config.workers
     graph, wanted = None, METHOD.opened(config.algorithm.get("name"))[1].keys()
     if "graph" in wanted:
-        graph = GRAPH.build(config.graph, n=config.workers)
-        topology.check(graph, config.workers, f"graph {registry.text(config.graph)!r}")
+        graph = GRAPH.build(config.graph, n=workers)
+        topology.check(graph, workers, f"graph {registry.text(config.graph)!r}")
     else:  # else an unknown name would be in the records
         GRAPH.checked(registry.spec(config.graph), ("n",))
     task, shapes = _task(config, task)
-    shards = SPLIT.build(config.split, labels=task.labels, workers=config.workers, seed=config.seed)
-    data.check_split(config.split.name, shards, config.workers, len(task.labels))
+    shards = SPLIT.build(config.split, labels=task.labels, workers=workers, seed=config.seed)
+    data.check_split(config.split.name, shards, workers, len(task.labels))
     sampler = _sampler(config, task, shards)
-    delay, decided = _costed(own_delay(config), config, task, sampler), {}
+    delay = _costed(own_delay(config), config, task, sampler)
     profile = None
     if "profile" in wanted:
         profile = PROFILING["for_config"](config, task, settled, kept)
@@ -125,25 +104,22 @@ def prepare(
         drafted = _changed(config, **_ends(config, 1))
         rule = _fitted(drafted, assembled(drafted), shapes, delay)[1]
         config = _changed(config, **_ends(config, _planned_samples(config, rule)))
-    own, algorithm = config, assembled(config)
+    algorithm, decided = assembled(config), {}
     if settled and algorithm.decide is not None:
         decided = algorithm.decide(first_gradient(config, task, sampler))
-        config = _changed(config, algorithm=registry.spec(config.algorithm) | decided)
-        algorithm = assembled(config)
+        own = registry.spec(config.algorithm) | decided
+        algorithm = assembled(_changed(config, algorithm=own))
     exchange, rule = _fitted(config, algorithm, shapes, delay)
     if config.get("sample_weight"):
         task = _weighted(config, task, sampler, algorithm, exchange, delay)
-    # For another process, to which the initial parameters are sent.
-    again = functools.partial(_runtime_again, config.to_dict() | {"initial": None})
-    runtime = build(config, task, algorithm, sampler, rule, delay, exchange, again)
+    made = Prepared(task, algorithm, shapes, sampler, rule, exchange, delay, config, decided)
+    made = made._replace(runtime=build(made))
     if place.delayed and delay is None:
         build_delay(config.delay)  # refuses it, and names others
     if profile is not None:
         PROFILING["check"](config)
-        profile = profile if settled and PROFILING["measures"](config) else None
-    parts = (task, algorithm, shapes, runtime, exchange, delay, sampler, own)
-    turnout = rule.turnout
-    return Prepared(*parts, decided, rule.cuts_off, turnout.cancels, turnout.wastes, profile)
+        made = made._replace(profile=profile if settled and PROFILING["measures"](config) else None)
+    return made
 
 
 class LastTask:
@@ -172,10 +148,7 @@ def place_of(config: ConfigDict) -> Place:
 
 
 def _fitted(
-    config: ConfigDict,
-    algorithm: Algorithm,
-    shapes: Any,
-    delay: delays.Law | processes.Process | None,
+    config: ConfigDict, algorithm: Algorithm, shapes: Any, delay: Delay | None
 ) -> tuple[Cost, Rule]:
     """Return the cost of an arm's exchange, and its waiting rule.
 
@@ -192,11 +165,6 @@ def _fitted(
     what = f"a round of a worker, with batch_size={config.batch_size} and mini_batches={most},"
     check_memory(4.0 * config.batch_size * most, what, "lower one of them")
     return exchange, fitting_rule(config, algorithm, shapes, exchange, delay)
-
-
-def _runtime_again(entries: dict[str, Any]) -> Runtime:
-    """Return the runtime of the entries of a config, in another process."""
-    return prepare(ConfigDict(entries), settled=True).runtime
 
 
 def _changed(config: ConfigDict, **entries: Any) -> ConfigDict:
@@ -313,13 +281,12 @@ def _algorithm(
     config: ConfigDict,
 ) -> Algorithm:  # fmt: skip
     """Return the method of a config, whose factory has the `wanted` parameters."""
-    offered = {} if config.get("buckets") is None else {"buckets": config.buckets}
-    if "profile" in wanted:
-        offered["profile"] = profile
-    if "matching_seconds" in wanted:
-        alone = registry.is_number(config.communication)  # seconds, which all links share
-        asked = functools.partial(_matching_seconds, config, shapes)
-        offered["matching_seconds"] = None if alone else asked
+    offered: dict[str, Any] = {"profile": profile, "matching_seconds": None}
+    if config.get("buckets") is not None:
+        offered["buckets"] = config.buckets
+    if isinstance(config.communication, ConfigDict):  # else seconds, which all links share
+        size, links = cost.payload_bytes(shapes), functools.partial(network, config, shapes)
+        offered["matching_seconds"] = lambda among: cost.matching_seconds(among, size, links())
     written = config.algorithm.to_dict()
     algorithm = METHOD.build(
         written | _built_parts(written.keys() & wanted, written, config.seed, graph),
@@ -364,16 +331,13 @@ def _check_method(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> None
 
 def _built_parts(names: Collection[str], written: dict, seed: int, graph: nx.Graph | None) -> dict:
     """Return {parameter: built object} for the parameters of a method that are parts."""
-
-    def mixing_matrix(W: Any) -> Any:
-        known = not registry.is_part(W) or (isinstance(W, str) and W in mixing.MIXINGS)
-        return W if known else MIXING.build(W, graph=graph)  # a method knows some by name
-
     built = {
         "exchange": lambda part: REDUCER.build(part, seed=seed),
         "broadcast": lambda part: REDUCER._replace(name="broadcast").build(part, seed=seed),
         "server": lambda part: optimizers.build(part, "algorithm.server"),
-        "mixing_matrix": mixing_matrix,
+        "mixing_matrix": lambda W: (
+            MIXING.build(W, graph=graph) if registry.is_part(W) and W not in MIXED else W
+        ),
     }
     there = [name for name in built if name in names and written[name] is not None]
     return {name: built[name](written[name]) for name in there}
@@ -425,8 +389,7 @@ def alike(config: ConfigDict) -> str | None:
     if not (drawing or METHOD.wants(config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as in a sketch's hashes
         shared.pop("initial", None)  # else it may decide the method's parameters
-    if optimizers.rate_is_data(config.optimizer):
-        del shared["optimizer"]["learning_rate"]
+    shared["optimizer"].pop("learning_rate", None)
     try:
         rule = _built_rule(config, ALIKE, 0.0)
         constants = {key: value for key, value in shared["wait"].items() if key not in rule.data}
@@ -448,11 +411,6 @@ def network(config: ConfigDict, shapes: Any) -> cost.Network:
     return NETWORK.build(written, workers=config.workers, payload=cost.payload_bytes(shapes))
 
 
-def _matching_seconds(config: ConfigDict, shapes: Any, partners: np.ndarray) -> np.ndarray:
-    """Return the seconds [M] of a model over each matching of `partners` [M, P], without spells."""
-    return cost.matching_seconds(partners, cost.payload_bytes(shapes), network(config, shapes))
-
-
 def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     """Return the cost of a round's exchange: the config's seconds, or seconds on its network."""
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
@@ -466,19 +424,19 @@ def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
 
 def own_links(config: ConfigDict, prepared: Prepared) -> np.ndarray | None:
     """Return matchings [M, P] of P workers that wait only for their own links; else return None."""
-    exchange, (_, algorithm, shapes, *_) = prepared.exchange, prepared
+    exchange, algorithm = prepared.exchange, prepared.algorithm
     if getattr(exchange, "spells", None) is None:
         return None  # all wait for the slowest
     if any(hides(transfer) or transfer.others for transfer in exchange.usual(0)):
         return None
     if algorithm.links is not None:
         return algorithm.links.partners
-    payloads = algorithm.messages(shapes, config.workers, messages.Row(algorithm.settled))
+    payloads = algorithm.messages(prepared.shapes, config.workers, messages.Row(algorithm.settled))
     found = [payload.matchings for payload in payloads if payload.exchanged]
     return found[0] if len(found) == 1 else None
 
 
-def build_delay(part: registry.Part) -> delays.Law | processes.Process:
+def build_delay(part: registry.Part) -> Delay:
     """Return the law or process of delays that a part describes; its `law` may be a part itself."""
     if part == NO_DELAY or (hasattr(part, "get") and part.get("name") == NO_DELAY):
         raise ValueError(
@@ -488,7 +446,7 @@ def build_delay(part: registry.Part) -> delays.Law | processes.Process:
     return DELAY.build(part)
 
 
-def own_delay(config: ConfigDict) -> delays.Law | processes.Process | None:
+def own_delay(config: ConfigDict) -> Delay | None:
     """Return the delay of a config, or None where workers run at their own speed."""
     return None if config.delay.name == NO_DELAY else build_delay(config.delay)
 
@@ -508,11 +466,8 @@ def _sampler(config: ConfigDict, task: Task, shards: list) -> sampling.Sampler:
 
 
 def _costed(
-    delay: delays.Law | processes.Process | None,
-    config: ConfigDict,
-    task: Task,
-    sampler: sampling.Sampler,
-) -> delays.Law | processes.Process | None:
+    delay: Delay | None, config: ConfigDict, task: Task, sampler: sampling.Sampler
+) -> Delay | None:
     """Return the delay, with the costs of samples if `config.sample_cost` describes them."""
     packing = config.get("sample_cost")
     if packing is None:
@@ -542,7 +497,7 @@ def _weighted(
     sampler: sampling.Sampler,
     algorithm: Algorithm,
     exchange: Cost,
-    delay: delays.Law | processes.Process | None,
+    delay: Delay | None,
 ) -> Task:
     """Return the task with larger weights for samples that are dropped more often for their cost.
 
@@ -553,6 +508,8 @@ def _weighted(
             "sample_weight: needs samples in memory, and a time of each that says which are "
             "dropped; set config.sample_cost and reading=memory, or leave sample_weight out"
         )
+    from stragglers import kept
+
     pilot = _built_rule(_changed(config, seed=config.seed ^ PILOT), delay, exchange, algorithm)
     if pilot.observe is not None:
         raise ValueError(
@@ -566,7 +523,7 @@ def _weighted(
         missing -= int(schedule.batches.sum())
         planned = 2 * planned if schedule.updates == planned else np.inf  # a replay has ended
     lost = config.mini_batches if pilot.turnout.cancels else 0
-    found = KEPT["by_cost"](concatenate(rows), _costs_of_samples(task, sampler), lost=lost)
+    found = kept.by_cost(concatenate(rows), _costs_of_samples(task, sampler), lost=lost)
     if found is None or not found.by_part.all():
         shares = "nothing" if found is None else found.by_part.round(3).tolist()
         raise ValueError(
@@ -574,7 +531,7 @@ def _weighted(
             "by their time, and no weight makes up for what is never kept; give rounds more time, "
             "or let them finish or carry on what they have begun"
         )
-    return tasks.weighted(task, KEPT["weights"](found, task.cost))
+    return tasks.weighted(task, kept.weights(found, task.cost))
 
 
 def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str, Any]:
@@ -587,20 +544,22 @@ def kept(config: ConfigDict, prepared: Prepared, schedule: Schedule) -> dict[str
     """
     if prepared.delay is None or processes.as_process(prepared.delay).costs is None:
         return {}
+    from stragglers import kept as shares
+
     rows = 1 + np.searchsorted(schedule.batches.sum(axis=1).cumsum(), COUNTED)
     rows, task, sampler = schedule.slice(0, rows), prepared.task, prepared.sampler
     costs = processes.as_process(prepared.delay).seeded(config.seed).cost
     if config.get("sample_cost") is not None:
         costs = _costs_of_samples(task, sampler)
-    lost = config.mini_batches if prepared.cancels else 0
-    found = KEPT["by_cost"](rows, costs, lost=lost)
+    lost = config.mini_batches if prepared.rule.turnout.cancels else 0
+    found = shares.by_cost(rows, costs, lost=lost)
     if found is None:
         return {}
     effective = {}
     if task.plain is not None:
-        worker, counter, taken = KEPT["offered"](rows)
+        worker, counter, taken = shares.offered(rows)
         weight = task.train.weight[sampler.on_host(worker[taken], counter[taken])]
-        effective = {"effective_share": KEPT["effective_share"](weight)}
+        effective = {"effective_share": shares.effective_share(weight)}
     return effective | {
         "kept_long": float(found.by_part[-1]),
         "kept_short": float(found.by_part[: len(found.by_part) // 2].mean()),
@@ -622,9 +581,7 @@ def traces(configs: Iterable[ConfigDict]) -> Iterator[str]:
             yield delay.read + others
 
 
-def rule(
-    config: ConfigDict, prepared: Prepared, delay: delays.Law | processes.Process | None = None
-) -> Rule:
+def rule(config: ConfigDict, prepared: Prepared, delay: Delay | None = None) -> Rule:
     """Return the waiting rule of an arm, with another delay than the config's if one is given."""
     config = registry.canonical(config)
     delay = delay or prepared.delay or ANY_SPEED
@@ -632,10 +589,7 @@ def rule(
 
 
 def _built_rule(
-    config: ConfigDict,
-    delay: delays.Law | processes.Process,
-    communication: Cost,
-    algorithm: Algorithm | None = None,
+    config: ConfigDict, delay: Delay, communication: Cost, algorithm: Algorithm | None = None
 ) -> Rule:
     _check_delay(config, processes.as_process(delay))
     return RULE.build(config.wait, setting=_setting(config, delay, communication, algorithm))
@@ -675,7 +629,7 @@ def fitting_rule(
     algorithm: Algorithm,
     shapes: Any,
     communication: Cost,
-    delay: delays.Law | processes.Process | None = None,
+    delay: Delay | None = None,
 ) -> Rule:
     """Return the rule of a config, which its method and its runtime can use; else ValueError.
 
@@ -691,21 +645,19 @@ def fitting_rule(
         return rule
     setting = _setting(config, ALIKE, 0.0, algorithm)
 
-    def fits(place: Place, rule: Rule) -> bool:
-        return place.misfit(algorithm, rule, shapes, config) is None
+    def fits(name: str, rule: Rule) -> bool:
+        return RUNTIMES[name].misfit(algorithm, rule, shapes, config) is None
 
-    def others(place: Place) -> list[str]:
-        return showing(functools.partial(fits, place), setting, config.wait)
+    def others(name: str) -> list[str]:
+        return showing(functools.partial(fits, name), setting, config.wait)
 
-    ways = []
-    fitting = others(RUNTIMES[config.runtime])
-    if fitting:
-        ways.append(f"wait for {_listed(fitting)}")
-    for name, place in RUNTIMES.items():
-        if rule is not None and fits(place, rule):
+    fitting = others(config.runtime)
+    ways = [f"wait for {_listed(fitting)}"] if fitting else []
+    for name in RUNTIMES:
+        if rule is not None and fits(name, rule):
             ways.append(f"take runtime={name!r}")
             break
-        elsewhere = [] if fitting else others(place)
+        elsewhere = [] if fitting else others(name)
         if elsewhere:
             ways.append(f"take runtime={name!r} and wait for {_listed(elsewhere)}")
             break
@@ -754,10 +706,9 @@ def free_memory() -> int | None:
 def _number(file: Path, *names: str) -> int | None:
     """Return the number after one of the names in a file of the system, None where it has none."""
     with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text(encoding="ascii").splitlines():
-            name, *values = line.replace(":", " ").split()[:2] or [""]
-            if name in names:
-                return int(*values)
+        lines = file.read_text(encoding="ascii").replace(":", " ").splitlines()
+        found = (words[1] for words in map(str.split, lines) if {*words[:1]} & {*names})
+        return int(next(found, ""))
     return None
 
 

@@ -78,34 +78,29 @@ class _Op(NamedTuple):
 class _Program:
     """A jaxpr with its calls inlined: operations on numbered values, some of which lie in memory.
 
-    sources: the buffers that a value is read from, its own or its operands'.
+    reads: buffers that each operation reads. makes: the buffers among its results. kept: buffers
+    of the results. turned: operands that a product copies.
     """
 
     def __init__(self, jaxpr: core.Jaxpr):
         self.bytes: list[float] = []
         ops: list[_Op] = []
         self.arguments = [self._new(variable.aval) for variable in jaxpr.invars]
-        self.results = set(self._add(jaxpr, self.arguments, ops))
-        used, needed = set(self.results), []
-        for op in reversed(ops):
-            if used & set(op.outputs):
-                used |= set(op.inputs)
-                needed.append(op)
-        self.ops = needed[::-1]
-        self._users: dict[int, list[_Op]] = {}
+        results = set(self._add(jaxpr, self.arguments, ops))
+        self.ops, in_memory = self._needed(ops, results)
+        self.turned = {value for op in self.ops for value in _turned(op)}
+        self.reads, self.makes = [], []
+        # Buffers that a value is read from, its own or its operands'.
+        sources = {value: frozenset([value]) for value in self.arguments}
         for op in self.ops:
-            for value in set(op.inputs):
-                self._users.setdefault(value, []).append(op)
-        self._readers: dict[int, frozenset[int]] = {}
-        kept = {out for op in reversed(self.ops) for out in self._kept(op)}
-        self.sources = {value: frozenset([value]) for value in self.arguments}
-        for op in self.ops:
-            given = [self.sources.setdefault(value, frozenset()) for value in op.inputs]
-            read = given if op.name in _VIEWS else [frozenset().union(*given)] * len(op.outputs)
-            self.sources |= {
-                out: frozenset([out]) if out in kept else buffers
-                for out, buffers in zip(op.outputs, read, strict=True)
-            }
+            given = [sources.get(value, frozenset()) for value in op.inputs]
+            read = frozenset().union(*given)
+            for place, out in enumerate(op.outputs):
+                seen = given[place] if op.name in _VIEWS else read
+                sources[out] = frozenset([out]) if out in in_memory else seen
+            self.reads.append(read)
+            self.makes.append([out for out in op.outputs if out in in_memory])
+        self.kept = {value for out in results for value in sources.get(out, ())}
 
     def _new(self, aval: Any, constant: bool = False) -> int:
         self.bytes.append(0.0 if constant else _bytes(aval))
@@ -131,84 +126,63 @@ class _Program:
             value |= zip(eqn.outvars, made, strict=True)
         return [of(atom) for atom in jaxpr.outvars]
 
-    def _kept(self, op: _Op) -> Iterable[int]:
-        """Return the results that need a buffer; call this for later operations first."""
-        if op.name in _VIEWS:
-            return ()
-        if op.name not in _FUSED:
-            return op.outputs
-        (out,) = op.outputs
-        fills = self._filled(out)
-        if len(fills) > MOST_TIMES or not self._fused(out):
-            return op.outputs
-        self._readers[out] = fills
-        return ()
+    def _needed(self, ops: list[_Op], results: set[int]) -> tuple[list[_Op], set[int]]:
+        """Return the operations that results depend on, and the values of these in memory.
 
-    def _filled(self, value: int) -> frozenset[int]:
-        """Return the buffers that are computed from a value, also through fused operations."""
-        found = set()
-        for op in self._users.get(value, ()):
-            out = op.outputs[0]
-            found |= self._filled(out) if op.name in _VIEWS else self._readers.get(out, {out})
-        return frozenset(found)
-
-    def _fused(self, value: int) -> bool:
-        """Return whether all that uses a value can compute it anew where it is used."""
-        return value not in self.results and all(
-            self._fused(op.outputs[0]) if op.name in _VIEWS else op.name in _FUSED
-            for op in self._users.get(value, ())
-        )
-
-    def read(self, op: _Op) -> set[int]:
-        """Return the buffers that an operation reads."""
-        return {value for given in op.inputs for value in self.sources[given]}
-
-    def moved(self, op: _Op) -> float:
-        """Return the bytes that an operation reads and writes, without bodies inside of it."""
-        if op.name in ("cond", "scan", "while"):
-            return 0.0
-        written = sum(self.bytes[out] for out in op.outputs)
-        if op.name in ("dynamic_slice", "gather"):
-            return 2 * written
-        return written + sum(self.bytes[value] for value in self.read(op))
-
-    def shares(self, op: _Op) -> bool:
-        """Return whether results may take the place of an ending input; transposed ones cannot."""
-        return op.name in _SHARING and not any(
-            out in _turned(user) for out in op.outputs for user in self._users.get(out, ())
-        )
+        A value is in memory if something reads it there, or computes it too many times anew.
+        """
+        needed, in_memory, used, read_there = [], set(), set(results), set(results)
+        fills: dict[int, set[int]] = {}  # buffers that are computed from a value
+        for op in reversed(ops):
+            if not used & set(op.outputs):
+                continue
+            needed.append(op)
+            used |= set(op.inputs)
+            out, is_view = op.outputs[0], op.name in _VIEWS
+            filled = fills.get(out, set())
+            if not is_view and (
+                op.name not in _FUSED or out in read_there or len(filled) > MOST_TIMES
+            ):
+                in_memory |= set(op.outputs)
+                filled = {out}
+            for value in op.inputs:
+                fills[value] = fills.get(value, set()) | filled
+            if out in read_there if is_view else op.name not in _FUSED:
+                read_there |= set(op.inputs)
+        return needed[::-1], in_memory
 
 
 def of_jaxpr(jaxpr: core.Jaxpr, given_away: Iterable[int] = ()) -> Costs:
     """Return the costs of a program, whose results may lie in the arguments `given_away`."""
     program = _Program(jaxpr)
     size, own = program.bytes, set(program.arguments)
-    filling = [any(out in program.sources[out] for out in op.outputs) for op in program.ops]
     last = {}  # buffer -> place in the program after which nothing reads it
-    for t, op in enumerate(program.ops):
-        if filling[t]:
-            last |= dict.fromkeys((*op.outputs, *program.read(op)), t)
-    kept = {value for out in program.results for value in program.sources[out]}
-    last |= dict.fromkeys(kept, len(program.ops))
-    ends_at: dict[int, list[int]] = {}
-    for value, t in last.items():
-        ends_at.setdefault(t, []).append(value)
+    for t, (makes, reads) in enumerate(zip(program.makes, program.reads, strict=True)):
+        last |= dict.fromkeys((*makes, *reads), t) if makes else {}
+    last |= dict.fromkeys(program.kept, len(program.ops))
     spare, in_place = Counter(size[program.arguments[place]] for place in given_away), set()
-    for value in kept - own:
+    for value in program.kept - own:
         if spare[size[value]]:
             spare[size[value]] -= 1
             in_place.add(value)
+    ends_at: dict[int, list[float]] = {}
+    for value in last.keys() - in_place - own:
+        ends_at.setdefault(last[value], []).append(size[value])
     flops, moved, alive, peak = Counter(), 0.0, 0.0, 0.0
     for t, op in enumerate(program.ops):
-        inner = _inside(op)
+        inner, makes = _inside(op), program.makes[t]
         flops.update(inner.flops)
-        if not filling[t]:
+        if not makes:
             continue
-        moved += inner.moved + program.moved(op)
-        new = [size[out] for out in op.outputs if out not in in_place]
-        ending = [size[value] for value in ends_at.get(t, ()) if value not in in_place | own]
-        # A result takes the place of a buffer of its size that is read for the last time.
-        taken = sum((Counter(new) & Counter(ending)).elements()) if program.shares(op) else 0.0
+        written = sum(size[out] for out in op.outputs)
+        read = sum(size[value] for value in program.reads[t])
+        read = written if op.name in ("dynamic_slice", "gather") else read
+        moved += inner.moved + (0.0 if op.name in ("cond", "scan", "while") else written + read)
+        new, ending = [size[out] for out in makes if out not in in_place], ends_at.get(t, [])
+        # A result takes the place of a buffer of its size that is read for the last time, if it is
+        # not read in another order.
+        shares = op.name in _SHARING and not program.turned & set(op.outputs)
+        taken = sum((Counter(new) & Counter(ending)).elements()) if shares else 0.0
         alive += sum(new) - taken
         peak = max(peak, alive + inner.memory + sum(size[value] for value in _turned(op)))
         alive -= sum(ending) - taken

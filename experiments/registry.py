@@ -12,6 +12,7 @@ PYTHONPATH. The return value of such a factory is checked, and each mistake give
 
 import ast
 import bisect
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -24,7 +25,6 @@ import secrets
 import sys
 import types
 import typing
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -40,8 +40,8 @@ LISTED = 100  # characters of a list of names at most
 CLOSE = 0.7  # share of characters that a mistyped name needs in common with a known name
 _LONGEST = 1000  # characters of a sentence at most
 _QUOTED = re.compile(r"'[^']{200,}'|\"[^\"]{200,}\"|\S{200,}")
-# Characters that change the order in which a text is shown.
-_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Control characters, breaks of lines and paragraphs, changes of a text's direction, surrogates.
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def brief(text: Any) -> str:
@@ -80,17 +80,12 @@ def listed(names: Iterable[str]) -> str:
 
 def visible(text: str) -> str:
     """Return a text with escapes in place of the characters that `is_visible` refuses."""
-    return "".join(
-        character if is_visible(character) else ascii(character)[1:-1] for character in text
-    )
+    return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def is_visible(text: str) -> bool:
     """Return whether a text is free of control characters, line breaks, surrogates and the like."""
-    return not any(
-        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _DIRECTIONS
-        for character in text
-    )
+    return not _HIDDEN.search(text)
 
 
 # --- values ---
@@ -321,16 +316,19 @@ SHORTEST = 1e-6  # s between two evaluations
 Entries = Iterable[tuple[str, Callable[[Any], Any], Iterable[str]]]
 SEED = ("a whole number, 0 or more", lambda v: is_number(v, Integral) and v >= 0, ("seed",))
 COUNTS = ("workers", "batch_size", "updates", "devices", "rounds_per_dispatch")
-# The required entries of an arm.
-_ENTRIES: Entries = (
+_ON_DEVICES = (*COUNTS, "devices_per_worker", "mini_batches")
+OPTIONAL_TEXTS = ("initial", "overlap", "profile", "sample_cost", "sample_weight")
+# Entries that an arm may leave out.
+OPTIONAL = frozenset((*OPTIONAL_TEXTS, "balance", "devices_per_worker", "sharding"))
+ARM: Entries = (
     ("a text", lambda v: isinstance(v, str) and v, ("name", "runtime", "draw")),
-    ("a part, as in name(parameter=value)", is_part, PARTS),
-    ("a positive whole number", is_count, COUNTS),
+    ("a part, as in name(parameter=value)", is_part, (*PARTS, "sharding")),
+    ("a positive whole number", is_count, (*COUNTS, "devices_per_worker")),
     ("a positive whole number, or one per worker",
      lambda v: is_count(v) or several(is_count)(v), ("mini_batches",)),
     SEED,
     ("below 2**32, as devices draw from 32 bits of it", is_seed, ("seed",)),
-    ("below 2**31, as devices count", lambda v: np.max(v) < 2**31, (*COUNTS, "mini_batches")),
+    ("below 2**31, as devices count", lambda v: np.max(v) < 2**31, _ON_DEVICES),
     ("a positive number", lambda v: _is_finite(v) and v > 0, ("seconds",)),
     (f"a number of seconds, {SHORTEST} or more",
      lambda v: _is_finite(v) and v >= SHORTEST, ("evaluate_every",)),
@@ -338,49 +336,41 @@ _ENTRIES: Entries = (
      lambda v: is_part(v) or (_is_finite(v) and v >= 0), NUMBER_OR_PART),
     ("a positive number or None",
      lambda v: v is None or (_is_finite(v) and v > 0), ("target_loss",)),
-    ("true or false", lambda v: isinstance(v, bool), ("stop_at_target",)),
+    ("true or false", lambda v: isinstance(v, bool), ("stop_at_target", "balance")),
     ("an arm's name or None", lambda v: v is None or isinstance(v, str), ("baseline",)),
-)  # fmt: skip
-# The optional entries of an arm.
-_OPTIONAL: Entries = (
-    ("a positive whole number below 2**31",
-     lambda v: is_count(v) and v < 2**31, ("devices_per_worker",)),
-    ("a part, as in name(parameter=value)", is_part, ("sharding",)),
     ("'none', 'threads' or 'program'", lambda v: v in ("none", "threads", "program"), ("overlap",)),
-    ("a path or None", lambda v: v is None or (isinstance(v, str) and bool(v)), ("initial",)),
     ("'packed', 'padded' or None", lambda v: v in (None, "packed", "padded"), ("sample_cost",)),
     ("'kept', '' or None", lambda v: v in (None, "", "kept"), ("sample_weight",)),
-    ("true or false", lambda v: isinstance(v, bool), ("balance",)),
+    ("a path or None", lambda v: v is None or (isinstance(v, str) and v), ("initial",)),
     ("'measure', a path, 'none' or None",
-     lambda v: v is None or (isinstance(v, str) and bool(v)), ("profile",)),
+     lambda v: v is None or (isinstance(v, str) and v), ("profile",)),
 )  # fmt: skip
-OPTIONAL_TEXTS = ("initial", "overlap", "profile", "sample_cost", "sample_weight")
-OPTIONAL = frozenset(name for _, _, names in _OPTIONAL for name in names)
 
 
 def check_arm(config: ConfigDict) -> None:
     """Raise ValueError for an entry of an arm that is missing or has a wrong type or value."""
-    there = [
-        (words, fits, [name for name in names if name in config])
-        for words, fits, names in _OPTIONAL
-    ]
-    check(config, [*_ENTRIES, *there])
+    check(config, [
+        (words, fits, [name for name in names if name in config or name not in OPTIONAL])
+        for words, fits, names in ARM
+    ])  # fmt: skip
 
 
-def check(config: ConfigDict, entries: Entries) -> None:
+def check(config: Mapping, entries: Entries, within: str = "config") -> None:
     """Raise ValueError for the first entry that is missing or fails its test.
 
     entries: tuples (requirement in words, test of a value, names of entries); the name "a.b"
-        stands for the entry b of the entry a.
+        stands for the entry b of the entry a. within: name of `config` in errors.
     """
     for words, fits, names in entries:
         for name in names:
             try:
                 value = functools.reduce(operator.getitem, name.split("."), config)
             except KeyError as error:
-                raise ValueError(f"config.{name} is missing; set it to {words}") from error
+                raise ValueError(f"{within}.{name} is missing; set it to {words}") from error
             if not fits(value):
-                raise ValueError(f"config.{name} must be {words}, got {value!r}; set config.{name}")
+                raise ValueError(
+                    f"{within}.{name} must be {words}, got {value!r}; set {within}.{name}"
+                )
 
 
 # --- factories by their names ---
@@ -409,16 +399,14 @@ class Kind(NamedTuple):
     gives: type | tuple[type, ...] = object
     offered: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
+    taken_out: tuple[str, ...] = ()
 
     def factory(self, name: str) -> Callable:
         """Return the named factory; ValueError for a name that is unknown or not importable."""
+        if isinstance(name, str) and name in self.factories:
+            return self.factories[name]
         if isinstance(name, str) and ":" in name:
             return _imported(self.name, name)
-        try:
-            return self.factories[name]
-        except (KeyError, TypeError):  # TypeError if the name is no text
-            if isinstance(name, str) and name in self.factories:
-                raise  # an error of its module
         raise ValueError(
             f"{self.name}: unknown name {name!r}; {meant(name, self.factories)}known names: "
             f"{listed(sorted(self.factories))}, see --list; or bring your own as "
@@ -462,16 +450,28 @@ class Kind(NamedTuple):
         """
         name, inner = part.get("name"), part.get("*", ())
         factory, parameters = self.opened(name)
-        who = f"{self.name} {name!r}"
-        several = {p for p, one in parameters.items() if one.kind is one.VAR_POSITIONAL}
-        if inner and not several:
+        who, kinds = f"{self.name} {name!r}", {one.kind for one in parameters.values()}
+        if inner and inspect.Parameter.VAR_POSITIONAL not in kinds:
             raise ValueError(
                 f"{who}: is not made of other parts, got {len(inner)} without a key; "
                 f"write {name}(parameter=value, ...)"
             )
-        own = parameters.keys() - several - {*available}
-        given = {key: value for key, value in part.items() if key not in ("name", "*")}
-        _check_parameters(who, name, {p: parameters[p] for p in parameters if p in own}, given)
+        own = {
+            p: one for p, one in parameters.items()
+            if p not in available and one.kind is not one.VAR_POSITIONAL
+        }  # fmt: skip
+        known = [*self.taken_out, *own]
+        for parameter, value in part.items():
+            if parameter in own:
+                _check_value(f"{who}: parameter {parameter!r}", who, own[parameter], value)
+            elif parameter not in ("name", "*") and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise ValueError(
+                    f"{who}: unknown parameter {parameter!r}; {meant(parameter, known)}"
+                    f"it takes: {', '.join(known) or 'no parameters'}"
+                )
+        for p, one in own.items():
+            if one.default is one.empty and one.kind is not one.VAR_KEYWORD and p not in part:
+                raise ValueError(f"{who}: parameter {p!r} is missing; write {name}({p}=...)")
         return factory, parameters
 
     def build(self, part: Part, **available: Any) -> Any:
@@ -491,34 +491,31 @@ class Kind(NamedTuple):
                 given[place] = self.build(held, **available)
         factory, parameters = self.checked(given, available)
         name, inner = given.pop("name"), given.pop("*", ())
-        who = f"{self.name} {name!r}"
+        who, is_own = f"{self.name} {name!r}", ":" in name
         offered = {p: available[p] for p in parameters if p in available}
         try:
             built = factory(*inner, **offered, **given)
         except ValueError:
             raise
-        except MemoryError as error:
-            raise ValueError(
-                f"{who}: takes more memory than is free ({error or 'no more is said'}); "
-                "choose smaller sizes"
-            ) from error
         except (Exception, SystemExit) as error:
             unfit = isinstance(error, TypeError | AttributeError | ArithmeticError)
-            if unfit and (given or ":" not in name):
+            if isinstance(error, MemoryError):
+                said = error or "no more is said"
+                why = f"takes more memory than is free ({said}); choose smaller sizes"
+            elif unfit and (given or not is_own):
                 # An annotation may allow a wrong value, as 3 for a list, which fails on use.
-                raise ValueError(
-                    f"{who}: cannot use {given} ({error}); correct a parameter"
-                ) from error
-            if ":" not in name:
+                why = f"cannot use {given} ({error}); correct a parameter"
+            elif is_own:
+                why = f"the factory fails with {type(error).__name__}: {error}; correct it"
+            else:
                 raise
-            raise ValueError(
-                f"{who}: the factory fails with {type(error).__name__}: {error}; correct it"
-            ) from error
-        if ":" not in name or isinstance(built, self.gives):
-            return built
-        kinds = self.gives if isinstance(self.gives, tuple) else (self.gives,)
-        wanted = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
-        raise ValueError(f"{who}: the factory gives {type(built).__name__}; let it return {wanted}")
+            raise ValueError(f"{who}: {why}") from error
+        if is_own and not isinstance(built, self.gives):
+            kinds = self.gives if isinstance(self.gives, tuple) else (self.gives,)
+            wanted = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+            got = type(built).__name__
+            raise ValueError(f"{who}: the factory gives {got}; let it return {wanted}")
+        return built
 
 
 def first_sentence(factory: Callable) -> str:
@@ -539,26 +536,6 @@ def _shown(parameter: inspect.Parameter) -> str:
     plain = isinstance(default, str | bool | int | float | None) or type(default) is tuple
     value = default if plain else "..."  # transforms of optax are tuples, of functions
     return f"{parameter.name}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def _check_parameters(who: str, name: str, own: Mapping, given: Mapping) -> None:
-    """Raise ValueError for a parameter that is unknown, missing or of another type."""
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
-    for parameter, value in given.items():
-        if parameter in own:
-            _check_value(f"{who}: parameter {parameter!r}", who, own[parameter], value)
-        elif not anything:
-            raise ValueError(
-                f"{who}: unknown parameter {parameter!r}; {meant(parameter, own)}"
-                f"it takes: {', '.join(own) or 'no parameters'}"
-            )
-    for parameter in own.values():
-        required = parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD
-        if required and parameter.name not in given:
-            raise ValueError(
-                f"{who}: parameter {parameter.name!r} is missing; "
-                f"write {name}({parameter.name}=...)"
-            )
 
 
 def _check_value(what: str, who: str, parameter: inspect.Parameter, value: Any) -> None:
@@ -619,19 +596,15 @@ def named_modules(value: Any) -> set[str]:
 
     A text is searched as a whole, as other code may read the text as a part.
     """
-    if isinstance(value, list | tuple):
-        return set().union(*map(named_modules, value))
-    if isinstance(value, str):
-        found = set(_MODULE.findall(value))
-        try:  # quotes and escapes may hide a name
-            inner = read(value)
-        except UNREADABLE:
-            return found
-        return found if inner == value else found | named_modules(inner)
-    if not hasattr(value, "items"):
-        return set()
-    name, colon, _ = str(value.get("name")).partition(":")
-    return ({name} if colon else set()) | named_modules([*value.keys(), *value.values()])
+    found = set()
+    for key, text in _texts(value, keys=True):
+        found |= {*_MODULE.findall(text)}
+        if key == "name" and ":" in text:
+            found.add(text.partition(":")[0])
+        with contextlib.suppress(*UNREADABLE):
+            inner = read(text)  # quotes and escapes may hide a name
+            found |= named_modules(inner) if inner != text else set()
+    return found
 
 
 def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> None:
@@ -649,15 +622,19 @@ def refuse_untrusted(config: Mapping, trusted: Collection[str], place: Any) -> N
 
 def texts(config: Mapping) -> Iterator[tuple[Any, str]]:
     """Yield (key or None, text) of each text in the parts of a config, however deep inside."""
-    left: list[tuple[Any, Any]] = [(None, config.get(name)) for name in PLACES]
-    while left:
-        key, value = left.pop()
-        if isinstance(value, str):
-            yield key, value
-        elif hasattr(value, "items"):
-            left += value.items()
-        elif isinstance(value, list | tuple):
-            left += [(None, one) for one in value]
+    return _texts([config.get(name) for name in PLACES])
+
+
+def _texts(value: Any, key: Any = None, keys: bool = False) -> Iterator[tuple[Any, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif hasattr(value, "items"):
+        yield from _texts([*value.keys()] if keys else [])
+        for name, one in value.items():
+            yield from _texts(one, name, keys)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one, None, keys)
 
 
 def brought(config: Mapping) -> dict[str, str]:

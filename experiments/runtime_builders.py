@@ -1,27 +1,30 @@
 """The runtimes that a config can name, each imported when it is built from the parts of an arm."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
 from algorithms import REDUCERS
+from algorithms.base import Algorithm
 from algorithms.compression import Reducer
 from comms.registry import Registry
 from experiments import registry
 from experiments.registry import Kind
+from experiments.tasks import Task, sampling
 from runtimes import base
 from runtimes.base import Runtime
 from runtimes.data_feed import Streamed
-from stragglers import processes
-from stragglers.rule import most_mini_batches
+from stragglers import delays, processes
+from stragglers.rule import Cost, Rule, most_mini_batches
 
 REDUCER = Kind("exchange", REDUCERS, Reducer, ("seed",), nested=("*",))
 SHARDING = Kind("sharding", Registry({
     "fsdp": "runtimes.slices:fsdp", "replicated": "runtimes.slices:replicated",
 }))  # fmt: skip
+Delay = delays.Law | processes.Process  # seconds of a mini-batch
 CODED = ("parameters", "gradients")  # entries of a sharding that name codecs
 NEIGHBOUR, OWN = "neighbour", "checkpoint"  # the model from which a lost node begins again
 
@@ -29,7 +32,7 @@ NEIGHBOUR, OWN = "neighbour", "checkpoint"  # the model from which a lost node b
 class Place(NamedTuple):
     """A runtime that configs can name."""
 
-    build: Callable[..., Runtime]  # see `build`
+    build: Callable[["Prepared"], Runtime]
     misfit: Callable[..., str | None]  # (method, rule, shapes of parameters, config) -> reason
     devices: Callable[[ConfigDict], int]  # the number of devices that a run needs
     delayed: bool = False  # the delay alone gives the times of its workers
@@ -39,24 +42,34 @@ class Place(NamedTuple):
     single: str = ""  # the reason why several processes cannot share its workers
 
 
-def build(config: ConfigDict, *parts_of_arm: Any) -> Runtime:
-    """Return the runtime that the config names; ValueError if entries do not fit the runtime.
+class Prepared(NamedTuple):
+    """The parts of one run, all checked, nothing compiled."""
 
-    parts_of_arm: task, algorithm, sampler, rule, delay or None, the cost of an exchange, and a
-    picklable function that builds the same runtime in another process.
-    """
-    place = RUNTIMES[config.runtime]
+    task: Task
+    algorithm: Algorithm
+    shapes: Any  # of the parameters
+    sampler: sampling.Sampler
+    rule: Rule
+    exchange: Cost  # the cost of a round's exchange
+    delay: Delay | None  # s of mini-batches; None: workers' own speed
+    config: ConfigDict  # with the end of every learning-rate schedule
+    decided: Mapping[str, Any]  # parameters that a gradient has decided
+    runtime: Runtime | None = None
+    profile: Any = None  # the profile that was measured for the method
+
+
+def build(arm: Prepared) -> Runtime:
+    """Return the runtime of an arm; ValueError if entries of its config do not fit the runtime."""
+    config, place = arm.config, RUNTIMES[arm.config.runtime]
     check_processes(config, jax.process_count())
     size, sharding, overlap = slice_of(config)
-    written = sharding if isinstance(sharding, str) else dict(sharding)
-    whole = written in (Slice().sharding, {"name": Slice().sharding})
-    if not place.on_mesh and (size, whole, overlap) != (1, True, base.NO_OVERLAP):
+    if not place.on_mesh and (size, getattr(sharding, "name", sharding), overlap) != Slice():
         raise ValueError(
             f"{config.runtime}: config.devices_per_worker={size}, config.sharding="
             f"{registry.text(sharding)!r} and config.overlap={overlap!r} are for devices of a "
             "mesh; use runtime='mesh', or leave them out"
         )
-    return place.build(config, *parts_of_arm)
+    return place.build(arm)
 
 
 def check_processes(config: ConfigDict, count: int) -> None:
@@ -94,14 +107,13 @@ def sharding_of(config: ConfigDict) -> Any:
     return SHARDING.build(written | built)
 
 
-def _simulate(config, task, algorithm, sampler, rule, delay, communication, again):
+def _simulate(arm: Prepared) -> Runtime:
     from runtimes import simulate
 
-    del delay, communication, again
     return simulate.Simulator(
-        algorithm, task.losses, task.train, sampler, rule,
-        mini_batches=most_mini_batches(config.mini_batches), devices=config.devices,
-        augment=task.augment,
+        arm.algorithm, arm.task.losses, arm.task.train, arm.sampler, arm.rule,
+        mini_batches=most_mini_batches(arm.config.mini_batches), devices=arm.config.devices,
+        augment=arm.task.augment,
     )  # fmt: skip
 
 
@@ -124,23 +136,22 @@ def _in_rounds(algorithm, rule, shapes, config):
     return base.misfit(algorithm, rule.workers, rule.turnout, shapes)
 
 
-def _mesh(config, task, algorithm, sampler, rule, delay, communication, again):
+def _mesh(arm: Prepared) -> Runtime:
     from experiments.distributed import SharedTally
     from runtimes import mesh, slices
     from stragglers import inject
 
-    del again
+    config, trigger, injector = arm.config, arm.rule.trigger, None
     slices.check_devices(config.workers, slice_of(config).devices_per_worker)
-    trigger, injector = rule.trigger, None
-    if delay is not None or config.communication != 0 or trigger.stops:
+    if arm.delay is not None or config.communication != 0 or trigger.stops:
         injector = inject.Injector(
-            config.workers, trigger, config.seed, delay=delay, draw=config.draw,
-            communication=communication, tally=SharedTally() if jax.process_count() > 1 else None,
+            config.workers, trigger, config.seed, delay=arm.delay, draw=config.draw,
+            communication=arm.exchange, tally=SharedTally() if jax.process_count() > 1 else None,
         )  # fmt: skip
     return mesh.Mesh(
-        algorithm, task.losses, task.train, sampler, workers=config.workers,
+        arm.algorithm, arm.task.losses, arm.task.train, arm.sampler, workers=config.workers,
         mini_batches=most_mini_batches(trigger.mini_batches), injector=injector,
-        rounds_per_dispatch=config.rounds_per_dispatch, augment=task.augment,
+        rounds_per_dispatch=config.rounds_per_dispatch, augment=arm.task.augment,
         **slice_of(config)._replace(sharding=sharding_of(config))._asdict(),
     )  # fmt: skip
 
@@ -151,18 +162,17 @@ def _moving_freely(algorithm, rule, shapes, config):
     return misfit(algorithm, rule, shapes, most_mini_batches(config.mini_batches))
 
 
-def _actors(config, task, algorithm, sampler, rule, delay, communication, again):
+def _actors(arm: Prepared) -> Runtime:
     from runtimes.asynchronous.pool import Options, Resources
     from runtimes.asynchronous.runtime import AsynchronousRuntime
     from runtimes.asynchronous.worker import WorkerParts
     from runtimes.gossip.runtime import GossipRuntime
     from runtimes.gossip.worker import GossipParts
 
-    del communication
-    chosen = config.get("actors")
-    registry.check(config, () if chosen is None else ACTORS)
-    chosen = chosen or {}
-    registry.check(config, RESTORE if "restore" in chosen else ())
+    config, task, algorithm = arm.config, arm.task, arm.algorithm
+    given = config.get("actors") or {}
+    chosen = ACTORS | dict(given)
+    registry.check(chosen, _ENTRIES, "config.actors")
     for misfit, why in (
         (isinstance(task.train, Streamed), "its workers hold their data in memory, and the task "
          "streams it; use reading=memory, or runtime='mesh'"),
@@ -171,34 +181,38 @@ def _actors(config, task, algorithm, sampler, rule, delay, communication, again)
         (not registry.is_number(config.communication), "config.communication="
          f"{registry.text(config.communication)!r} models a network, and the links between "
          "processes are real; set it to a number of seconds that contributions take longer"),
-        ("restore" in chosen and algorithm.server is not None, "config.actors.restore is for "
+        ("restore" in given and algorithm.server is not None, "config.actors.restore is for "
          "methods with a model per worker; under a server a worker begins anew from the newest "
          "model; leave it out"),
-        (chosen.get("least_workers", 1) > config.workers, "config.actors.least_workers="
-         f"{chosen.get('least_workers')} is more than config.workers={config.workers}; lower it"),
+        (chosen["least_workers"] > config.workers, "config.actors.least_workers="
+         f"{chosen['least_workers']} is more than config.workers={config.workers}; lower it"),
     ):  # fmt: skip
         if misfit:
             raise ValueError(f"actors: {why}")
-    parts_of_worker = WorkerParts(
-        algorithm, task.losses, task.train, sampler, most_mini_batches(config.mini_batches),
-        None if delay is None else processes.as_process(delay).seeded(config.seed),
+    worker = WorkerParts(
+        algorithm, task.losses, task.train, arm.sampler, most_mini_batches(config.mini_batches),
+        None if arm.delay is None else processes.as_process(arm.delay).seeded(config.seed),
         float(config.communication),
     )  # fmt: skip
     options = Options(
-        Resources(chosen.get("cpus", 1.0), chosen.get("gpus", 0.0)),
-        chosen.get("least_workers", 1),
-        chosen.get("bad_contribution", "end") == "drop",
-        chosen.get("restore", NEIGHBOUR) != NEIGHBOUR,
+        Resources(chosen["cpus"], chosen["gpus"]),
+        chosen["least_workers"],
+        chosen["bad_contribution"] == "drop",
+        chosen["restore"] == OWN,
     )
-    recipe = functools.partial(_parts_of, again)
+    entries = config.to_dict() | {"initial": None}  # initial parameters are sent
+    entries["algorithm"] |= arm.decided
+    recipe = functools.partial(_parts_of, entries)
     if algorithm.server is None:
-        return GossipRuntime(GossipParts(parts_of_worker, rule, options.drops), recipe, options)
-    return AsynchronousRuntime(parts_of_worker, recipe, rule, options)
+        return GossipRuntime(GossipParts(worker, arm.rule, options.drops), recipe, options)
+    return AsynchronousRuntime(worker, recipe, arm.rule, options)
 
 
-def _parts_of(again: Callable[[], Runtime]) -> Any:
-    """Return the parts of a worker or node (see `_actors`) from the runtime that `again` builds."""
-    return again().parts
+def _parts_of(entries: dict[str, Any]) -> Any:
+    """Return the parts of a worker or node (see `_actors`) in its process; entries: of a config."""
+    from experiments import prepare
+
+    return prepare.prepare(ConfigDict(entries), settled=True).runtime.parts
 
 
 RUNTIMES = {
@@ -230,13 +244,14 @@ def _is_resource(value: Any) -> bool:
     return registry.is_number(value) and 0 <= value < 1e6
 
 
-# The entries of config.actors, which is optional.
-ACTORS: registry.Entries = (
-    ("a number of CPUs, 0 or more", _is_resource, ("actors.cpus",)),
-    ("a share of a GPU, or a number of them", _is_resource, ("actors.gpus",)),
-    ("a positive whole number", registry.is_count, ("actors.least_workers",)),
-    ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("actors.bad_contribution",)),
-)
-RESTORE: registry.Entries = (  # optional, for methods with a model per worker
-    (f"'{NEIGHBOUR}' or '{OWN}'", lambda v: v in (NEIGHBOUR, OWN), ("actors.restore",)),
+# The entries of config.actors.
+ACTORS = {
+    "cpus": 1.0, "gpus": 0.0, "least_workers": 1, "bad_contribution": "end", "restore": NEIGHBOUR,
+}  # fmt: skip
+_ENTRIES: registry.Entries = (
+    ("a number of CPUs, 0 or more", _is_resource, ("cpus",)),
+    ("a share of a GPU, or a number of them", _is_resource, ("gpus",)),
+    ("a positive whole number", registry.is_count, ("least_workers",)),
+    ("'end' or 'drop'", lambda v: v in ("end", "drop"), ("bad_contribution",)),
+    (f"'{NEIGHBOUR}' or '{OWN}'", lambda v: v in (NEIGHBOUR, OWN), ("restore",)),
 )

@@ -285,7 +285,7 @@ class Arm:
         self._runtime = prepared.runtime
         self._history: list[Schedule] = []
         own_links = prepare.own_links(prepared.config, prepared)
-        self._watch = Watch(prepared.config.workers, prepared.cuts_off, own_links)
+        self._watch = Watch(prepared.config.workers, prepared.rule.cuts_off, own_links)
         self._sent = self._communicated = self._waited = 0.0
         self._evaluation, self._ended, self.resumed_at_end = 0, False, False
         self._between: Schedule | None = None  # what has happened since the last evaluation
@@ -416,7 +416,8 @@ class Arm:
             "test_samples": tasks.tested(self._prepared.task),
             **tasks.worker_accuracy(self._prepared.task, models),
             "final_train_loss": _tail_mean([entry["train_loss"] for entry in metrics]),
-            "idle_fraction": schedule and schedule.idle_share(self._prepared.wastes),
+            "idle_fraction": schedule
+            and schedule.idle_share(self._prepared.rule.turnout.wastes),
             "staleness_mean": None if schedule is None else schedule.mean_staleness,
             **({} if schedule is None else prepare.kept(config, self._prepared, schedule)),
             "wall_seconds": time.monotonic() - self._began,

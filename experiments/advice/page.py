@@ -135,7 +135,7 @@ def rows(advice: Advice) -> list[dict[str, Any]]:
             "rate": f"{result.rate:g}{'*' * result.edge}" if result else NONE,
             "batch": one.batch, "updates_per_second": one.updates,
             "samples_per_second": one.samples,
-            "idle": one.schedule.idle_share(one.prepared.wastes),
+            "idle": one.schedule.idle_share(one.prepared.rule.turnout.wastes),
             "waits_for": f"{name} ({share:.0%})" if share else NONE, **one.found._asdict(),
         })  # fmt: skip
     return found

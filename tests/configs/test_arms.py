@@ -52,9 +52,8 @@ def test_the_default_arm_is_complete_and_changes_replace_whole_entries():
     config = base.arm()
     registry.check_arm(config)
     prepare.prepare(config)
-    every = (*registry._ENTRIES, *registry._OPTIONAL)
     left_out = {"initial", "sample_cost", "balance", "sample_weight", "profile"}
-    assert set(config) == {name for _, _, names in every for name in names} - left_out
+    assert set(config) == {name for _, _, names in registry.ARM for name in names} - left_out
     config = base.arm(target_loss=0.5, communication="link(seconds=1)", optimizer="adam", workers=3)
     assert (config.target_loss, config.communication, config.workers) == (0.5, "link(seconds=1)", 3)
     assert registry.canonical(config).optimizer.to_dict() == {"name": "adam"}

@@ -34,7 +34,7 @@ def test_memory_is_within_a_tenth_of_the_compilers(monkeypatch):
     monkeypatch.setattr(worker, "channels_last", lambda gradient: gradient)
     config = arm(RESNET, optimizer="momentum(learning_rate=0.1)")
     made = prepare.prepare(config)
-    traced = dry_run.simulated(config, made)
+    traced = dry_run.simulated(made)
     memory, *_ = dry_run.costs_of(traced)
     lowered = jax.jit(traced.program, donate_argnums=0).lower(*traced.arguments)
     assert memory == pytest.approx(bytes_of(lowered), rel=0.1)

@@ -132,7 +132,6 @@ MISFITS = [
     ("sgd(learning_rate=true)", "learning_rate must be a number, got True"),
     ("sgd(learning_rate=1, warmup_samples=-1)", "warmup_samples must be 0 or more, got -1"),
     ("sgd(learning_rate=1, batch_power=2)", "batch_power must be from 0, the same rate for ev"),
-    ("fromage(learning_rate=1, warmup_samples=9)", "its rate does more than scale its updates"),
     ("chain(fromage, learning_rate=1)", "give it a learning_rate of its own"),
     ("noisy_sgd(learning_rate=1)", "keeps a key of JAX, which no file holds"),
     ("lbfgs(learning_rate=1)", "cannot follow gradients alone (TypeError: "),
@@ -155,20 +154,44 @@ MISFITS = [
 ]  # fmt: skip
 
 
-def test_misfits_are_explained(monkeypatch):
-    assert not any(optimizers.found_to_scale(name, False) for name in ("fromage", "lbfgs"))
-    # Trying the others takes seconds, and whatever was found they would be refused.
-    monkeypatch.setattr(optimizers, "found_to_scale", lambda written, steady: False)
+def test_misfits_are_explained():
     for part, words in MISFITS:
         with sentence(words):
             optimizers.build(part)
 
 
 @pytest.mark.slow
-def test_every_optimizer_that_is_said_to_scale_with_its_rate_does():
-    """With a rate that falls, of which a constant one is a case."""
-    for factory in optimizers.SCALED:
-        assert optimizers.found_to_scale(factory.__name__, False), factory
+@pytest.mark.parametrize("factory", sorted(optimizers.SCALED, key=lambda f: f.__name__))
+def test_every_optimizer_that_is_said_to_scale_with_its_rate_does(factory):
+    rates = np.geomspace(0.5, 0.1, 40, dtype=np.float32)
+    params, target = (
+        {"matrix": rng.standard_normal((4, 3), "f4"), "vector": rng.standard_normal(4, "f4")}
+        for rng in map(np.random.default_rng, range(2))
+    )
+    unit = optax.with_extra_args_support(factory(1.0))
+    whole = optax.with_extra_args_support(factory(lambda count: jnp.asarray(rates)[count]))
+    whole_state, unit_state = whole.init(params), unit.init(params)
+    for rate in rates:
+        grads = jax.tree.map(np.subtract, params, target)
+        ours, unit_state = unit.update(grads, unit_state, params)
+        theirs, whole_state = whole.update(grads, whole_state, params)
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            np.testing.assert_allclose(rate * a, b, rtol=1e-3, atol=1e-7)
+        params = jax.tree.map(lambda p, u: np.asarray(p + u), params, theirs)
+
+
+@pytest.mark.parametrize("name", ["fromage", "lars", "rprop", "rmsprop(momentum=0.9)"])
+def test_a_rate_that_does_more_than_scale_the_updates_follows_the_samples(name):
+    """As where optax itself has the schedule, whose updates have eight samples each."""
+    call, _, own = name.partition("(")
+    shape = optax.exponential_decay(0.1, 16, 0.5)
+    part = f"{call}(learning_rate=0.1, schedule=exponential_decay(transition_steps=16, "
+    found = descent(optimizers.build(f"{part}decay_rate=0.5){', ' * bool(own)}{own or ')'}"))
+    changes = {"momentum": 0.9} if own else {}
+    expected = descent(optax.inject_hyperparams(getattr(optax, call))(
+        learning_rate=lambda count: shape(8.0 * count), **changes
+    ))  # fmt: skip
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_a_transform_of_ones_own_can_stand_before_or_after(tmp_path, monkeypatch):
@@ -191,8 +214,7 @@ def test_a_transform_of_ones_own_can_stand_before_or_after(tmp_path, monkeypatch
         optimizers.build("own_transforms:large(above=3, learning_rate=1)")
 
 
-def test_what_does_not_follow_the_rate_is_built_whole_or_refused():
-    """Muon's rate for other arrays, momentum behind the rate; and a schedule that has its peak."""
+def test_a_second_rate_stays_and_a_schedule_may_have_its_own_peak():
     params, found = {"matrix": jnp.eye(4), "vector": jnp.ones(4)}, []
     for rate in (0.02, 0.04):
         optimizer = optimizers.build(f"muon(learning_rate={rate}, adam_learning_rate=0.003)")
@@ -201,8 +223,6 @@ def test_what_does_not_follow_the_rate_is_built_whole_or_refused():
     np.testing.assert_allclose(found[1]["matrix"], 2 * found[0]["matrix"], rtol=1e-5)
     np.testing.assert_allclose(found[1]["vector"], found[0]["vector"], rtol=1e-5)
     assert np.all(found[0]["vector"] < -0.002)
-    with pytest.raises(ValueError, match="schedule"):
-        optimizers.build("rmsprop(learning_rate=0.1, momentum=0.9, schedule=cosine(samples=10))")
     whole = optax.schedules.cosine_onecycle_schedule(100, 1.0)
     expected = {at: float(whole(at)) for at in (0, 10, 30, 90)}
     shape = "cosine_onecycle_schedule(transition_steps=100)"

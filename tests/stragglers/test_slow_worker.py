@@ -111,7 +111,7 @@ def over_links(method, wait, spells, seed=0, graph="complete"):
     )  # fmt: skip
     made = prepare.prepare(config)
     rule, own = prepare.rule(config, made), prepare.own_links(config, made)
-    watch, state, found = slow_worker.Watch(8, made.cuts_off, own), rule.init(), []
+    watch, state, found = slow_worker.Watch(8, made.rule.cuts_off, own), rule.init(), []
     for _ in range(4):
         state, schedule = rule.extend(state, 500 if rule.turnout.pairs else 150)
         watch.take(schedule)
