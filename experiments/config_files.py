@@ -46,7 +46,7 @@ class ConfigFile(NamedTuple):
 
 
 def read(
-    path: str, flags: Mapping[str, str] | None = None, trusted: Collection[str] = ()
+    path: str, flags: Mapping[str, str | bool] | None = None, trusted: Collection[str] = ()
 ) -> ConfigFile:
     """Return the config of `file.py`, `file.py:argument` or a run's config.json.
 
@@ -132,29 +132,37 @@ def swept_arms(module: Any, config: ConfigDict) -> Iterator[tuple[str, dict]]:
     return module.sweep(config) if inspect.signature(module.sweep).parameters else module.sweep()
 
 
-def overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str | bool]]:
     """Return the other arguments, and {entry: text} from flags of the form --config.ENTRY=VALUE.
 
-    The last flag of an entry counts.
+    As with other flags the value may be the next argument, and a switch needs none: --config.ENTRY
+    is true, --noconfig.ENTRY is false. The last flag of an entry counts.
     """
-    rest, found = [], {}
-    for argument in argv:
-        name, equals, text = argument.lstrip("-").partition("=")
-        if not (argument.startswith("-") and name.startswith("config.")):
+    rest, found, arguments = [], {}, list(argv)
+    while arguments:
+        argument = arguments.pop(0)
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument == "--":
+            return [*rest, argument, *arguments], found
+        if not argument.startswith("-") or not name.startswith(("config.", "noconfig.")):
             rest.append(argument)
             continue
-        if not equals:
-            raise ValueError(f"{argument} has no value; write --{name}=VALUE")
-        key = name.removeprefix("config.")
+        switch, _, key = name.partition(".")
         found.pop(key, None)
-        found[key] = text
+        if switch != "config":
+            found[key] = False
+        elif equals:
+            found[key] = value
+        else:
+            takes = arguments and not arguments[0].startswith("--")
+            found[key] = arguments.pop(0) if takes else True
     return rest, found
 
 
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")  # as a value with a comma in a grid
 
 
-def value(config: ConfigDict, key: str, text: str) -> Any:
+def value(config: ConfigDict, key: str, text: str | bool) -> Any:
     """Return the value of a flag's text: a literal, a bare word, a part, or else the text itself.
 
     A number that replaces a float is a float; a value that replaces a text is a text, or None.
@@ -164,7 +172,7 @@ def value(config: ConfigDict, key: str, text: str) -> Any:
     except (KeyError, TypeError, AttributeError):
         before = None
     is_text = isinstance(before, str) or key in registry.OPTIONAL_TEXTS
-    if is_text and not _QUOTED.fullmatch(text):
+    if isinstance(text, bool) or (is_text and not _QUOTED.fullmatch(text)):
         return None if text == "None" else text
     try:
         found = registry.read(text)

@@ -45,7 +45,6 @@ BAD = [
     ((*OK, "extra"), "unexpected argument 'extra'"),
     ((*OK, "--seeds=0"), "--seeds=0: 0 is not a positive integer"),
     ((*OK, "--checkpoint_seconds=nan"), "--checkpoint_seconds=nan"),
-    ((*OK, "--config.seed", "3"), "--config.seed has no value; write --config.seed=VALUE"),
     (config("foo=1"), "the config has no entry 'foo'; known entries: algorithm"),
     (config("seconds=nan"), "config.seconds must be a positive number, got nan"),
     (config("seconds=1" + 400 * "0"), "config.seconds must be a positive number"),

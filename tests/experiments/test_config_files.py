@@ -70,6 +70,13 @@ def test_a_variant_is_the_first_word_of_an_argument():
         config_files.read("configs/nonblocking.py:tunde")
 
 
+def test_entries_of_a_config_are_flags_in_all_forms_of_absl():
+    given = ["--x", "--config.a=1", "-config.b", "-2", "--config.c", "--noconfig.d", "--config.a=3"]
+    rest, found = config_files.overrides([*given, "--", "--config.e=1"])
+    assert rest == ["--x", "--", "--config.e=1"]
+    assert list(found.items()) == [("b", "-2"), ("c", True), ("d", False), ("a", "3")]
+
+
 # --- grids ---
 
 
