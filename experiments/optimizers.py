@@ -168,6 +168,11 @@ def build(part: Part, entry: str = "optimizer") -> optax.GradientTransformationE
     return transform
 
 
+def rate_is_data(part: Part) -> bool:
+    """Return whether runs of other learning rates can share a program."""
+    return not _Described(part, "optimizer").is_fixed
+
+
 def to_the_end(part: Part, samples: float) -> dict[str, Any]:
     """Return a part whose schedules end after `samples` if they do not say when.
 
@@ -216,6 +221,10 @@ class _Described:
         self.is_rated = "learning_rate" in self.spec
         self.takes_rate = "learning_rate" in self.parameters
         self.has_rate = self.is_rated or bool(self.rated)
+        # A constant rate remains a number for a factory of one's own, which may look at it.
+        follows = any(self.spec.get(name) for name in ("schedule", "warmup_samples", "batch_power"))
+        own = registry.is_brought(self.own.get("name", ""))
+        self.is_fixed = own and self.is_rated and self.takes_rate and not follows
 
     def _inside(self) -> Iterator[tuple[tuple, Part]]:
         """Yield (key of `inner`, part) of each transform that this one is made of."""
@@ -240,6 +249,8 @@ class _Described:
         scale = [_scale(self.spec, self.entry)] if self.is_rated else []
         if self.factory is optax.chain:
             return optax.chain(*(one.transform() for one in self.inner.values()), *scale)
+        if self.is_fixed:
+            return self.make(float(self.spec["learning_rate"]))
         made = self.make(1.0 if self.takes_rate else None)
         if self.takes_rate:
             return _at_rate(self.make, *scale) if scale else optax.chain(made, optax.scale(-1.0))

@@ -389,7 +389,8 @@ def alike(config: ConfigDict) -> str | None:
     if not (drawing or METHOD.wants(config.algorithm, "seed")):
         del shared["seed"]  # else a constant of the program, as in a sketch's hashes
         shared.pop("initial", None)  # else it may decide the method's parameters
-    shared["optimizer"].pop("learning_rate", None)
+    if optimizers.rate_is_data(config.optimizer):
+        shared["optimizer"].pop("learning_rate", None)
     try:
         rule = _built_rule(config, ALIKE, 0.0)
         constants = {key: value for key, value in shared["wait"].items() if key not in rule.data}

@@ -180,7 +180,7 @@ test_parts_of_a_config_that_do_not_fit_are_explained = refused(
     ("local_sgd(exchange=chain(top_k(share=0.1)))", "unknown parameter 'share'"),
     ("local_sgd(exchange=chain(0.1))", "cannot read the part"),
     ("local_sgd(exchange=top_k(sign))", "exchange 'top_k': is not made of other parts"),
-    ("local_sgd(server=adam)", "algorithm.server: learning_rate must be a number"),
+    ("local_sgd(server=adam)", "config.algorithm.server.learning_rate must be a number, got None"),
     ("dpsgd(exchange=top_k)", "algorithm 'dpsgd': unknown parameter 'exchange'"),
     by=lambda algorithm: prepare.prepare(
         sweep.override(nonblocking.get_config("workers=4"), {"algorithm": algorithm})

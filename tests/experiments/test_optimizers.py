@@ -198,6 +198,8 @@ def test_a_transform_of_ones_own_can_stand_before_or_after(tmp_path, monkeypatch
     (tmp_path / "own_transforms.py").write_text(
         "import optax\n"
         "def halved(times: int = 1):\n    return optax.scale(0.5**times)\n"
+        "def checked(learning_rate):\n    assert learning_rate > 0\n"
+        "    return optax.sgd(learning_rate)\n"
         "def large(above: float):\n"
         "    import jax\n"
         "    return lambda params: jax.tree.map(lambda a: a.size > above, params)\n"
@@ -209,6 +211,10 @@ def test_a_transform_of_ones_own_can_stand_before_or_after(tmp_path, monkeypatch
         "own_transforms:halved(times=2, learning_rate=0.8)",
     ):
         assert rates(part, [0]) == [pytest.approx(0.2)]
+    # A constant rate is a number for code that looks at it, and so a constant of its program.
+    constant = "own_transforms:checked(learning_rate=0.8)"
+    assert rates(constant, [0]) == [pytest.approx(0.8)]
+    assert [optimizers.rate_is_data(part) for part in (constant, "adam(learning_rate=1)")] == [0, 1]
     optimizers.build("adamw(learning_rate=1, mask=own_transforms:large(above=3))")
     with pytest.raises(ValueError, match="gives function; let it return GradientTransformation"):
         optimizers.build("own_transforms:large(above=3, learning_rate=1)")
