@@ -223,7 +223,7 @@ class _Described:
         self.has_rate = self.is_rated or bool(self.rated)
         # A constant rate remains a number for a factory of one's own, which may look at it.
         follows = any(self.spec.get(name) for name in ("schedule", "warmup_samples", "batch_power"))
-        own = registry.is_brought(self.own.get("name", ""))
+        own = ":" in self.own.get("name", "")
         self.is_fixed = own and self.is_rated and self.takes_rate and not follows
 
     def _inside(self) -> Iterator[tuple[tuple, Part]]:

@@ -125,8 +125,8 @@ def prepare(
 class LastTask:
     """The task of the last arm, for arms with the same `config.task` after it."""
 
-    def __init__(self):
-        self._spec, self._task = None, None
+    _spec: Any = None
+    _task: Task | None = None
 
     def prepare(self, config: ConfigDict, **how) -> Prepared:
         """Return the parts of an arm, and keep its task; how: see `prepare`."""

@@ -203,10 +203,13 @@ def _length(examples: Any) -> int:
 
 def _example_shapes(examples: Any) -> Any:
     """Return the shapes of `TRIED` examples of a streamed source, or of arrays."""
-    source = examples.source if isinstance(examples, Streamed) else sources.Arrays(examples)
-    return jax.tree.map(
-        lambda one: jax.ShapeDtypeStruct((TRIED, *one.shape), one.dtype), source.example
-    )
+    def shapes(array, first):
+        kind = jax.dtypes.canonicalize_dtype(array.dtype)
+        return jax.ShapeDtypeStruct((TRIED, *array.shape[first:]), kind)
+
+    if isinstance(examples, Streamed):
+        return jax.tree.map(lambda one: shapes(one, 0), examples.source.example)
+    return jax.tree.map(lambda array: shapes(array, 1), examples)
 
 
 # --- examples and evaluations ---
