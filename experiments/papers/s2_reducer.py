@@ -118,20 +118,22 @@ figure = drawn(
     Panel("hashed features", "s2_hashed_logistic", GROUPS, BYTES, log=True),
     Panel("NCF", "s2_ncf", GROUPS, BYTES, log=True),
 )
-_MEASURED: dict[int, tuple[Sequence[Arm], list[stats.Numbers]]] = {}  # by id of a config
+_MEASURED: dict[tuple[int, ...], tuple] = {}  # by the ids of configs, which it keeps
 
 
 def numbers(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
-    """Yield the table of bytes, losses and fallbacks, then a table of steps; measure only once."""
-    key = id(arms[0].get("config"))  # which copies of an arm share
-    if key not in _MEASURED:
-        _MEASURED[key] = arms, list(_tables(arms))
-    yield from _MEASURED[key][1]
+    """Yield a table of bytes, losses and fallbacks, then a table of steps.
 
-
-def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
+    Codecs are measured once for the configs of a sweep, whatever copies of its arms come later.
+    """
     (dense,) = stats.named(arms, DENSE)
-    prepared = {arm["name"]: prepare.prepare(arm["config"], settled=True) for arm in arms}
+    configs = {arm["name"]: arm["config"] for arm in arms}
+    key = tuple(map(id, configs.values()))
+    if key not in _MEASURED:
+        built = {name: prepare.prepare(own, settled=True) for name, own in configs.items()}
+        both = {name: (built[name], own) for name, own in configs.items()}
+        _MEASURED[key] = configs, built, codec_times.step_rounds(both, ROUNDS)
+    _, prepared, rounds = _MEASURED[key]  # of (gradient, exchange and step) in seconds
     workers = dense["config"].workers
     # Bytes per update that fallbacks add to the plan; negative if fallbacks save some.
     again = {arm["name"]: (arm.get("fallback_bytes") or 0) / max(1, arm["updates"]) for arm in arms}
@@ -144,11 +146,9 @@ def _tables(arms: Sequence[Arm]) -> Iterator[stats.Numbers]:
           else f"{100 * (arm['train_loss'] / dense['train_loss'] - 1):+.2f}",
           f"{100 * (arm.get('fallback_share') or 0):.1f}") for arm in arms],
     )  # fmt: skip
-    measured = {arm["name"]: (prepared[arm["name"]], arm["config"]) for arm in arms}
-    taken = codec_times.step_rounds(measured, ROUNDS)  # (gradient, exchange and step) in seconds
     network = codec_times.link(GIGABITS, workers)
     # All arms get a round's fastest gradient, and at least dense training's exchange and step.
-    taken = {name: np.array(rounds) for name, rounds in taken.items()}  # [ROUNDS, 2]
+    taken = {name: np.array(own) for name, own in rounds.items()}  # [ROUNDS, 2]
     gradient, dense_step = np.min([of[:, 0] for of in taken.values()], axis=0), taken[DENSE][:, 1]
     seconds = {}
     for name, arm in prepared.items():

@@ -27,7 +27,9 @@ def _rounds(arms, rounds):
 @pytest.mark.slow
 def test_bytes_losses_and_steps_are_numbers(monkeypatch):
     monkeypatch.setitem(s2_reducer.TASKS, "ncf", (SMALL, 4, 0.01, 9))
-    monkeypatch.setattr(codec_times, "step_rounds", _rounds)
+    measured = []
+    monkeypatch.setattr(codec_times, "step_rounds",
+                        lambda *given: measured.append(1) or _rounds(*given))  # fmt: skip
     chosen = sweep.expand(s2_reducer.get_config("task=ncf"), s2_reducer, {}, 1)
     configs = {arm.config.name: arm.config for arm in chosen}
     arms = [
@@ -50,6 +52,7 @@ def test_bytes_losses_and_steps_are_numbers(monkeypatch):
     arms = [arm | fallback if arm["name"] == "s2/sketch" else dict(arm) for arm in arms]
     lost, slower = ({row[0]: row for row in t.rows} for t in s2_reducer.numbers(arms))
     assert float(lost["s2/sketch"][1]) < 0 and lost["s2/sketch"][-1] == "100.0"
+    assert measured == [1]  # once for all copies of the arms
     planned = float(steps["s2/sketch"][1])
     assert float(slower["s2/sketch"][1]) == pytest.approx(planned + 8, abs=0.01)
 

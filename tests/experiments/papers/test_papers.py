@@ -40,15 +40,6 @@ def test_sketches_are_judged_by_bytes_losses_and_steps():
     assert s2_reducer.faster(*sparse(ms="17.0")).verdict == FAILS
 
 
-def test_codecs_are_measured_once_for_all_claims_and_the_tables(monkeypatch):
-    made, config = [], object()
-    monkeypatch.setattr(s2_reducer, "_tables", lambda arms: [made.append(1) or "table"])
-    arm = {"name": "dense", "config": config}
-    for copy in (arm, dict(arm), arm | {"bytes_to_target": 1.0}):
-        assert [*s2_reducer.numbers([copy])] == ["table"]
-    assert made == [1]
-
-
 def test_a_sweep_is_judged_as_the_record_that_its_command_makes():
     judged, on_ring = papers.Judged("matcha", "matcha"), arms(record("matcha_graph_5"))
 
