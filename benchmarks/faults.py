@@ -6,7 +6,8 @@
 Tiny runs are launched in several ways: three of the simulator, a sweep with --together, one with
 --jobs=2, a mesh of four devices, the same on two processes. Faults come at random moments.
 
-    kills   SIGKILL to one process: the others of a run under way say so and leave with exit code 3
+    kills   SIGKILL to one process: the others of a run under way say so and leave with exit code 3,
+            and with 2 if they had not met
     terms   SIGTERM to one process: all processes of the run leave with exit code 143
     disks   a disk of some kilobytes, as root: a sentence says so, and the exit code is 1 or 2
 
@@ -145,9 +146,11 @@ class Trials:
         if {code, *others} == {0}:
             return None
         if number == signal.SIGKILL:
-            # The first process may still write the report of a run that has ended.
+            # The first process may still write the report of a run that has ended; and whoever
+            # dies before the processes have met is not found.
             ended = {0} if (place / "summary.json").exists() else set()
-            good = code == -signal.SIGKILL and set(others) <= {3} | ended
+            unmet = {2} if "they have not found each other" in said else set()
+            good = code == -signal.SIGKILL and set(others) <= {3} | ended | unmet
         else:
             good = {code, *others} == {128 + signal.SIGTERM} and "ended by SIGTERM" in said
         return good and "Traceback" not in said
