@@ -8,7 +8,8 @@ Tiny runs are launched in several ways: three of the simulator, a sweep with --t
 
     kills   SIGKILL to one process: the others of a run under way say so and leave with exit code 3,
             and with 2 if they had not met
-    terms   SIGTERM to one process: all processes of the run leave with exit code 143
+    terms   SIGTERM to one process: all processes of the run leave with exit code 143, and others
+            than it with 0 if the run had ended
     disks   a disk of some kilobytes, as root: a sentence says so, and the exit code is 1 or 2
 
 After each fault the same command ends as if nothing had happened: bit for bit in virtual time,
@@ -145,15 +146,15 @@ class Trials:
             said = self.log.read_text(errors="replace")
         if {code, *others} == {0}:
             return None
-        if number == signal.SIGKILL:
-            # The first process may still write the report of a run that has ended; and whoever
-            # dies before the processes have met is not found.
-            ended = {0} if (place / "summary.json").exists() else set()
+        # The first process may still write the report of a run that has ended.
+        ended = {0} if (place / "summary.json").exists() else set()
+        if number == signal.SIGKILL:  # whoever dies before the processes have met is not found
             unmet = {2} if "they have not found each other" in said else set()
             good = code == -signal.SIGKILL and set(others) <= {3} | ended | unmet
         else:
-            good = {code, *others} == {128 + signal.SIGTERM} and "ended by SIGTERM" in said
-        return good and "Traceback" not in said
+            end = 128 + signal.SIGTERM
+            good = code == end and set(others) <= {end} | ended and "ended by SIGTERM" in said
+        return self.judged(good, [code, *others], said)
 
     def count(self, tries: int, disturb: Callable[[pathlib.Path], bool | None]) -> Counter:
         """Disturb launches, finish and compare each; return how many were "good" and "bad"."""
@@ -168,9 +169,8 @@ class Trials:
                      if path.name.endswith((".tmp", ".lock"))]  # fmt: skip
             found += compare(self.kept(self.whole), self.kept(place))
             counts["good" if good and not found else "bad"] += 1
-            if found or not good:
-                why = f"DIFFERS: {found[:5]}" if found else "a deviation"
-                harness.say(f"{self.name}: {why}: {self.log.read_text()[-1000:]}")
+            if found:
+                harness.say(f"{self.name} DIFFERS: {found[:5]}: {self.log.read_text()[-1000:]}")
             shutil.rmtree(place)
         return counts
 
@@ -188,7 +188,14 @@ class Trials:
             subprocess.run(["umount", str(disk)], check=True)
         if code == 0:
             return None  # it had room
-        return code in (1, 2) and "No space left" in said and "Traceback" not in said
+        return self.judged(code in (1, 2) and "No space left" in said, [code], said)
+
+    def judged(self, good: bool, codes: list[int], said: str) -> bool:
+        """Return whether a launch left well and without a traceback; print it if not."""
+        if good and "Traceback" not in said:
+            return True
+        harness.say(f"{self.name}: a deviation: exit codes {codes}: {said[-3000:]}")
+        return False
 
 
 def main() -> None:

@@ -385,6 +385,8 @@ def leave(code: int, why: str = "") -> None:
     would wait for each other.
     """
     if processes() > 1:
+        if threading.current_thread() is threading.main_thread():
+            endings.handle(signal.SIG_IGN)  # how this process leaves is decided
         if code:
             _leaving.acquire()  # never released: a second thread waits for the end
             sys.stdout.flush()

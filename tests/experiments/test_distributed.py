@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import signal
 import socket
 import sys
 import threading
@@ -11,12 +12,14 @@ import jax
 import pytest
 
 from configs import nonblocking
-from experiments import distributed, sweep
+from experiments import distributed, endings, sweep
 from tests import warm
 from tests.launcher import ROOT
 from tests.runtimes import one_of_several
 from tests.test_architecture import FILES
 from tests.two_processes import free_port
+
+ENDINGS = (signal.SIGINT, *endings.OTHERS)
 
 
 @pytest.mark.slow
@@ -35,6 +38,23 @@ def test_without_others_nothing_happens(monkeypatch):
     assert distributed.agreed([1, None]) == [1, None]
     with pytest.raises(SystemExit, match="2"):
         distributed.leave(2)
+
+
+def test_no_signal_disturbs_a_process_that_is_done_and_waits_for_the_first_one(monkeypatch):
+    """The first one may be writing its report; a process that left would end it, too."""
+    before = [signal.getsignal(number) for number in ENDINGS]
+    monkeypatch.setattr(distributed, "processes", lambda: 2)
+    monkeypatch.setattr(distributed, "_over", threading.Event())
+    monkeypatch.setattr(
+        distributed, "meet", lambda *_: [signal.raise_signal(number) for number in endings.OTHERS]
+    )
+    try:
+        endings.handle(lambda number, _: endings.end(number))
+        with pytest.raises(SystemExit, match=r"^0$"):
+            distributed.leave(0)
+    finally:
+        for number, handler in zip(ENDINGS, before, strict=True):
+            signal.signal(number, handler)
 
 
 def test_open_questions_are_refused(monkeypatch):
