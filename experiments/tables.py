@@ -59,9 +59,9 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     result = Table(
         box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption="; ".join(caption)
     )
-    result.add_column("arm", no_wrap=True)
+    result.add_column("arm", overflow="fold")
     for heading in columns:
-        result.add_column(heading, justify="right", no_wrap=True)
+        result.add_column(heading, justify="right")
     for _, of_method in groupby(arms, lambda arm: arm["name"].partition("/")[0]):
         for arm in of_method:
             result.add_row(arm["name"], *(shown(arm) for shown in columns.values()))

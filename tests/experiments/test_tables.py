@@ -59,7 +59,8 @@ def test_values_over_seeds_have_a_spread_and_the_table_fits_120_columns():
     )
     again = {"seed": 1, "train_loss": 0.13, "test_accuracy": 0.9}
     out = io.StringIO()
-    shown = table.of_arms([records.aggregate([a, a | again]) for a in ARMS])
+    long = arm("wait=first_finisher(in_flight=cut)/optimizer.learning_rate=0.0001")
+    shown = table.of_arms([records.aggregate([a, a | again]) for a in (*ARMS, long)])
     table.print_table(Console(file=out), shown)
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 120 and "…" not in out.getvalue()
