@@ -340,7 +340,8 @@ def mark(axis: Axis) -> None:
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    short = lambda value, _: f"{value:{'g' if 1e-3 <= value < 1e5 else '.0e'}}"  # noqa: E731
+    axis.set_major_formatter(FuncFormatter(short))
 
 
 def draw_strips(strips: Sequence[Strip]) -> Figure:
@@ -373,7 +374,8 @@ def draw_strips(strips: Sequence[Strip]) -> Figure:
         last = np.zeros(1 + drawn.update.max(), np.int64)  # ns at which updates end
         np.maximum.at(last, drawn.update, drawn.end)
         landed = (last[np.unique(drawn.update)] <= until * NANOSECONDS).sum()
-        axes.set_title(f"{literal(strip.name)}: {landed} updates", loc="left", fontsize=9, pad=4)
+        name = strip.name if len(strip.name) < 60 else f"{strip.name[:28]}…{strip.name[-30:]}"
+        axes.set_title(f"{literal(name)}: {landed} updates", loc="left", fontsize=9, pad=4)
         step = -(-own.size // 8)
         axes.set_yticks(range(0, own.size, step), [str(worker) for worker in own[::step]])
         axes.set(xlim=(0, until), ylim=(own.size - 0.4, -0.6))

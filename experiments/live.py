@@ -117,7 +117,8 @@ class Server(socketserver.ThreadingTCPServer):
         """Raise ValueError where the port is taken; 0 takes any that is free."""
         self.asked = -float("inf")  # when a browser asked last
         self.has_heard = threading.Event()  # whether a browser has got the news that all has ended
-        self.page, self.answer = b"", {"version": 0, "state": "", "ended": False}
+        self.page = b'<meta http-equiv="refresh" content="1">The first page is being made.'
+        self.answer = {"version": 0, "state": "", "ended": False}
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:

@@ -41,6 +41,7 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
         if most > 0:  # it is 0 if no sample was wrong, which proves little for few samples
             caption.append(f"with {counts} test samples an accuracy has a standard error of up to "
                            f"{100 * most:.1f} points")  # fmt: skip
+    sent = lambda arm: 1e-6 * (arm["bytes_per_worker"] or 0)  # noqa: E731
     columns = {
         "updates": lambda arm: _number(arm["updates"], ",.0f"),
         "samples": lambda arm: _number(arm["samples"], ",.0f"),
@@ -50,7 +51,7 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
         "train loss": lambda arm: _spread(arm, "train_loss", _digits(arm["train_loss"])),
         "test acc.\n[%]": lambda arm: _spread(arm, "test_accuracy", ".1f", scale=100),
         "idle\n[%]": lambda arm: _number(arm["idle_fraction"], ".1f", scale=100),
-        "MB per\nworker": lambda arm: _number(arm["bytes_per_worker"], ",.1f", scale=1e-6),
+        "MB per\nworker": lambda arm: _number(arm["bytes_per_worker"], _digits(sent(arm)), 1e-6),
     }
     if any(arm.get("kept_long") is not None for arm in arms):
         columns["kept long\n[%]"] = lambda arm: _number(arm.get("kept_long"), ".0f", 100)
@@ -59,9 +60,9 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
     result = Table(
         box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, caption="; ".join(caption)
     )
-    result.add_column("arm", no_wrap=True)
+    result.add_column("arm", overflow="fold")
     for heading in columns:
-        result.add_column(heading, justify="right", no_wrap=True)
+        result.add_column(heading, justify="right")
     for _, of_method in groupby(arms, lambda arm: arm["name"].partition("/")[0]):
         for arm in of_method:
             result.add_row(arm["name"], *(shown(arm) for shown in columns.values()))

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-
-from algorithms import Algorithm, all_reduce
-from experiments.tasks import Task
-from stragglers.rule import Rule, Setting
-from stragglers.rules import quorum
+from gossax.algorithms import Algorithm, all_reduce
+from gossax.experiments.tasks import Task
+from gossax.stragglers.rule import Rule, Setting
+from gossax.stragglers.rules import quorum
 
 
 def sign_of() -> optax.GradientTransformation:

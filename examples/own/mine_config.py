@@ -1,7 +1,7 @@
 """A config and a sweep of your own."""
 
-from configs import base
-from experiments.registry import part
+from gossax.configs import base
+from gossax.experiments.registry import part
 
 
 def get_config():

@@ -1,8 +1,7 @@
 """Data of your own, read example by example."""
 
 import numpy as np
-
-from experiments.tasks import data, sources
+from gossax.experiments.tasks import data, sources
 
 
 class Squares:

@@ -239,7 +239,7 @@ def figure(path: str, measured: Sequence[Measured], mini_batches: int) -> None:
         axis.set(ylabel="worker", yticks=[0, len(rounds) - 1])
         axis.set_title(figures.literal(one.source), fontsize=9)
     axes[-1].set_xlabel(f"round of {mini_batches} mini-batches")
-    drawn.colorbar(shown, ax=axes, label="seconds of a round, over the median", extend="both")
+    drawn.colorbar(shown, ax=axes, label="seconds of a round,\nover the median", extend="both")
     figures.save(drawn, path)
 
 

@@ -153,6 +153,8 @@ def _npz(path: Path, target: str) -> Named:
 def _text(path: Path, target: str) -> Named:
     with path.open(encoding="utf-8-sig") as file:
         header = file.readline()
+        if "\0" in header:
+            raise ValueError("it has zero bytes, as UTF-16 has; save it as UTF-8")
         delimiter = max(",;\t", key=header.count)
         columns = [name.strip(' "\n') for name in header.split(delimiter)]
         if all(map(_is_finite, columns)):

@@ -3,7 +3,7 @@
 | file | durations |
 |---|---|
 | CSV with commas, semicolons, tabs, bars or spaces, also gzip | in rows, or a column per worker |
-| Parquet, JSON lines | in rows, or a column per worker |
+| Parquet, JSON lines, JSON of pandas | in rows, or a column per worker |
 | PyTorch profiler (Kineto), JSON, also gzip | of steps, without their exposed collectives |
 | ByteDance StragglerAnalysis, Parquet | of a replica's micro-batches, by its slowest stage |
 | a folder, or a pattern such as `rank*.csv` | of one worker in each file |
@@ -380,12 +380,14 @@ def _rows(path: Path) -> list[Row]:
         if re.search(rb"[\0-\x08\x0e-\x1f]", data):
             raise ValueError("it is no text") from error
         text = data.decode("latin-1")  # whose µ is not valid in UTF-8
+    if "\0" in text:
+        raise ValueError("it has zero bytes, as UTF-16 without a byte-order mark; save it as UTF-8")
     if text.lstrip()[:1] not in ("{", "["):
         return _numbered(path, _of_text(text))
     try:
         return _numbered(path, enumerate(_of_json(text)))
     except (AttributeError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"it is no profile as PyTorch writes it: {error!r:.200}") from error
+        raise ValueError(f"it has no records, and is no profile: {error!r:.200}") from error
 
 
 def _numbered(path: Path, lines: Lines) -> list[Row]:
@@ -466,7 +468,7 @@ def _cell(value: Any) -> str:
 
 
 def _of_json(text: str) -> list[list[str]]:
-    """Return the cells of a profile, or of records with a key per column, in a list or in lines."""
+    """Return the cells of a profile, of columns, or of records in a list or in lines."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -481,7 +483,12 @@ def _of_json(text: str) -> list[list[str]]:
     if isinstance(document, dict):
         if "traceEvents" in document:
             return _of_profile(document)
-        document = [document]
+        columns = [dict(enumerate(c)) if isinstance(c, list) else c for c in document.values()]
+        if all(isinstance(column, dict) for column in columns):  # of pandas' tables
+            rows = dict.fromkeys(itertools.chain(*columns))
+            document = [dict(zip(document, (c.get(r) for c in columns), strict=True)) for r in rows]
+        else:
+            document = [document]
     names = list(dict.fromkeys(name for record in document for name in record))
     return [names, *([_cell(record.get(name)) for name in names] for record in document)]
 

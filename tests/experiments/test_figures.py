@@ -1,8 +1,13 @@
 """Means of curves by hand, and lines that a reader can tell apart."""
 
 import numpy as np
+import pytest
 
 from experiments import figures as figure
+from experiments import timeline
+from stragglers import delays
+from stragglers.rule import Setting, whole
+from stragglers.rules import RULES
 
 
 def run(rate, end=10.0):
@@ -39,3 +44,17 @@ def test_a_method_has_one_colour_and_a_variant_one_line_and_no_two_arms_the_same
     ):
         lines = figure.styles(names).values()
         assert len({(line["color"], line["linestyle"]) for line in lines}) == len(names)
+
+
+ARM = "optimizer=[clip(max_delta=0.1), sgd(learning_rate=0.1)]/wait=quorum(k=12, in_flight=cut)"
+SCHEDULE = whole(RULES["barrier"](Setting(delays.exponential(1.0), 4, 2, seed=0)), 20)
+
+
+@pytest.mark.parametrize("drawn", [
+    figure.draw([(ARM, [run(2.5)])], None, "virtual"),  # down to 1e-11
+    figure.draw_strips([figure.Strip(ARM, timeline.stretches(SCHEDULE), workers=4)]),
+])  # fmt: skip
+def test_no_text_leaves_the_picture(drawn):
+    drawn.canvas.draw()
+    low, high = drawn.get_tightbbox().get_points()
+    assert (low >= 0).all() and (high <= drawn.get_size_inches()).all()

@@ -25,6 +25,7 @@ def ask(port, path="/", method="GET", host=None):
 @pytest.fixture
 def server():
     with live.Server(0) as running:
+        assert "http-equiv" in ask(running.port)[2]  # asks again until there is a page
         running.show("<p>page", "1 of 2")
         yield running
 

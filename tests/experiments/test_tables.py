@@ -42,6 +42,8 @@ def test_a_row_says_what_the_summary_says_and_speed_up_is_against_its_own_baseli
     assert {rows([unknown])[0][column] for column in columns} == {"–"}
     for value, shown in {0.0: "0", 1234.567: "1,235", 3e-7: "3.00e-07", 2e9: "2.00e+09"}.items():
         assert rows([arm("a/x", train_loss=value)])[0]["train loss"] == shown
+    for sent, shown in {276.0: "0.000276", 97_800.0: "0.0978", None: "–", 0: "0"}.items():
+        assert rows([arm("a/x", bytes_per_worker=sent)])[0]["MB per worker"] == shown
     fell_back = rows([arm("dense"), arm("s2/sketch", fallback_share=0.125)])
     assert [row["fell back [%]"] for row in fell_back] == [table.NONE, "12.5"]
     assert "fell back [%]" not in rows(ARMS)[0]
@@ -59,7 +61,8 @@ def test_values_over_seeds_have_a_spread_and_the_table_fits_120_columns():
     )
     again = {"seed": 1, "train_loss": 0.13, "test_accuracy": 0.9}
     out = io.StringIO()
-    shown = table.of_arms([records.aggregate([a, a | again]) for a in ARMS])
+    long = arm("wait=first_finisher(in_flight=cut)/optimizer.learning_rate=0.0001")
+    shown = table.of_arms([records.aggregate([a, a | again]) for a in (*ARMS, long)])
     table.print_table(Console(file=out), shown)
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 120 and "…" not in out.getvalue()

@@ -159,7 +159,11 @@ def test_records_of_json_are_rows(tmp_path):
     rows = [dict(zip(("rank", "step", "step_time"), map(float, row.split(",")), strict=True))
             for row in ROWS]  # fmt: skip
     rows.insert(0, {"rank": None, "loss": 1.5})
-    for text in (json.dumps(rows[1:]), "\n".join(map(json.dumps, rows[1:]))):
+    columns = {name: [row[name] for row in rows[1:]] for name in rows[1]}
+    keyed = {name: dict(enumerate(column)) for name, column in columns.items()}  # by to_json()
+    lists = {f"rank{worker}": seconds for worker, seconds in enumerate(WANTED)}
+    lines = "\n".join(map(json.dumps, rows[1:]))
+    for text in (lines, *map(json.dumps, (rows[1:], columns, keyed, lists))):
         (tmp_path / "log").write_text(text)
         np.testing.assert_array_equal(trace(str(tmp_path / "log")).records, WANTED)
     (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)))
@@ -172,6 +176,9 @@ def test_windows_writes_a_micro_in_one_byte(tmp_path):
     np.testing.assert_array_equal(trace(str(tmp_path / "log.csv")).records, [[1.5]])
     (tmp_path / "log.csv").write_bytes(b"\x28\xb5\x2f\xfd\x00packed otherwise")
     with pytest.raises(ValueError, match="it is no text"):
+        trace(str(tmp_path / "log.csv"))
+    (tmp_path / "log.csv").write_bytes((HEADER + ROWS[0]).encode("utf-16-le"))
+    with pytest.raises(ValueError, match="zero bytes, as UTF-16 without a byte-order mark; save"):
         trace(str(tmp_path / "log.csv"))
 
 

@@ -131,6 +131,9 @@ def test_points_without_names_are_one_sentence(tmp_path):
     (tmp_path / "a.csv").write_text("0.5,-2e3,1\n0.25,3,0\n")
     with pytest.raises(ValueError, match=r"its first line \(0.5, -2e3, 1\) and no names; put a"):
         task(tmp_path / "a.csv", target="1")
+    (tmp_path / "a.csv").write_bytes("a,b,y\n0.5,-2e3,1\n".encode("utf-16-le"))
+    with pytest.raises(ValueError, match="it has zero bytes, as UTF-16 has; save it as UTF-8"):
+        task(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("first", ["", "a b y", "# made on Monday"])
