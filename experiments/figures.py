@@ -340,8 +340,11 @@ def mark(axis: Axis) -> None:
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     axis.set_minor_locator(NullLocator())
-    short = lambda value, _: f"{value:{'g' if 1e-3 <= value < 1e5 else '.0e'}}"  # noqa: E731
-    axis.set_major_formatter(FuncFormatter(short))
+    axis.set_major_formatter(FuncFormatter(_short))
+
+
+def _short(value: float, _) -> str:
+    return f"{value:{'g' if 1e-3 <= value < 1e5 else '.0e'}}"
 
 
 def draw_strips(strips: Sequence[Strip]) -> Figure:

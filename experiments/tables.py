@@ -41,7 +41,6 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
         if most > 0:  # it is 0 if no sample was wrong, which proves little for few samples
             caption.append(f"with {counts} test samples an accuracy has a standard error of up to "
                            f"{100 * most:.1f} points")  # fmt: skip
-    sent = lambda arm: 1e-6 * (arm["bytes_per_worker"] or 0)  # noqa: E731
     columns = {
         "updates": lambda arm: _number(arm["updates"], ",.0f"),
         "samples": lambda arm: _number(arm["samples"], ",.0f"),
@@ -51,7 +50,7 @@ def of_arms(arms: Sequence[Mapping]) -> Table:
         "train loss": lambda arm: _spread(arm, "train_loss", _digits(arm["train_loss"])),
         "test acc.\n[%]": lambda arm: _spread(arm, "test_accuracy", ".1f", scale=100),
         "idle\n[%]": lambda arm: _number(arm["idle_fraction"], ".1f", scale=100),
-        "MB per\nworker": lambda arm: _number(arm["bytes_per_worker"], _digits(sent(arm)), 1e-6),
+        "MB per\nworker": _megabytes,
     }
     if any(arm.get("kept_long") is not None for arm in arms):
         columns["kept long\n[%]"] = lambda arm: _number(arm.get("kept_long"), ".0f", 100)
@@ -120,6 +119,11 @@ def _digits(value: float | None) -> str:
     if not -4 <= magnitude < 7:
         return ".2e"
     return f",.{max(0, 2 - magnitude)}f"
+
+
+def _megabytes(arm: Mapping) -> str:
+    sent = arm["bytes_per_worker"]
+    return _number(sent, _digits(1e-6 * (sent or 0)), 1e-6)
 
 
 def _to_target(arm: Mapping) -> str:
