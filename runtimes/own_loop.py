@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Parted, extended
+from algorithms.base import AXIS, Algorithm, Parted, freeze_when_idle
 from comms import hashing
 from comms.trees import check_floats
 
@@ -120,7 +120,7 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
             "as_local_steps: this method takes no local steps; use as_optax(method), or local_sgd"
         )
     core = _Core(method, batch_size)
-    work = extended(method.work)
+    work = freeze_when_idle(method.work)
 
     def init_fn(params):
         base = jax.tree.map(jnp.array, params)  # copies, so that params can be donated
