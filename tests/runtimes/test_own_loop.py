@@ -253,7 +253,7 @@ def test_steps_in_float32_leave_short_parameters_and_their_state_as_short(name):
 
 
 def test_a_worker_that_finished_nothing_takes_no_local_step():
-    """Whatever its gradient is, and its momentum does not decay; the others' mean is everybody's."""
+    """Whatever its gradient is, and its momentum stays; the others' mean is everybody's."""
     tx = as_optax(local_sgd(optax.sgd(1.0, 0.5)))
 
     @each
@@ -268,6 +268,25 @@ def test_a_worker_that_finished_nothing_takes_no_local_step():
     models, momenta = twice(jnp.ones(N), jnp.where(busy, 1.0, jnp.nan), jnp.int32(busy))
     np.testing.assert_allclose(models, -2.5)
     np.testing.assert_allclose(momenta, jnp.where(busy, 1.5, 1))
+
+
+def test_a_worker_with_fewer_local_steps_keeps_its_progress():
+    """The last of two calls is no step of worker 0, and no call is one of worker 1."""
+    tx = as_optax(local_sgd(optax.sgd(1.0)), local_steps=2)
+
+    @each
+    def twice(finished):
+        params, state = jnp.zeros(()), tx.init(jnp.zeros(()))
+        for batches in finished:
+            moved, state = tx.update(jnp.ones(()), state, params, batches=batches, nominal=1)
+            params = optax.apply_updates(params, moved)
+        return params, state.method.samples[0]
+
+    steps = np.ones((N, 2), np.int32)
+    steps[0, 1] = steps[1] = 0
+    models, samples = twice(steps)
+    np.testing.assert_allclose(models, -(2 * N - 3) / (N - 1), rtol=1e-6)
+    np.testing.assert_array_equal(samples, 2 * N - 3)
 
 
 def test_a_weight_beside_batches_takes_precedence():
