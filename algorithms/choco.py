@@ -75,7 +75,7 @@ def growth(chosen: Reducer, W: np.ndarray, size: int) -> Callable[[float], float
             return (x / norm, known / norm), jnp.log(norm)
 
         keys = jax.random.split(jax.random.key(0), UPDATES + 1)
-        x = jax.random.normal(keys[0], (len(W), size))
+        x = jax.random.normal(keys[0], (len(W), size), jnp.float32)
         return jax.lax.scan(step, (x - x.mean(0)[None], jnp.zeros_like(x)), keys[1:])[1]
 
     def factor(gamma: float) -> float:
@@ -121,7 +121,7 @@ def compressed_gossip(
         key = jax.random.fold_in(key, version)
 
         def leaf(x, u, known, heard, index):
-            stepped = x.astype(jnp.float32) + u
+            stepped = (x.astype(jnp.float32) + u).astype(jnp.float32)
             message = encoder.encode(stepped - known, jax.random.fold_in(key, index))
 
             def read(message):

@@ -81,6 +81,7 @@ def pull_behind_look_ahead(
     def update_fn(updates, state, params, *, batches=1, **extra):
         extra["batches"] = batches
         step, inner = optimizer.update(updates, state.optimizer, params, **extra)
+        step = optax.tree.cast_like(step, params)
         velocity = jax.tree.map(
             lambda v, u: jnp.where(batches > 0, momentum * v + u, v), state.velocity, step
         )

@@ -60,6 +60,7 @@ def adapt_correct_combine(
 
     def update_fn(updates, state, params, *, batches=1, active=None, **extra):
         new, inner = optimizer.update(updates, state.optimizer, params, batches=batches, **extra)
+        new = optax.tree.cast_like(new, params)
         step = jax.tree.map(lambda u, old: jnp.where(batches > 0, u, old), new, state.step)
         phi = jax.tree.map(lambda x, u, c: x + (u + c), params, step, state.correction)
         correction = jax.tree.map(lambda c, p: c + p / 2, state.correction, pull(phi, active))

@@ -54,6 +54,7 @@ def quasi_global(
     def update_fn(updates, state, params, *, batches=1, active=None, **extra):
         busy = batches > 0
         step, inner = optimizer.update(updates, state.optimizer, params, batches=batches, **extra)
+        step = optax.tree.cast_like(step, params)
         stepped = jax.tree.map(
             lambda x, u, m: jnp.where(busy, x + (u - momentum * m), x), params, step, state.momentum
         )

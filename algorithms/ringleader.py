@@ -92,7 +92,7 @@ def average_of_averages(
                 at = optax.apply_updates(params, moved)
                 given = extra | {"batches": contribution.batches}
                 update, state = optimizer.update(mean, state, at, **given)
-                return jax.tree.map(jnp.add, moved, update), state
+                return jax.tree.map(jnp.add, moved, optax.tree.cast_like(update, moved)), state
 
             moved, state = jax.lax.cond(
                 mean_moves, step, lambda moved, state: (moved, state), moved, table.optimizer

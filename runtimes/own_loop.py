@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms.base import AXIS, Algorithm, Parted, extended
+from algorithms.base import AXIS, Algorithm, Parted, freeze_when_idle
 from comms import hashing
 from comms.trees import check_floats
 
@@ -67,8 +67,9 @@ def as_optax(
 
     batch_size: samples of a worker's gradient, or of the gradient of a local step. Random draws and
         learning-rate schedules count these samples.
-    local_steps: H, the local steps between two exchanges of a method with local steps; with
-        `as_local_steps` the caller chooses the exchanges.
+    local_steps: H, the local steps between two exchanges of a method with local steps; `batches` 0
+        in a call: no step. The first worker with H steps ends a round. With `as_local_steps` the
+        caller chooses the exchanges.
 
     `algorithms.base` lists the extra arguments. In a non-blocking round, pass the mean gradient of
     the mini-batches that this worker has finished. Pass their number as `batches`, and the number
@@ -94,6 +95,8 @@ def as_optax(
 
     def update_fn(updates, state, params=None, **extra):
         moved, state = local.step(updates, state, _needed(params), **extra)
+        if local_steps > 1:  # `batches` is of this call, and the exchange is of all steps
+            extra = {key: extra[key] for key in extra.keys() - {"batches", "nominal"}}
 
         def exchanged():
             stepped = optax.apply_updates(params, moved)
@@ -120,7 +123,7 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
             "as_local_steps: this method takes no local steps; use as_optax(method), or local_sgd"
         )
     core = _Core(method, batch_size)
-    work = extended(method.work)
+    work = freeze_when_idle(method.work)
 
     def init_fn(params):
         base = jax.tree.map(jnp.array, params)  # copies, so that params can be donated
@@ -131,7 +134,8 @@ def as_local_steps(method: Algorithm, *, batch_size: int = 1) -> LocalSteps:
         given = core.given(state.method, extra, nominal=1)
         moved, inner = work.update(updates, state.work, params, **given)
         moved = jax.tree.map(lambda m, p: m.astype(jnp.result_type(m, p)), moved, params)
-        return moved, state._replace(work=_varying(inner), steps=state.steps + 1)
+        steps = state.steps + (jnp.asarray(given["batches"]) > 0)
+        return moved, state._replace(work=_varying(inner), steps=steps)
 
     def exchange_fn(state, params, **extra):
         """Exchange base - params; return the change from params to the next steps' beginning."""

@@ -11,6 +11,7 @@ import pytest
 
 from algorithms import (
     all_reduce,
+    choco_sgd,
     compensated_rate,
     dsgd_ac,
     ef_sign,
@@ -24,6 +25,7 @@ from algorithms import (
 )
 from algorithms.base import AXIS
 from algorithms.gossip import graph_matchings
+from algorithms.reducers import bf16
 from comms import matcha as sampling
 from comms import mixing, topology
 from comms.messages import Row, collective_bytes
@@ -187,8 +189,12 @@ def test_distances_of_short_floats_do_not_vanish():
 
 @pytest.mark.parametrize(
     "method",
-    [loscar_sgd(sgd(), 2), streaming_diloco(sgd(), overlap=1)],
-    ids=["loscar", "streaming"],
+    [
+        loscar_sgd(sgd(), 2),
+        streaming_diloco(sgd(), overlap=1),
+        choco_sgd(sgd(), topology.ring(2), exchange=bf16()),
+    ],
+    ids=["loscar", "streaming", "choco"],
 )
 def test_models_of_float64_that_agree_stay_as_they_are(method):
     """Their vectors are float32, which cannot hold them."""

@@ -14,11 +14,14 @@ from algorithms import (
     all_reduce,
     dpsgd,
     easgd,
+    exact_diffusion,
     gasloc,
     local_sgd,
     matcha,
     periodic,
+    qg_dsgdm,
     qsgd,
+    ringleader,
     s2_reducer,
     swarm,
 )
@@ -229,6 +232,61 @@ def test_a_scan_begins_inside_of_a_mesh_that_checks_what_varies(name):
 
     mapped = jax.shard_map(steps, mesh=make_mesh(N), in_specs=P(AXIS), out_specs=P(AXIS))
     jax.eval_shape(mapped, {"w": jnp.arange(2.0 * N)})
+
+
+OF_MOMENTA = {
+    "easgd": lambda optimizer: easgd(optimizer, N, momentum=0.5),
+    "exact_diffusion": lambda optimizer: exact_diffusion(optimizer, topology.ring(N)),
+    "qg_dsgdm": lambda optimizer: qg_dsgdm(optimizer, topology.ring(N)),
+    "ringleader": lambda optimizer: ringleader(optimizer, N),
+}
+
+
+@pytest.mark.parametrize("name", OF_MOMENTA)
+def test_steps_in_float32_leave_short_parameters_and_their_state_as_short(name):
+    """Of Adam with its momentum in float32; a loop's carry would else change its type."""
+    tx = as_optax(OF_MOMENTA[name](optax.adam(0.1, mu_dtype=jnp.float32)))
+    params = {"w": jnp.zeros((N, 2), jnp.bfloat16)}
+    state = jax.eval_shape(jax.vmap(tx.init), params)
+    _, after = jax.eval_shape(jax.vmap(tx.update, axis_name=AXIS), params, state, params)
+    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, state)
+
+
+def test_a_worker_that_finished_nothing_takes_no_local_step():
+    """Whatever its gradient is, and its momentum stays; the others' mean is everybody's."""
+    tx = as_optax(local_sgd(optax.sgd(1.0, 0.5)))
+
+    @each
+    def twice(one, two, batches):
+        params, state = jnp.zeros(()), tx.init(jnp.zeros(()))
+        for gradient, finished in ((one, 1), (two, batches)):
+            moved, state = tx.update(gradient, state, params, batches=finished, nominal=1)
+            params = optax.apply_updates(params, moved)
+        return params, state.work[0].trace
+
+    busy = jnp.arange(N) > 0
+    models, momenta = twice(jnp.ones(N), jnp.where(busy, 1.0, jnp.nan), jnp.int32(busy))
+    np.testing.assert_allclose(models, -2.5)
+    np.testing.assert_allclose(momenta, jnp.where(busy, 1.5, 1))
+
+
+def test_a_worker_with_fewer_local_steps_keeps_its_progress():
+    """The last of two calls is no step of worker 0, and no call is one of worker 1."""
+    tx = as_optax(local_sgd(optax.sgd(1.0)), local_steps=2)
+
+    @each
+    def twice(finished):
+        params, state = jnp.zeros(()), tx.init(jnp.zeros(()))
+        for batches in finished:
+            moved, state = tx.update(jnp.ones(()), state, params, batches=batches, nominal=1)
+            params = optax.apply_updates(params, moved)
+        return params, state.method.samples[0]
+
+    steps = np.ones((N, 2), np.int32)
+    steps[0, 1] = steps[1] = 0
+    models, samples = twice(steps)
+    np.testing.assert_allclose(models, -(2 * N - 3) / (N - 1), rtol=1e-6)
+    np.testing.assert_array_equal(samples, 2 * N - 3)
 
 
 def test_a_weight_beside_batches_takes_precedence():
