@@ -416,7 +416,14 @@ def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     """Return the cost of a round's exchange: the config's seconds, or seconds on its network."""
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
-    links = network(config, shapes)
+    links, slow = network(config, shapes), config.communication.get("slow")
+    sent = algorithm.messages(shapes, config.workers, messages.Row(algorithm.settled))
+    if slow and links.spells is None and any(payload.met for payload in sent):
+        # Only spells let every meeting take the time of its own link.
+        changes = [[0.0, worker, factor] for worker, factor in slow.items()]
+        spells = {"name": "listed", "of": "node", "changes": changes}
+        written = config.communication.to_dict() | {"slow": None, "spells": spells}
+        links = network(_changed(config, communication=written), shapes)
     sender = algorithm, shapes, config.workers, links
     usual, push = messages.exchange_transfers(*sender), messages.push_seconds(*sender)
     timed = usual if links.spells is None else links.spells.timed(algorithm, shapes, links)

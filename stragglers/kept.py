@@ -120,7 +120,7 @@ def effective_share(weight: ArrayLike) -> float:
 
 # --- the expectation ---
 
-POINTS = 2**13  # of the lattice on which durations are summed
+POINTS, MOST_POINTS = 2**13, 2**15  # of the lattice on which durations are summed
 
 Expected = Callable[["Sums"], np.ndarray]  # -> [M, L], kept share by place in a round and duration
 
@@ -128,7 +128,8 @@ Expected = Callable[["Sums"], np.ndarray]  # -> [M, L], kept share by place in a
 class Sums:
     """Distributions of the sums of iid durations, on a lattice of times.
 
-    durations: equally likely seconds of a mini-batch. Bad values raise ValueError.
+    durations: equally likely seconds of a mini-batch. Bad values, and durations too long for the
+    lattice, raise ValueError.
     """
 
     def __init__(self, durations: ArrayLike, workers: int, mini_batches: int):
@@ -143,9 +144,19 @@ class Sums:
                 f"kept: needs workers >= 1 and mini_batches >= 1, got {workers} and "
                 f"{mini_batches}; set at least 1"
             )
-        self.step = self.durations[-1] * mini_batches / POINTS
-        self.at = np.maximum(1, np.round(self.durations / self.step)).astype(np.int64)
-        one = np.bincount(self.at, minlength=self.at[-1] + 1) / self.at.size
+        longest, median = self.durations[-1] * mini_batches, np.median(self.durations)
+        self.step = longest / np.clip(16 * longest / median, POINTS, MOST_POINTS)
+        if self.step > median / 4:
+            raise ValueError(
+                f"kept: a duration is {self.durations[-1] / median:.3g} times the median, too "
+                "long for a lattice of sums; plan the rule, and measure with kept.by_cost"
+            )
+        at = self.durations / self.step
+        self.low = at.astype(np.int64)
+        self.share = at - self.low  # of the upper one of the two lattice points around a duration
+        points = self.low[-1] + 2
+        one = np.bincount(self.low, 1 - self.share, points) / at.size
+        one += np.bincount(self.low + 1, self.share, points) / at.size
         self.masses = [np.ones(1)]  # of S(0), S(1), ..., S(M)
         for _ in range(mini_batches):
             self.masses.append(np.clip(convolved(self.masses[-1], one), 0, None))
@@ -170,8 +181,9 @@ class Sums:
     def after(self, count: int, chance: np.ndarray) -> np.ndarray:
         """Return E chance(S(count) + x) for all durations x, [L]; chance: [length], of times."""
         mass = self.masses[count]
-        reached = convolved(mass[::-1], chance)[mass.size - 1 :][: self.at[-1] + 1]
-        return np.clip(reached[self.at], 0, 1)
+        reached = convolved(mass[::-1], chance)[mass.size - 1 :]
+        each = (1 - self.share) * reached[self.low] + self.share * reached[self.low + 1]
+        return np.clip(each, 0, 1)
 
 
 def deadline(seconds: float, in_flight: str = "cut") -> Expected:
@@ -228,7 +240,7 @@ def _rounds(chance: Callable[[Sums, int], np.ndarray], in_flight: str) -> Expect
                 rows.append(sums.after(place - 1, alive))
             else:
                 mass = sums.masses[place - 1]
-                rows.append(np.full(sums.at.size, mass @ alive[: mass.size]))
+                rows.append(np.full(sums.low.size, mass @ alive[: mass.size]))
         return np.stack(rows)
 
     return kept

@@ -84,7 +84,8 @@ def moments(law: Law, workers: int, mini_batches: int, draw: str, in_flight: str
     and the round takes E[T_min] if mini-batches in flight are "cut"; with "finish" the round lasts
     until the last of them ends. draw: "round": one duration holds for a round, and the means are
     nested quadratures. "mini_batch": every mini-batch has its own, and the means are sums on a
-    lattice, to about 1 %. Raises ValueError for a tail too heavy for a lattice.
+    lattice, to about 1 %. Raises ValueError if the lattice is too coarse for a heavy tail or for
+    the fastest of many workers.
     """
     methods = {"round": _per_round, "mini_batch": _per_mini_batch}
     if draw not in methods:
@@ -109,7 +110,8 @@ def _moments(
 def finished(progress: np.ndarray, in_flight: str) -> np.ndarray:
     """Return how many mini-batches count if `progress`, a real number, is done at the signal."""
     tie = 1e-9  # for ratios that are whole but for rounding
-    return np.floor(progress + tie) if cuts(in_flight) else np.ceil(progress - tie)
+    # However slow a worker is, it has begun its first mini-batch.
+    return np.floor(progress + tie) if cuts(in_flight) else np.maximum(np.ceil(progress - tie), 1)
 
 
 def cuts(in_flight: str) -> bool:
@@ -125,6 +127,8 @@ def _per_round(law: Law, workers: int, mini_batches: int, in_flight: str) -> Mom
     """Return the moments, integrated over the least duration x; the others are iid beyond x."""
     fastest = mini_batches * order_statistic_mean(law, 1, workers)
     slowest = mini_batches * order_statistic_mean(law, workers, workers)
+    if mini_batches == 1 and not cuts(in_flight):  # all begin their only mini-batch
+        return Moments(slowest, slowest, 1.0)
     # At quantile q of the minimum of n durations, a duration has the survival (1 - q)^(1/n).
     survival = (1 - (np.arange(200) + 0.5) / 200) ** (1 / workers)
     cells, middles = graded(2000, 3)
@@ -150,6 +154,8 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
     S_i(l) is the sum of l durations of worker i, of n. Since S_i(l) <= S_i(M), this probability is
     the expectation over S_i(l) of P(S(M) >= S_i(l))^(n-1).
     """
+    if mini_batches == 1 and not law.atoms:
+        return _per_round(law, workers, mini_batches, in_flight)
     lost = cuts(in_flight)
     one, step, atoms = _lattice(law, mini_batches)
     sums = [np.zeros_like(one)]
@@ -159,6 +165,11 @@ def _per_mini_batch(law: Law, workers: int, mini_batches: int, in_flight: str) -
     whole = sums[-1]
     beyond = np.clip(1 - np.cumsum(whole), 0, 1)  # P(S(M) > lattice point)
     fastest, slowest = step * (beyond**workers).sum(), step * (1 - (1 - beyond) ** workers).sum()
+    if not (atoms or step < fastest / 16):
+        raise ValueError(
+            f"theory: the fastest of {workers} workers is too fast for a lattice of sums of {law}; "
+            "take draw='round', or simulate the rule"
+        )
     # Continuous durations tie on the lattice only: half of each tie counts. Atoms do tie: a
     # mini-batch that ends at the signal counts, and none begins there.
     counted = 0.5 if not atoms else float(lost)

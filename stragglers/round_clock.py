@@ -159,7 +159,7 @@ class ClockState(NamedTuple):
     free: np.ndarray  # [P] s, begin of each worker's next round
     attempts: np.ndarray  # [P] int64, mini-batch durations drawn so far
     consumed: np.ndarray  # [P] int64, the next mini-batch counter
-    under_way: tuple[np.ndarray, ...] = ()  # s, landings for which each next round waits
+    under_way: tuple[tuple, ...] = ()  # (landing, duration) [s] for which each next round waits
 
 
 class Learning(NamedTuple):
@@ -171,7 +171,7 @@ class Learning(NamedTuple):
     update = property(lambda self: self.clock.update)
 
 
-UNSENT = -np.inf  # s, landing of a transfer that was never sent
+UNSENT = -np.inf, 0.0  # landing and duration of a transfer that was never sent
 LEFTOVERS = {"carry": True, "drop": False}  # True if unfinished mini-batches go on
 DRAWN_AT_ONCE = 1 << 20  # most durations of one call
 
@@ -346,22 +346,23 @@ class RoundClock:
         The first two are scalar or [P]. work: the other arguments of `_known`; active: [M] bool.
         """
         transfers, ready = self._transfers(t), work[1]
-        arrived, *later = *under_way, *[UNSENT] * (under_way == ())
-        landed, at, each = ready, UNSENT, []
+        arriving, *later = *under_way, *[UNSENT] * (under_way == ())
+        landed, (at, seconds) = ready, UNSENT
         for transfer in transfers:
             known = _known(transfer.leaves, *work)
             begin = known[:-1].max() if transfer.others else self._land(known, active)
             begin = np.maximum(begin, at)
-            each.append(lasting(transfer, begin))
-            at = begin + each[-1]
+            lasts = lasting(transfer, begin)
+            at, seconds = begin + lasts, seconds + lasts
             if transfer.late:
                 later += [UNSENT] * (transfer.late - len(later))
-                later[transfer.late - 1] = np.maximum(later[transfer.late - 1], at)
+                late = later[transfer.late - 1]
+                later[transfer.late - 1] = tuple(map(np.maximum, late, (at, seconds)))
             else:
-                arrived = np.maximum(arrived, at)
+                arriving = tuple(map(np.maximum, arriving, (at, seconds)))
                 landed = ready.max() if self.everywhere else ready
-        seconds = sum(each)
-        if any(hides(transfer) or transfer.others for transfer in transfers):
+        arrived, seconds = arriving
+        if under_way or any(hides(transfer) or transfer.others for transfer in transfers):
             seconds = np.clip(arrived - ready, 0.0, seconds)  # the rest hides behind the work
         return seconds, np.maximum(landed, arrived), tuple(later)
 

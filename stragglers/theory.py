@@ -121,7 +121,8 @@ def _superposed(law: Law, k: int, workers: int) -> float:
         return math.inf  # T is beyond t only if all workers are in a mini-batch of at least t / k
     probability, tail = graded(2**16, 2)
     durations = law.quantile(1 - tail)
-    horizon = math.ceil(k / workers) * float(law.quantile(min(k, workers) / (workers + 1)))
+    # At first less than T, as a horizon of rare durations would be too coarse a lattice for T.
+    horizon = math.ceil(k / workers) * float(law.quantile(min(k / (workers + 1), 0.5)))
     begin, seconds, piece = 0, 0.0, math.inf
     while piece > 1e-5 * seconds:
         step = horizon / (_POINTS - 1)

@@ -230,6 +230,17 @@ def test_a_config_has_spells_of_its_seed():
     assert (first != times(1)).any() and len(np.unique(np.diff(first).round(6))) == 2
 
 
+def test_a_node_that_is_always_slow_slows_its_own_meetings_alone():
+    def plan(**links):
+        config = arm(None, algorithm=part("swarm"), graph=part("complete"), wait="random_pairs")
+        config.communication = part("link", seconds=0.5, **links)
+        return whole(prepare.rule(config, prepare.prepare(config)), 60)
+
+    rows = plan(slow={1: 8.0})
+    assert set(rows.communication[rows.communication > 0].round(9)) == {0.5, 4.0}
+    assert_equal(rows, plan(spells=part("listed", changes=[[0.0, 1, 8.0]], of="node")))
+
+
 test_spells_that_make_no_sense_are_refused = refused(
     (often(mean_slow=0.0), {}, "needs mean_slow > 0"),
     (often(of="cable"), {}, "unknown of='cable'; choose one of link, node"),

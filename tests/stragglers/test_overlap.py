@@ -58,6 +58,15 @@ def test_transfers_that_make_no_sense_are_refused():
             planned.rule("barrier", LAW, N, M, communication=(wrong,))
 
 
+@pytest.mark.parametrize("other", [Transfer(0.0, late=1), Transfer(0.0)])
+def test_who_waits_for_a_message_of_an_earlier_round_communicates(other):
+    """Every other round of 1 s sends a message of 6 s, for which the next one waits."""
+    delay, sent = delays.deterministic(1.0), (Transfer(6.0, late=1), other)
+    rows = planned.plan("barrier", delay, 2, 4, communication=lambda t: (sent[t % 2],))
+    assert rows.time.tolist() == [1, 7, 8, 14]
+    assert rows.communication.tolist() == [[0, 0], [5, 5]] * 2 and rows.idle_fraction == 0
+
+
 def test_rules_that_hide_nothing_charge_all_transfers():
     """A server's workers and pairs of nodes wait for the sum."""
     parts, whole = (Transfer(0.25, leaves=0.0), Transfer(0.5)), 0.75

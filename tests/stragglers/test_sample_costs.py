@@ -39,6 +39,14 @@ def test_the_expected_shares_are_those_of_the_clock(name):
     assert drops_long == (not name.endswith("/finish"))
 
 
+def test_shares_are_expected_also_where_few_durations_are_a_thousand_times_as_long():
+    law = delays.lognormal(0.0, 2.0)
+    found = by_tenth("first_finisher", by_sample(law), 1000, **DROP)
+    values = law.quantile((np.arange(2000) + 0.5) / 2000)
+    expected = kept.share_by_cost(kept.first_finisher(), values, P, M)
+    np.testing.assert_allclose(expected, found, atol=0.03)
+
+
 def test_two_workers_of_one_mini_batch_by_hand():
     """K-sync with one of two keeps x where the other takes longer."""
     thirds = [1.0, 2.0, 3.0]
@@ -188,6 +196,7 @@ test_costs_that_make_no_sense_are_refused = refused(
     (lambda: by_sample(LAW).costing(lambda worker, counter: counter, 1.0), "to samples already"),
     (lambda: kept.share_by_cost(kept.k_sync(1), [0.0, 1.0], 2, 1), "positive, finite"),
     (lambda: kept.share_by_cost(kept.k_sync(1), [], 2, 1), "positive, finite"),
+    (lambda: kept.share_by_cost(kept.k_sync(1), [1.0] * 20 + [1e5], 2, 1), "for a lattice"),
     (lambda: kept.share_by_cost(kept.k_sync(3), [1.0], 2, 1, parts=1), "1 <= k <= 2, got k=3"),
     (lambda: kept.share_by_cost(kept.k_sync(1), [1.0, 2.0], 2, 1), "<= 2 durations, got parts=10"),
 )

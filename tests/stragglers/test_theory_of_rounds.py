@@ -51,6 +51,19 @@ def test_a_round_of_one_mini_batch_that_all_end_gains_nothing(workers):
         assert theory.throughput_gain(law, workers, 1, **options) == 1
 
 
+def test_a_worker_that_is_a_billion_times_slower_has_begun_a_mini_batch():
+    law = delays.gamma(0.2, 1.0)
+    assert moments(law, 500, 2, "round", "finish").share > 0.5
+    assert theory.speeds_gain([1.0, 1e12], 2, in_flight="finish") == pytest.approx(1.5)
+
+
+def test_the_fastest_of_many_workers_is_not_rounded_to_a_lattice():
+    law = delays.lognormal(0.0, 1.5)
+    found = moments(law, 1000, 1, "mini_batch", "cut")
+    assert found.nonblocking == pytest.approx(0.0087, rel=0.05)
+    assert found.share == pytest.approx(0.001, rel=0.05)
+
+
 def test_fixed_speeds():
     assert theory.speeds_gain([1, 1, 1, 1], 8) == 1
     assert theory.speeds_gain([2] + 7 * [1], 8) == pytest.approx(1.875)
@@ -99,6 +112,7 @@ test_bad_values = refused(
     ("throughput_gain", (SHIFTED, 8, 0), {}, "mini_batches >= 1"),
     ("throughput_gain", (SHIFTED, 8, 8, -1.0), {}, "communication >= 0, got -1.0"),
     ("throughput_gain", (delays.pareto(1, 1.1), 8, 8), {"draw": "mini_batch"}, "too heavy for"),
+    ("throughput_gain", (delays.lognormal(0, 1.5), 500, 2), {"draw": "mini_batch"}, "too fast"),
     ("speeds_gain", ([1.0, 0.0], 8), {}, "needs positive factors"),
     ("estimate_gain", (SHIFTED, 8, 8), {"rounds": 0}, "rounds >= 1 to simulate, got 0"),
     by=lambda form, arguments, options: getattr(theory, form)(*arguments, **options),

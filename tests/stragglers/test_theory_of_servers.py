@@ -75,6 +75,12 @@ def test_superposition_of_heavy_tails_and_of_few_workers(law, k, workers):
     assert theory._superposed(law, k, workers) == pytest.approx(expected, rel=0.005)
 
 
+def test_superposition_does_not_see_how_far_behind_the_slowest_of_many_are():
+    """At least 100 of 128 workers end a mini-batch in each of three seconds."""
+    law = delays.bernoulli_slowdown(1.0, 1000.0, 0.01)
+    assert theory._superposed(law, 300, 128) == pytest.approx(3.0, rel=0.005)
+
+
 def test_deterministic_runtimes():
     law = delays.deterministic(2.0)
     assert expected_runtime("k_batch_sync", law, 9, 8) == 4.0
