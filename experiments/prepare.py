@@ -403,9 +403,15 @@ def alike(config: ConfigDict) -> str | None:
 # --- waiting rules, delays and what an exchange takes ---
 
 
-def network(config: ConfigDict, shapes: Any) -> cost.Network:
-    """Return the network that `communication` describes, for a model of these shapes."""
+def network(config: ConfigDict, shapes: Any, pairs: bool = False) -> cost.Network:
+    """Return the network that `communication` describes, for a model of these shapes.
+
+    pairs: a slow node slows its own meetings alone, as by spells; else all wait for it.
+    """
     written = config.communication.to_dict()
+    if pairs and written.get("slow") and written.get("spells") is None:
+        changes = [[0.0, *slow] for slow in written.pop("slow").items()]
+        written["spells"] = {"name": "listed", "of": "node", "changes": changes}
     if written.get("spells") is not None:
         offered = {"workers": config.workers, "seed": config.seed}
         written["spells"] = SPELLS.build(written["spells"], **offered)
@@ -416,14 +422,10 @@ def _exchange(config: ConfigDict, algorithm: Algorithm, shapes: Any) -> Cost:
     """Return the cost of a round's exchange: the config's seconds, or seconds on its network."""
     if not isinstance(config.communication, ConfigDict):  # a number of seconds
         return messages.lasting(algorithm, shapes, config.workers, config.communication)
-    links, slow = network(config, shapes), config.communication.get("slow")
+    links = network(config, shapes)
     sent = algorithm.messages(shapes, config.workers, messages.Row(algorithm.settled))
-    if slow and links.spells is None and any(payload.met for payload in sent):
-        # Only spells let every meeting take the time of its own link.
-        changes = [[0.0, worker, factor] for worker, factor in slow.items()]
-        spells = {"name": "listed", "of": "node", "changes": changes}
-        written = config.communication.to_dict() | {"slow": None, "spells": spells}
-        links = network(_changed(config, communication=written), shapes)
+    if any(payload.met for payload in sent):
+        links = network(config, shapes, pairs=True)
     sender = algorithm, shapes, config.workers, links
     usual, push = messages.exchange_transfers(*sender), messages.push_seconds(*sender)
     timed = usual if links.spells is None else links.spells.timed(algorithm, shapes, links)

@@ -6,7 +6,7 @@ last read. Versions stored by worker would be ambiguous if a worker delivers twi
 store of all versions would be unbounded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -317,13 +317,9 @@ def _recalled(planned: Schedule) -> np.ndarray:
 def stacked(rows: list[Row]) -> Row:
     """Return rows of several runs on a new leading axis; device arrays are stacked in one call."""
     leaves = zip(*map(jax.tree.leaves, rows), strict=True)
-    joined = [np.stack(a) if isinstance(a[0], np.ndarray) else _stack(a) for a in leaves]
+    stack = jax.jit(jnp.stack)
+    joined = [np.stack(a) if isinstance(a[0], np.ndarray) else stack(a) for a in leaves]
     return jax.tree.unflatten(jax.tree.structure(rows[0]), joined)
-
-
-@jax.jit
-def _stack(arrays: Sequence[jax.Array]) -> jax.Array:
-    return jnp.stack(arrays)
 
 
 def _padded(values: np.ndarray, dtype, updates: int, width: int, filler=0) -> np.ndarray:

@@ -156,7 +156,7 @@ class Simulator:
         elif self._local:
             return params
         if self.stale:
-            return _version(params, simulation.plan.newest)
+            params = _at(params, simulation.plan.newest)
         return _replica(params)
 
     def memory(self, simulation: Simulation) -> optax.OptState:
@@ -255,12 +255,6 @@ def _program(
 
 
 @jax.jit
-def _version(slots, slot):
-    """Return the parameters in a slot, with a leading axis of length 1."""
-    return jax.tree.map(lambda a: a[slot][None], slots)
-
-
-@jax.jit
 def _replica(params):
     """Return replicated parameters, with a leading axis of length 1."""
     return jax.tree.map(lambda a: a[None], params)
@@ -352,12 +346,10 @@ class Batched:
 
     def one(self, batch: Batch, r: int) -> Simulation:
         """Return run r in the form of its own simulator."""
-        return Simulation(_taken_out(batch.model, r), batch.plans[r])
+        return Simulation(_at(batch.model, r), batch.plans[r])
 
 
-@jax.jit
-def _taken_out(model: Model, r) -> Model:
-    return jax.tree.map(lambda a: a[r], model)
+_at = jax.jit(lambda tree, index: jax.tree.map(lambda a: a[index], tree))
 
 
 class WholeInput(Input):

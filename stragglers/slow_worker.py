@@ -9,8 +9,7 @@ it takes at least SLOW times as long as the median of the others; it is persiste
 long in half of the memory.
 
 For rules in pairs or without rounds, the last contributions of each worker are ranked. A schedule
-of `k_batch_sync` with K <= P gives no slow worker, as all are busy until the end of a round. Where
-work is cut, a factor may be up to twice as large, as its time counts and its mini-batches do not.
+of `k_batch_sync` with K <= P gives no slow worker, as all are busy until the end of a round.
 
 Links are ranked in the same way by the seconds of transfers: the meetings of each pair, and each
 worker's pushes to a server; in rounds the gossip of a worker over its own links, if all workers
