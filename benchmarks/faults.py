@@ -8,8 +8,7 @@ Tiny runs are launched in several ways: three of the simulator, a sweep with --t
 
     kills   SIGKILL to one process: the others of a run under way say so and leave with exit code 3,
             and with 2 if they had not met
-    terms   SIGTERM to one process: all processes of the run leave with exit code 143, and others
-            than it with 0 if the run had ended
+    terms   SIGTERM to one process: all processes of the run leave with exit code 143
     disks   a disk of some kilobytes, as root: a sentence says so, and the exit code is 1 or 2
 
 After each fault the same command ends as if nothing had happened: bit for bit in virtual time,
@@ -124,7 +123,7 @@ class Trials:
     def signalled(self, number: int, place: pathlib.Path) -> bool | None:
         """Launch, send a signal to one process, and judge exit codes and messages.
 
-        Return None if the victim had ended before.
+        Return None if all of them left with 0: the run had ended before, or was about to.
         """
         said = "in use by"
         while "in use by" in said:  # children of the last one finish their arms
@@ -146,14 +145,14 @@ class Trials:
             said = self.log.read_text(errors="replace")
         if {code, *others} == {0}:
             return None
-        # The first process may still write the report of a run that has ended.
-        ended = {0} if (place / "summary.json").exists() else set()
         if number == signal.SIGKILL:  # whoever dies before the processes have met is not found
+            # The first process may still write the report of a run that has ended.
+            ended = {0} if (place / "summary.json").exists() else set()
             unmet = {2} if "they have not found each other" in said else set()
             good = code == -signal.SIGKILL and set(others) <= {3} | ended | unmet
         else:
             end = 128 + signal.SIGTERM
-            good = code == end and set(others) <= {end} | ended and "ended by SIGTERM" in said
+            good = {code, *others} == {end} and "ended by SIGTERM" in said
         return self.judged(good, [code, *others], said)
 
     def count(self, tries: int, disturb: Callable[[pathlib.Path], bool | None]) -> Counter:

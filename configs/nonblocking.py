@@ -234,6 +234,15 @@ def _weightings_sweep() -> base.Arms:
 GOSSIP = ("dpsgd", "matcha")  # mixers that the paper compares with
 
 
+def _traces(arg: str | None = None) -> base.ConfigDict:
+    """Return one arm with the delays of the first job.
+
+    Arguments: workers, communication, mini_batches and batch, as in `get_config`.
+    """
+    a = arguments.parse(arg, workers=8, communication=0.5, mini_batches=8, batch=BATCH)
+    return _tuned(",".join(f"{name}={value}" for name, value in ({"delay": JOBS[0]} | a).items()))
+
+
 def _traces_sweep(config: base.ConfigDict) -> base.Arms:
     """Yield gossip, blocking and not, at all round lengths and rates, with the delays of jobs."""
     for job in JOBS:
@@ -273,7 +282,7 @@ VARIANTS = {
         "A worker's time for a round of 128 samples varies as the time of a step did in the job, "
         "whatever the length of a method's rounds. In two jobs some workers are slow for long; in "
         "the third hardly any is.",
-        _tuned, "traces", _traces_sweep,
+        _traces, "traces", _traces_sweep,
     ),
     "weightings": base.Variant(
         "Weights of non-blocking rounds on uneven data, where one worker is always slow.\n\n"

@@ -68,6 +68,8 @@ def test_a_variant_is_the_first_word_of_an_argument():
     assert len([*file.module.sweep()]) == 210  # the variant's own
     with pytest.raises(ValueError, match=r"has no variant 'tunde'; did you mean 'tuned'\?"):
         config_files.read("configs/nonblocking.py:tunde")
+    with pytest.raises(ValueError, match="'delay' is unknown"):  # its sweep has delays of its own
+        config_files.read("configs/nonblocking.py:traces,delay=pause")
 
 
 def test_entries_of_a_config_are_flags_in_all_forms_of_absl():

@@ -50,11 +50,12 @@ ARM = "optimizer=[clip(max_delta=0.1), sgd(learning_rate=0.1)]/wait=quorum(k=12,
 SCHEDULE = whole(RULES["barrier"](Setting(delays.exponential(1.0), 4, 2, seed=0)), 20)
 
 
-@pytest.mark.parametrize("drawn", [
-    figure.draw([(ARM, [run(2.5)])], None, "virtual"),  # down to 1e-11
-    figure.draw_strips([figure.Strip(ARM, timeline.stretches(SCHEDULE), workers=4)]),
+@pytest.mark.parametrize("draw", [
+    lambda: figure.draw([(ARM, [run(2.5)])], None, "virtual"),  # down to 1e-11
+    lambda: figure.draw_strips([figure.Strip(ARM, timeline.stretches(SCHEDULE), workers=4)]),
 ])  # fmt: skip
-def test_no_text_leaves_the_picture(drawn):
+def test_no_text_leaves_the_picture(draw):
+    drawn = draw()
     drawn.canvas.draw()
     low, high = drawn.get_tightbbox().get_points()
     assert (low >= 0).all() and (high <= drawn.get_size_inches()).all()
