@@ -1,4 +1,4 @@
-"""Numbers that pages have by hand, recomputed from their records.
+"""Numbers and verdicts that pages have by hand, recomputed from their records.
 
 A page has to have each phrase with today's numbers; a test that fails gives the phrase to write.
 """
@@ -13,7 +13,7 @@ import pytest
 from benchmarks import validation_processes
 from experiments import publish, stats
 from experiments.papers import asynchronous, mg_wfbp, s2_reducer, slow_and_stale, swarm
-from experiments.stats import BYTES, END, HOLDS, SECONDS
+from experiments.stats import BYTES, END, FAILS, HOLDS, INCONCLUSIVE, SECONDS, WHERE, Claim
 
 MIXERS, JOBS = ("all_reduce", "dpsgd", "matcha"), ("alibaba_job_4", "bytedance_ar", "alibaba_job_1")
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -54,6 +54,86 @@ def numbers(name, groups, quantity=SECONDS, by=""):
         below = best(name, theirs, quantity, by) if theirs else 1.0
         for group in ours.split(", "):
             yield Number(best(name, group, quantity, by) / below)
+
+
+CLAIMS = [claim for paper in publish.papers() for claim in paper.CLAIMS] + [
+    *(Claim(f"{name}: a fifth", "", name, "matcha", "vanilla", bound=0.2, tuned=True,
+            edges={"budget": 1.0}) for name in ("matcha_graph_2", "matcha_graph_3")),
+    *(Claim(f"two steps beside {rival}", "", "swarm_tuned", swarm.EXACT, rival, tuned=True)
+      for rival in swarm.RIVALS),
+    *(Claim(f"{ours} beside {theirs}", "", name, ours, theirs, END, tuned=True)
+      for name, ours, theirs in (
+          ("frontier_async", "async_diloco", "async_average"),
+          ("local_training", "diloco/H=30", "local_sgd/H=30"),
+          ("local_training", "muloco/H=30", "all_reduce"),
+          ("local_training", "muloco/H=30", "all_reduce_muon"),
+          ("small_messages", "demo/1 of 256", "all_reduce"))),
+]  # fmt: skip
+VERDICTS = (  # words of the findings, a pattern of claims, and the verdict of all of these
+    ("**Holds** in part where one worker is four", r"one worker 4x.*tuned: .*less time", HOLDS),
+    ("**Inconclusive** with the delays of three", r"delays as in .* dpsgd takes", INCONCLUSIVE),
+    ("in the noise, with 4 samples", r"each side.* of 16", INCONCLUSIVE),
+    ("**Holds** on five of six graphs", r"graph \d: .*less time than D-PSGD", HOLDS),
+    ("**Does not hold** on the ring", r"a ring: .* updates", FAILS),
+    ("of D-PSGD's time on graph 0", r"graph 0, a matching .*a fifth", FAILS),
+    ("which the seeds do not tell from a fifth", r"matcha_graph_.: a fifth", INCONCLUSIVE),
+    ("on a ring of 16 exact diffusion ends below", r"exact_diffusion", HOLDS),
+    ("lower on changing graphs", r"dpsgd/(base_2|one_peer) ends below dpsgd/ring", HOLDS),
+    ("graphs, also with 256 workers", r"256 workers: dpsgd/base_2 ends below", HOLDS),
+    ("**Inconclusive** for DecentLaM and QG-DSGDm on the ring", r"(decent|qg_)", INCONCLUSIVE),
+    ("With a GPT nothing but gradient tracking leaves", r"a GPT: (?!gradient)", INCONCLUSIVE),
+    ("nothing but gradient tracking leaves the noise", r"a GPT: gradient", FAILS),
+    ("it ends above D-PSGD", r"gradient_tracking", FAILS),
+    ("except with 256 workers on the ring", r"256 workers: gradient", HOLDS),
+    ("SGD is the first to a moderate loss and ends highest", r"rate 0.16", WHERE),
+    ("**Does not hold** at each K's best", r"K-batch-async .* ends below K-async \(K = 1", FAILS),
+    ("no better than a tuned fixed one", r"K-async \(K = 1\), threshold", FAILS),
+    ("Updates take the seconds that theory says", r"an update with all P", HOLDS),
+    ("do not decide whether it takes at most a tenth", r"AdaSync takes", INCONCLUSIVE),
+    ("it ends far below DiLoCo that waits, below momentum", r".*: async_diloco ends", HOLDS),
+    ("and below averages without", r"async_diloco beside", HOLDS),
+    ("**Does not hold** for Ringleader", r".*: ringleader", FAILS),
+    ("8 bits cost no accuracy", r".*8 bits keep the accuracy", HOLDS),
+    ("accuracy hardly depends on local steps", r".*after 600 mini-batches H = 4", WHERE),
+    ("Swarm is faster than all rivals", r".*one local step takes less", HOLDS),
+    ("with two slower than other gossip", r"two steps beside (?!all_reduce)", FAILS),
+    ("and about as fast as all-reduce", r"two steps beside all_reduce", INCONCLUSIVE),
+    ("8 bits save time over [links of 100", r"links of 100", HOLDS),
+    ("over 1 Gbit/s this is inconclusive", r"links of 1 G", INCONCLUSIVE),
+    ("never slower than a single all-reduce or a", r"simulated.*(single|layer)", HOLDS),
+    ("**Does not hold** against buckets of 25 MB", r".*25 MB", FAILS),
+    ("buckets change no bit of the result", r"buckets change", HOLDS),
+    ("**Inconclusive** for the loss", r"(NCF|transformer|LSTM), one rate", INCONCLUSIVE),
+    ("**Does not hold** against exact sparse", r"NCF: a sketch sends less", FAILS),
+    ("the sketch raises the loss with hashed", r"hashed", FAILS),
+    ("below local SGD, in the noise", r"diloco/H=30 beside", INCONCLUSIVE),
+    ("ends far below DiLoCo", r"muloco/H=30 ends", HOLDS),
+    ("and below all-reduce with AdamW", r"muloco/H=30 beside all_reduce$", HOLDS),
+    ("Streaming DiLoCo ends where DiLoCo does, in the noise", r"streaming", INCONCLUSIVE),
+    ("against all-reduce with the same", r"(diloco/H=30 ends|muloco.*_muon)", FAILS),
+    ("DeMo ends higher where it saves much", r"demo/1 of 256 beside", FAILS),
+    ("bytes, not a hundredth", r"sparse_loco/H=30 sends", FAILS),
+    ("**Inconclusive** for NoLoCo and Sp", r"(noloco|sparse_loco)/H=30 ends", INCONCLUSIVE),
+    ("**Holds** in simulated schedules, also with more", r"(512|1,000) learners", HOLDS),
+    ("it keeps a larger share of its samples", r"while processes", HOLDS),
+    ("and end with a higher loss on it", r"a barrier ends below", HOLDS),
+    ("`balance=true` is nearly as fast as dropping", r"dropping takes", HOLDS),
+    ("**Use** K-async where", r"over a slow link: K-async", HOLDS),
+    ("| one slow link | GASLoC |", r"one slow link: GASLoC", HOLDS),
+    ("| Decoupled DiLoCo |", r"killed workers: Decoupled", HOLDS),
+    ("NoLoCo takes 1", r"killed workers: NoLoCo", FAILS),
+    ("| sums in few bits |", r"(int|fp|MX).*at most 1 % more", HOLDS),
+    ("few bits | int8, fp8 |", r"a divided .*(int8|fp8)", HOLDS),
+    ("above; the claim was 1 %", r"a divided .*(int4|MXFP4)", INCONCLUSIVE),
+    ("| durations with heavy tails |", r"heavy tails", INCONCLUSIVE),
+    ("| ATA |", r"four speeds: ATA takes", INCONCLUSIVE),
+    ("| StragglAR |", r".*StragglAR", INCONCLUSIVE),
+    ("EDiT's penalty | not faster than DiLoCo", r"EDiT", INCONCLUSIVE),
+    ("not more accurate than D-PSGD", r"DSGD-AC", INCONCLUSIVE),
+    ("of DiLoCo's time there", r"one slow link: LOSCAR-SGD takes less", INCONCLUSIVE),
+    ("| the last 5 % of updates |", r"5 % of the averages", FAILS),
+    ("| EF21-Muon |", r"EF21-Muon, a tenth", FAILS),
+)
 
 
 def rounds(*cases):
@@ -300,3 +380,15 @@ def test_a_page_has_the_numbers_of_arms(page, row):
 def test_a_page_has_the_other_numbers(page, phrases):
     missing = [*filter(None, (lacks(page, words) for words in phrases()))]
     assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize(("words", "pattern", "verdict"), VERDICTS)
+def test_a_verdict_of_the_findings_is_that_of_its_claims(words, pattern, verdict):
+    claims = [claim for claim in CLAIMS if re.match(pattern, claim.claim)]
+    answers = [(claim.claim, stats.judge(claim, arms(claim.record), record(claim.record)))
+               for claim in claims]  # fmt: skip
+    assert claims, f"no claim begins like {pattern}"
+    missing = lacks("docs/findings.md", words)
+    assert not missing
+    others = [f"{claim}: {answer}" for claim, answer in answers if answer.verdict != verdict]
+    assert not others, f"the findings say {words!r}"
