@@ -77,11 +77,20 @@ def read(
         raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
     config = registry.canonical(config)
     values = {key: value(config, key, text) for key, text in flags.items()}
-    config = override(config, values).lock()
+    changed = override(config, values)
+    if "name" not in values and _parts(changed) != _parts(config):  # its name would be untrue
+        changed.name = "/".join(_parts(changed))
+    config = changed.lock()
     if recorded:
         named = registry.named_modules(list(flags.values()))
         registry.refuse_untrusted(config, {*trusted, *named}, file)
     return ConfigFile(file, module, config, values)
+
+
+def _parts(config: ConfigDict) -> list[str]:
+    """Return the names of a config's method and waiting rule, if it has them."""
+    parts = (config.get(entry) for entry in ("algorithm", "wait"))
+    return [part.name for part in parts if isinstance(part, ConfigDict)]
 
 
 def load(path: str) -> Any:

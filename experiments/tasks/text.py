@@ -122,7 +122,8 @@ def files(
 ) -> Iterator[str]:
     """Return the texts of UTF-8 files, a document each, in the order of their paths.
 
-    The test part has the last `test_fraction` of each file's characters, from the end of a line on.
+    The test part has the last `test_fraction` of each file's characters, from the end of a line on,
+    or from the end of a word if no line ends there.
     """
     check_fraction("files", test_fraction)
     at_least("files", 1, most=1 if most is None else most)
@@ -139,7 +140,8 @@ def files(
                 f"files: {path} cannot be read as text in UTF-8 ({error}); convert it, or leave it "
                 "out"
             ) from error
-        cut = whole.find("\n", int(len(whole) * (1 - test_fraction))) + 1 or len(whole)
+        places = (whole.find(mark, int(len(whole) * (1 - test_fraction)), -1) for mark in "\n ")
+        cut = next((place + 1 for place in places if place >= 0), len(whole))
         return {"train": whole[:cut], "test": whole[cut:]}[split]
 
     return filter(None, map(part, paths))

@@ -72,6 +72,16 @@ def test_a_variant_is_the_first_word_of_an_argument():
         config_files.read("configs/nonblocking.py:traces,delay=pause")
 
 
+@pytest.mark.parametrize(("flags", "name"), [
+    ({"algorithm.collective": "pmean", "wait": "first_finisher"}, "all_reduce/nonblocking"),
+    ({"algorithm": "dpsgd(order=adapt_then_combine)"}, "dpsgd/first_finisher"),
+    ({"wait.name": "barrier"}, "all_reduce/barrier"),
+    ({"wait": "barrier", "name": "mine"}, "mine"),
+])  # fmt: skip
+def test_an_arm_with_another_method_or_rule_has_another_name(flags, name):
+    assert config_files.read("configs/nonblocking.py", flags).config.name == name
+
+
 def test_entries_of_a_config_are_flags_in_all_forms_of_absl():
     given = ["--x", "--config.a=1", "-config.b", "-2", "--config.c", "--noconfig.d", "--config.a=3"]
     rest, found = config_files.overrides([*given, "--", "--config.e=1"])

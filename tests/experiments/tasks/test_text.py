@@ -215,6 +215,13 @@ def test_text_of_ones_own_is_packed(tmp_path, monkeypatch, corpus):
     assert held_out.startswith("line 37 of") and held_out in LINES
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_text_in_one_line_is_cut_between_words(tmp_path, end):
+    (tmp_path / "one").write_text("word " * 100 + "last" + end)
+    train, test = ("".join(text.files(part, f"{tmp_path}/one")) for part in text.SPLITS)
+    assert (train, test) == ("word " * 91, "word " * 9 + "last" + end)
+
+
 @pytest.mark.parametrize(
     ("corpus", "words"),
     [
