@@ -179,20 +179,14 @@ def _check_path(path: str, name: str) -> None:
 def _at_points(
     named: Sequence[tuple[str, ConfigDict]], grids: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, ConfigDict]]:
-    """Yield every arm at every point of the grids; an arm's baseline is at the same point.
-
-    If a single arm's baseline is no point of its grid, the first point becomes the baseline.
-    """
+    """Yield every arm at every point of the grids; an arm's baseline is at the same point."""
     names, points = {name for name, _ in named}, list(config_files.grid_points(grids))
-    for name, arm in named:
-        places = ["/".join(filter(None, (name, point))) for point, _ in points]
-        for place, (point, texts_of) in zip(places, points, strict=True):
-            values = {key: config_files.value(arm, key, text) for key, text in texts_of.items()}
-            if arm.get("baseline") in names:
-                values["baseline"] = f"{arm.baseline}/{point}"
-            elif arm.get("baseline") and len(named) == 1 and arm.baseline not in places:
-                values["baseline"] = places[0]
-            yield place, override(arm, {**values, "name": place})
+    for (name, arm), (point, texts_of) in itertools.product(named, points):
+        place = "/".join(filter(None, (name, point)))
+        values = {key: config_files.value(arm, key, text) for key, text in texts_of.items()}
+        if arm.get("baseline") in names:
+            values["baseline"] = f"{arm.baseline}/{point}"
+        yield place, override(arm, {**values, "name": place})
 
 
 def _check_apart(
@@ -598,6 +592,7 @@ def _noted(name: str, found: Iterable) -> Iterator:
 def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict]:
     """Write the summary and the figure of all arms, and print their table.
 
+    If no arm's baseline is among them, the first arm is the baseline.
     Returns the summary of each arm with its `config`, `metrics` and `workdirs`.
     """
     from experiments import figures, tables
@@ -614,6 +609,10 @@ def _compare(arms: list[Arm], root: pathlib.Path, console: Console) -> list[dict
         if reason := summary.get("stopped"):
             stopped.append(f"stopped: {arm.config.name} seed {arm.config.seed}: {reason}")
     merged = [records.aggregate(summaries) for summaries, _, _ in found.values()]
+    baselines = {arm["baseline"] for arm in merged} - {None}
+    if len(merged) > 1 and baselines and not baselines & found.keys():
+        for arm in merged:  # as in a grid
+            arm["baseline"] = merged[0]["name"]
     if any(arm.path for arm in arms):
         records.write_json(root / records.SUMMARY, {"arms": merged})
     curves = [(name, metrics) for name, (_, metrics, _) in found.items()]

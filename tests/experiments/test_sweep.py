@@ -53,14 +53,8 @@ def test_a_sweep_gives_every_arm_its_name_and_changes(config, sweep_file):
     assert [(arm.path, arm.config.seed) for arm in arms] == [("seed_5", 5), ("seed_6", 6)]
 
 
-def test_a_grid_alone_has_its_first_point_as_baseline(config, sweep_file):
+def test_arms_at_points_of_a_grid_have_the_baseline_at_their_point(config, sweep_file):
     grids = {"mini_batches": ["1", "2"]}
-    config = sweep.override(config, {"baseline": "an arm of another sweep"})
-    arms = sweep.expand(config, None, {}, seeds=1, grids=grids)
-    assert [arm.config.baseline for arm in arms] == ["mini_batches=1"] * 2
-    named = sweep.override(config, {"baseline": "mini_batches=2"})
-    arms = sweep.expand(named, None, {}, seeds=1, grids=grids)
-    assert [arm.config.baseline for arm in arms] == ["mini_batches=2"] * 2
     path = sweep_file("yield 'a', {'baseline': None}; yield 'b', {'baseline': 'a'}")
     arms = sweep.expand(config, path, {}, seeds=1, grids=grids)
     assert [arm.config.baseline for arm in arms] == [None, None, *(
@@ -247,6 +241,17 @@ def test_what_a_note_cannot_hold_is_no_claim_and_no_number(config, tmp_path, mon
         (wrong, also), none = launched(claims, numbers)
         assert wrong[0] == "claims()" and "; yield pairs of texts" in wrong[1] and not none
         assert also[0] == "numbers()" and "; yield stats.Numbers" in also[1]
+
+
+def test_a_grid_may_grow_at_its_beginning(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "write", lambda root: root)
+    config = sweep.override(config, {"baseline": "an arm of the file's own sweep"})
+    for points in (["0.2", "0.3"], ["0.1", "0.2", "0.3"]):  # the complete arms stay
+        grids = {"optimizer.learning_rate": points}
+        arms = sweep.expand(config, None, {}, seeds=1, grids=grids)
+        assert not sweep.launch(arms, str(tmp_path), False)
+        found = records.read_summary(tmp_path)["arms"]
+        assert [arm["baseline"] for arm in found] == [f"learning_rate={points[0]}"] * len(points)
 
 
 @pytest.mark.slow
