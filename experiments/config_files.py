@@ -77,20 +77,18 @@ def read(
         raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
     config = registry.canonical(config)
     values = {key: value(config, key, text) for key, text in flags.items()}
-    changed = override(config, values)
-    if "name" not in values and _parts(changed) != _parts(config):  # its name would be untrue
-        changed.name = "/".join(_parts(changed))
-    config = changed.lock()
+    before, config = config, override(config, values)
+    named, now = (
+        [one[part].name for part in ("algorithm", "wait") if isinstance(one.get(part), ConfigDict)]
+        for one in (before, config)
+    )
+    if "name" not in values and named != now:  # the file's name would be untrue
+        config.name = "/".join(now)
+    config.lock()
     if recorded:
         named = registry.named_modules(list(flags.values()))
         registry.refuse_untrusted(config, {*trusted, *named}, file)
     return ConfigFile(file, module, config, values)
-
-
-def _parts(config: ConfigDict) -> list[str]:
-    """Return the names of a config's method and waiting rule, if it has them."""
-    parts = (config.get(entry) for entry in ("algorithm", "wait"))
-    return [part.name for part in parts if isinstance(part, ConfigDict)]
 
 
 def load(path: str) -> Any:
@@ -275,14 +273,13 @@ def grid_points(grids: dict[str, list[str]]) -> Iterator[tuple[str, dict[str, st
 
     A name has the last word of each entry, or the whole entry where two last words are equal.
     """
-    lasts = [entry.rpartition(".")[2] for entry in grids]
-    labels = [
-        last if lasts.count(last) == 1 else entry for entry, last in zip(grids, lasts, strict=True)
-    ]
+    short = {entry: entry.rpartition(".")[2] for entry in grids}
+    words = [*short.values()]
+    labels = {entry: last if words.count(last) == 1 else entry for entry, last in short.items()}
     for values in itertools.product(*grids.values()):
-        pairs = zip(labels, values, strict=True)
-        name = "/".join(f"{label}={value.replace('/', '_')}" for label, value in pairs)
-        yield name, dict(zip(grids, values, strict=True))
+        point = dict(zip(grids, values, strict=True))
+        pieces = (f"{labels[entry]}={text.replace('/', '_')}" for entry, text in point.items())
+        yield "/".join(pieces), point
 
 
 # --- what configs can name ---
@@ -306,8 +303,7 @@ def sections() -> list[tuple[str, str, registry.Kind]]:
         ("Interactions", "task.interactions", text.INTERACTION),
         ("Graphs", "graph", prepare.GRAPH),
         ("Mixing matrices of methods that gossip", "algorithm.mixing_matrix", prepare.MIXING),
-        ("Shardings of the model of a worker of several devices", "sharding",
-         runtime_builders.SHARDING),
+        ("Shardings of a worker over its devices", "sharding", runtime_builders.SHARDING),
         ("Splits of the samples", "split", prepare.SPLIT),
         ("Networks", "communication", prepare.NETWORK),
         ("Spells of their links", "communication.spells", prepare.SPELLS),
@@ -332,10 +328,8 @@ def show_names(console: Any) -> None:
     console.print("\n[bold]Configs[/bold]  --config=", highlight=False)
     for path, text in listed_configs():
         line(path, text)
-    console.print(
-        "\nAnything else is brought along as package.module:factory, see docs/extend.md.",
-        highlight=False,
-    )
+    others = "\nAnything else is brought along as package.module:factory, see docs/extend.md."
+    console.print(others, highlight=False)
 
 
 def listed_configs() -> Iterator[tuple[str, str]]:
