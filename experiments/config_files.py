@@ -77,13 +77,12 @@ def read(
         raise ValueError(f"get_config() gave {type(config).__name__}; return a ConfigDict")
     config = registry.canonical(config)
     values = {key: value(config, key, text) for key, text in flags.items()}
-    before, config = config, override(config, values)
-    named, now = (
-        [one[part].name for part in ("algorithm", "wait") if isinstance(one.get(part), ConfigDict)]
-        for one in (before, config)
-    )
-    if "name" not in values and named != now:  # the file's name would be untrue
-        config.name = "/".join(now)
+    config = override(config, values)
+    parts = [config.get(entry) for entry in ("algorithm", "wait")]
+    now = "/".join(str(part.name) for part in parts if isinstance(part, ConfigDict))
+    renamed = {"algorithm", "algorithm.name", "wait", "wait.name"} & values.keys()
+    if renamed and "name" not in values and re.fullmatch(r"[\w.:/]+", now):
+        config.name = now  # the file's name would be untrue
     config.lock()
     if recorded:
         named = registry.named_modules(list(flags.values()))
@@ -234,12 +233,11 @@ def read_grids(grids: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError("--grid names its arms after their values; leave out name")
         if entry in found:
             raise ValueError(f"--grid gives {entry} twice; put all of its values into one list")
-        for one in found:
-            if meet(one, entry):
-                raise ValueError(
-                    f"--grid gives {entry} and {one}, one of which is inside of the other; write "
-                    "whole parts, as in --grid='wait=quorum(k=1),quorum(k=2)'"
-                )
+        if one := next((one for one in found if meet(one, entry)), ""):
+            raise ValueError(
+                f"--grid gives {entry} and {one}, one of which is inside of the other; write whole "
+                "parts, as in --grid='wait=quorum(k=1),quorum(k=2)'"
+            )
         if len(set(values)) < len(values):
             raise ValueError(f"--grid={grid!r} has a value twice; leave one of them")
         found[entry] = values

@@ -73,7 +73,7 @@ def test_a_variant_is_the_first_word_of_an_argument():
 
 
 @pytest.mark.parametrize(("flags", "name"), [
-    ({"algorithm.collective": "pmean", "wait": "first_finisher"}, "all_reduce/nonblocking"),
+    ({"algorithm.collective": "pmean", "wait.min_workers": "1"}, "all_reduce/nonblocking"),
     ({"algorithm": "dpsgd(order=adapt_then_combine)"}, "dpsgd/first_finisher"),
     ({"wait.name": "barrier"}, "all_reduce/barrier"),
     ({"wait": "barrier", "name": "mine"}, "mine"),
