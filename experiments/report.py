@@ -102,7 +102,11 @@ def gather(root: Path) -> tuple[list[Arm], list[Unfinished]]:
         metrics = [records.read_metrics(place, whole=True) for place in seeds]
         arms.append(Arm(name, seeds, config, records.aggregate(summaries), summaries, metrics))
     together = records.read_summary(root, formats.SWEEP) or {}
-    order = {arm["name"]: place for place, arm in enumerate(together.get("arms", ()))}
+    listed = together.get("arms", ())
+    order = {arm["name"]: place for place, arm in enumerate(listed)}
+    compared = {arm["name"]: arm["baseline"] for arm in listed if "baseline" in arm}
+    arms = [arm._replace(summary=arm.summary | {"baseline": compared[arm.name]})
+            if arm.name in compared else arm for arm in arms]  # fmt: skip
     return sorted(arms, key=lambda arm: order.get(arm.name, len(order))), unfinished
 
 

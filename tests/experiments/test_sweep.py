@@ -251,7 +251,10 @@ def test_a_grid_may_grow_at_its_beginning(config, tmp_path, monkeypatch):
         arms = sweep.expand(config, None, {}, seeds=1, grids=grids)
         assert not sweep.launch(arms, str(tmp_path), False)
         found = records.read_summary(tmp_path)["arms"]
-        assert [arm["baseline"] for arm in found] == [f"learning_rate={points[0]}"] * len(points)
+        shown = [arm.summary for arm in report.gather(tmp_path)[0]]
+        assert [arm["name"] for arm in shown] == [arm.path for arm in arms]
+        for arm in (*found, *shown):
+            assert arm["baseline"] == f"learning_rate={points[0]}"
 
 
 @pytest.mark.slow
