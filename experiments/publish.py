@@ -311,7 +311,7 @@ def of_paper(paper: ModuleType) -> Iterator[str]:
                 _sourced(words, claim.source),
                 f"[{answer.measured or 'record'}](results/{claim.record}.json)",
                 "" if answer.p is None else f"{answer.p:.2g}" + "*" * alone,
-                _verdict(claim, answer, apart),
+                _verdict(claim, answer, apart, alone),
             ))  # fmt: skip
     yield from table(("claim", "measured", "p", "verdict"), rows)
     links, remarks, missing = [], {}, []
@@ -373,9 +373,12 @@ def is_published(name: str) -> bool:
     return (FOLDER / f"{name}.json").exists()
 
 
-def _verdict(claim: stats.Claim, answer: stats.Answer, apart: stats.Answer) -> str:
-    """Return a verdict, in bold if it may be quoted; why, and what the evidence lacks for that."""
-    words = f"**{answer.verdict}**" if claim.headline else answer.verdict
+def _verdict(claim: stats.Claim, answer: stats.Answer, apart: stats.Answer, alone: bool) -> str:
+    """Return a verdict, in bold if it may be quoted; why, and what the evidence lacks for that.
+
+    alone: the difference does not stand beside all other tests.
+    """
+    words = f"**{answer.verdict}**" if claim.headline and not alone else answer.verdict
     if answer.reason not in ("", stats.NOISE):
         words += f": {answer.reason}"
     words += f" ({apart.verdict})" * (apart.verdict != answer.verdict)

@@ -83,6 +83,10 @@ CLAIMS = (
           1.1, headline=True),
     Claim("256 nodes: 8 bits end below D-PSGD in loss after the same samples", "",
           "swarm_nodes_256", COARSE, "dpsgd/ring", END, equal=SAMPLES, condition=ONE_RATE),
+    Claim("256 nodes, one rate: H = 4 ends at most 1.1x as high in loss as H = 1", "",
+          "swarm_nodes_256", LONG, "swarm/H=1", END, 1.1, equal=SAMPLES, condition=ONE_RATE),
+    Claim("256 nodes, one rate: H = 1 ends below SGP in loss after the same samples", "",
+          "swarm_nodes_256", "swarm/H=1", "sgp", END, equal=SAMPLES, condition=ONE_RATE),
     Claim("processes, one of them slow: sooner than D-PSGD", ABSTRACT, "swarm_real",
           "real/8 bits", "real/dpsgd"),
     *(

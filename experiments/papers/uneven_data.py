@@ -17,6 +17,7 @@ CLAIMS = tuple(
           tuned=True, equal=(BYTES,), within=0.1)
     for source, ours, theirs, records in (
         ("arXiv 2102.04761", "qg_dsgdm/ring", "dpsgd_momentum/ring", (DIGITS, GPT)),
+        ("arXiv 2102.04761", "qg_dsgdm/base_2", "dpsgd_momentum/base_2", (DIGITS, LARGE)),
         ("arXiv 2104.11981", "decentlam/ring", "dpsgd_momentum/ring", (DIGITS, GPT)),
         ("arXiv 1803.07068", "exact_diffusion/ring", "dpsgd/ring", (DIGITS, GPT)),
         ("arXiv 1805.09708", "gradient_tracking/ring", "dpsgd/ring", (DIGITS, LARGE, GPT)),
