@@ -4,7 +4,7 @@ from experiments.papers.base import Panel, drawn, swept
 from experiments.stats import END, Claim
 
 TITLE = "AdaSync"
-SWEEPS = (swept("adasync", "adasync.py", 0.6, seeds=15),)
+SWEEPS = (swept("adasync", "adasync.py", 0.4, seeds=15),)
 FIXED = tuple(f"fixed/K={k}" for k in (1, 2, 4, 8))
 CLAIMS = (
     Claim("AdaSync takes at most 1.1x the time of the best fixed K to the target",

@@ -5,8 +5,8 @@ from experiments.stats import END, Claim
 
 TITLE = "Asynchronous methods"
 SWEEPS = (
-    swept("async_baselines", "async_baselines.py", 0.3, seeds=5),
-    swept("frontier_async", "frontier_async.py", 0.7),
+    swept("async_baselines", "async_baselines.py", 0.2, seeds=5),
+    swept("frontier_async", "frontier_async.py", 0.1),
 )
 # Groups that leave old gradients out, without the limit of 128 updates, which no gradient reaches.
 LIMITED = (

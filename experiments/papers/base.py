@@ -30,7 +30,7 @@ class Sweep(NamedTuple):
 
     name: str  # of the record and of its workdir
     arguments: str  # of launch.py, all but the workdir
-    hours: float  # expected, on two slow cores of a CPU
+    hours: float  # expected, on one core of a CPU
     tier: str = SECONDARY  # HEADLINE: what a reader may quote rests on it
 
 

@@ -21,7 +21,7 @@ from stragglers.processes import from_law
 from stragglers.rule import Setting
 
 TITLE = "Failures and goodput"
-SWEEPS = (Sweep("goodput", "--config=configs/goodput.py", 0.07),)
+SWEEPS = (Sweep("goodput", "--config=configs/goodput.py", 0.02),)
 OURS, ELASTIC, BARRIER = "Decoupled DiLoCo", "elastic all-reduce", "DiLoCo"
 ROWS = 2**18  # contributions that are planned at once, roughly
 EXACT = 1e-6  # relative error of a sum of seconds

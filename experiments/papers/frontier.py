@@ -9,8 +9,8 @@ SHORTEST = {"M": 1.0}  # mini-batches of the shortest possible round
 BITS, IN_SLICE, SUM = "few_bits", "few_bits_divided", "bf16"
 SWEEPS = (
     swept(NAME, "frontier_2026.py", 0.4, seeds=5),
-    swept(BITS, "few_bits.py", 0.3, seeds=5),
-    swept(IN_SLICE, "few_bits.py:divided", 0.3, seeds=5, last=""),
+    swept(BITS, "few_bits.py", 0.2, seeds=5),
+    swept(IN_SLICE, "few_bits.py:divided", 0.05, seeds=5, last=""),
 )
 CODECS = {  # group of arms -> its label; claims compare all but the first two with the second
     "float32": "float32", SUM: "bf16", "int8": "int8", "fp8_e4m3": "fp8, E4M3",

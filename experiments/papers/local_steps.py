@@ -6,9 +6,9 @@ from experiments.stats import BYTES, END, Claim
 TITLE = "Local steps, small messages"
 SWEEPS = (
     swept("local_training", "local_training.py:size=140k,steps=1500", 2.7),
-    swept("small_messages", "small_messages.py:size=140k,steps=750", 1.0),
+    swept("small_messages", "small_messages.py:size=140k,steps=750", 0.65),
     Sweep("language_model_10M", "--config=configs/language_model.py:size=10M,steps=200,batch=1 "
-          "--sweep", 0.8),
+          "--sweep", 1.7),
 )  # fmt: skip
 SAMPLES = ("samples",)
 

@@ -7,9 +7,9 @@ TITLE = "MATCHA"
 VANILLA, HALF, PERIODIC = "vanilla", "matcha/budget=0.5", "periodic/budget=0.5"
 BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # shares of D-PSGD's communication
 SWEEPS = (
-    swept("matcha", "matcha.py:graph=0", 0.25, seeds=5, tier=HEADLINE),
-    *(swept(f"matcha_graph_{n}", f"matcha.py:graph={n}", 0.5, seeds=5) for n in range(1, 5)),
-    swept("matcha_graph_5", "matcha.py:graph=5", 0.25, seeds=5),
+    swept("matcha", "matcha.py:graph=0", 0.15, seeds=5, tier=HEADLINE),
+    *(swept(f"matcha_graph_{n}", f"matcha.py:graph={n}", 0.35, seeds=5) for n in range(1, 5)),
+    swept("matcha_graph_5", "matcha.py:graph=5", 0.35, seeds=5),
 )
 RECORDS = {"matcha": "graph 0", **{f"matcha_graph_{n}": f"graph {n}" for n in range(1, 5)},
            "matcha_graph_5": "a ring"}  # fmt: skip

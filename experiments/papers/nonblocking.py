@@ -13,22 +13,22 @@ JOBS = {  # delays of eight workers as in a job
 }
 SWEEPS = (
     Sweep("demo", "--config=configs/demo.py --sweep", 0.02, HEADLINE),
-    swept("demo_rounds", "demo.py:lengths", 0.4, seeds=5, tier=HEADLINE),
+    swept("demo_rounds", "demo.py:lengths", 0.1, seeds=5, tier=HEADLINE),
     *(
-        swept(f"nonblocking_{delay}", f"nonblocking.py:delay={delay}", 0.07)
+        swept(f"nonblocking_{delay}", f"nonblocking.py:delay={delay}", 0.02)
         for delay in
         ("jitter", "slow2", "slow4", "shifted_exponential", "pause", "pareto", "markov")
     ),
     swept("nonblocking_dirichlet",
-          "nonblocking.py:delay=slow4 --config.split='dirichlet(alpha=0.1)'", 0.05),
-    swept("nonblocking_tuned", "nonblocking.py:tuned,communication=0.25", 0.8, seeds=5,
+          "nonblocking.py:delay=slow4 --config.split='dirichlet(alpha=0.1)'", 0.02),
+    swept("nonblocking_tuned", "nonblocking.py:tuned,communication=0.25", 0.15, seeds=5,
           tier=HEADLINE),
-    swept("nonblocking_traces", "nonblocking.py:traces,communication=0.25", 1.1, seeds=5,
+    swept("nonblocking_traces", "nonblocking.py:traces,communication=0.25", 0.25, seeds=5,
           tier=HEADLINE),
-    swept("nonblocking_tuned_images", "nonblocking.py:tuned_images", 1.2, seeds=5, tier=HEADLINE),
-    swept("nonblocking_tuned_text", "nonblocking.py:tuned_text", 0.75, seeds=5, tier=HEADLINE),
-    Sweep("public_jobs", "--config=configs/public_jobs.py", 0.05, HEADLINE),
-    swept("nonblocking_weightings", "nonblocking.py:weightings", 0.3, seeds=10),
+    swept("nonblocking_tuned_images", "nonblocking.py:tuned_images", 0.5, seeds=5, tier=HEADLINE),
+    swept("nonblocking_tuned_text", "nonblocking.py:tuned_text", 0.35, seeds=5, tier=HEADLINE),
+    Sweep("public_jobs", "--config=configs/public_jobs.py", 0.02, HEADLINE),
+    swept("nonblocking_weightings", "nonblocking.py:weightings", 0.1, seeds=10),
 )  # fmt: skip
 SHORTEST = {"M": 1.0}  # mini-batches of the shortest possible round
 CLAIMS = (

@@ -18,12 +18,12 @@ from experiments.stats import BYTES, Answer, Arm, Claim, Inconclusive
 
 TITLE = "S2 Reducer"
 SWEEPS = (
-    swept("s2_ncf", "s2_reducer.py:task=ncf", 0.75, seeds=5, last="", tier=HEADLINE),
-    swept("s2_hashed_logistic", "s2_reducer.py:task=hashed_logistic", 0.55, seeds=5, last="",
+    swept("s2_ncf", "s2_reducer.py:task=ncf", 0.6, seeds=5, last="", tier=HEADLINE),
+    swept("s2_hashed_logistic", "s2_reducer.py:task=hashed_logistic", 0.3, seeds=5, last="",
           tier=HEADLINE),
-    swept("s2_ncf_rates", "s2_reducer.py:rates,task=ncf", 1.2, seeds=5, last="", tier=HEADLINE),
-    swept("s2_transformer", "s2_reducer.py:task=transformer", 0.5, seeds=10, last=""),
-    swept("s2_lstm", "s2_reducer.py:task=lstm", 0.5, last=""),
+    swept("s2_ncf_rates", "s2_reducer.py:rates,task=ncf", 0.7, seeds=5, last="", tier=HEADLINE),
+    swept("s2_transformer", "s2_reducer.py:task=transformer", 0.9, seeds=10, last=""),
+    swept("s2_lstm", "s2_reducer.py:task=lstm", 0.3, last=""),
 )  # fmt: skip
 AS_PUBLISHED = "s2/median"  # decodes as the paper does
 DENSE, REORDERED, SIXTEEN = "dense", "dense/reordered", "bf16"

@@ -7,7 +7,7 @@ from experiments.papers.base import Lines, Panel, Records, draw, swept
 from experiments.stats import Claim
 
 TITLE = "Stragglers in the data"
-SWEEPS = (swept("sample_costs", "sample_costs.py", 0.1, seeds=5),)
+SWEEPS = (swept("sample_costs", "sample_costs.py", 0.02, seeds=5),)
 LONG = "train_loss_long"
 BARRIER, DROPPED, CARRIED = "barrier", "nonblocking/drop", "nonblocking/carry"
 BALANCED, WEIGHTED = "nonblocking/balanced", "nonblocking/weighted"

@@ -10,7 +10,7 @@ from experiments.stats import END, Answer, Arm, Claim
 TITLE = "Slow and stale gradients"
 PAPER = "arXiv 1803.01113"
 SWEEPS = (
-    swept("slow_and_stale", "slow_and_stale.py", 0.5, seeds=5, tier=HEADLINE),
+    swept("slow_and_stale", "slow_and_stale.py", 0.2, seeds=5, tier=HEADLINE),
     swept("slow_and_stale_real", "slow_and_stale.py:real", 0.7, last=""),
 )
 # The swept rules of a server, with and without waiting for its workers.

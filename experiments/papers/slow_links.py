@@ -5,7 +5,7 @@ from experiments.stats import Claim
 
 TITLE = "Stragglers in links"
 NAME = "slow_links"
-SWEEPS = (swept(NAME, "slow_links.py", 0.35, seeds=5),)
+SWEEPS = (swept(NAME, "slow_links.py", 0.1, seeds=5),)
 RING, CUBE, MATCHA = "dpsgd/ring", "dpsgd/hypercube", "matcha/hypercube"
 SWARM, BLOCKING = "swarm/nonblocking", "swarm/blocking"
 CLAIMS = (

@@ -20,12 +20,12 @@ from stragglers.rules import RULES
 
 TITLE = "SwarmSGD"
 SWEEPS = (
-    swept("swarm_epochs", "swarm.py:epochs", 0.4, seeds=10, tier=HEADLINE),
+    swept("swarm_epochs", "swarm.py:epochs", 0.15, seeds=10, tier=HEADLINE),
     swept("swarm_accuracy", "swarm.py:accuracy", 0.6, seeds=5, tier=HEADLINE),
-    swept("swarm_tuned", "swarm.py:tuned", 0.5, seeds=10, tier=HEADLINE),
-    swept("swarm_tuned_slow4", "swarm.py:tuned,delay=slow4", 0.3, seeds=5, tier=HEADLINE),
+    swept("swarm_tuned", "swarm.py:tuned", 1.1, seeds=10, tier=HEADLINE),
+    swept("swarm_tuned_slow4", "swarm.py:tuned,delay=slow4", 0.35, seeds=5, tier=HEADLINE),
     swept("swarm_nodes_256", "swarm.py:nodes=256", 0.8),
-    Sweep("swarm_scale", "--config=configs/swarm.py:scale", 0.05, HEADLINE),
+    Sweep("swarm_scale", "--config=configs/swarm.py:scale", 0.02, HEADLINE),
     swept("swarm_real", "swarm.py:real", 0.4, seeds=5, last=""),
 )  # fmt: skip
 ABSTRACT = "arXiv 1910.12308, abstract"

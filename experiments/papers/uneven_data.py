@@ -8,9 +8,9 @@ DIGITS, GPT = "heterogeneous", "heterogeneous_text"
 LARGE = "heterogeneous_workers_256"
 WORDS = {DIGITS: "", LARGE: "256 workers: ", GPT: "a GPT: "}
 SWEEPS = (
-    swept(DIGITS, "heterogeneous.py", 0.1),
-    swept(LARGE, "heterogeneous.py:workers=256", 0.6),
-    swept(GPT, "heterogeneous.py:task=text", 0.5),
+    swept(DIGITS, "heterogeneous.py", 0.05),
+    swept(LARGE, "heterogeneous.py:workers=256", 0.65),
+    swept(GPT, "heterogeneous.py:task=text", 0.75),
 )
 CLAIMS = tuple(
     Claim(f"{WORDS[record]}{ours} ends below {theirs}", source, record, ours, theirs, END,
@@ -34,7 +34,8 @@ GROUPS = {
     "gradient_tracking/ring": "gradient tracking, ring",
     "exact_diffusion/ring": "exact diffusion, ring",
     "dpsgd_momentum/ring": "D-PSGD, momentum, ring", "decentlam/ring": "DecentLaM, ring",
-    "qg_dsgdm/ring": "QG-DSGDm, ring",
+    "qg_dsgdm/ring": "QG-DSGDm, ring", "dpsgd_momentum/base_2": "D-PSGD, momentum, Base-2",
+    "qg_dsgdm/base_2": "QG-DSGDm, Base-2",
 }  # fmt: skip
 figure = drawn(
     Panel("16 workers", DIGITS, GROUPS, END, log=True),
