@@ -87,7 +87,7 @@ VERDICTS = (  # words of the findings, a pattern of claims, and the verdict of a
     ("on a ring of 16 exact diffusion ends below", r"exact_diffusion", HOLDS),
     ("lower on changing graphs", r"dpsgd/(base_2|one_peer) ends below dpsgd/ring", HOLDS),
     ("graphs, also with 256 workers", r"256 workers: dpsgd/base_2 ends below", HOLDS),
-    ("**Inconclusive** for DecentLaM and QG-DSGDm on the ring", r"(decent|qg_dsgdm/ring)", INCONCLUSIVE),
+    ("**Inconclusive** for DecentLaM and QG", r"(decent|qg_dsgdm/ring)", INCONCLUSIVE),
     ("With 256 workers this holds", r"many workers", HOLDS),
     ("With a GPT nothing but gradient tracking leaves", r"a GPT: (?!gradient)", INCONCLUSIVE),
     ("nothing but gradient tracking leaves the noise", r"a GPT: gradient", FAILS),
@@ -163,8 +163,9 @@ ROWS = (  # words, a record, groups of its arms as in `numbers`, and their quant
     ("GPT | | {:.2f} | |", "nonblocking_tuned_text", rounds("dpsgd/{}")),
     ("they take {lo:.2f} to {hi:.2f} of the time", "nonblocking_traces",
      rounds(*(f"{job}/{mixer}/{{}}" for job in JOBS for mixer in MIXERS[1:]))),
-    ("the ratio is {:.2f} with all-reduce and one worker four times slower, in the noise, with 4 samples {:.2f}, not after correction, but with a "
-     "longer exchange it is {:.2f}, beyond the noise", "demo_rounds",
+    ("the ratio is {:.2f} with all-reduce and one worker four times slower, in the noise, with 4 "
+     "samples {:.2f}, not after correction, but with a longer exchange it is {:.2f}, beyond "
+     "the noise", "demo_rounds",
      rounds(*(f"{{}}/samples={n}/exchange={m}" for n, m in ((16, 4), (4, 4), (4, 16))))),
     ("it is the reverse, {:.2f}, {:.2f} and {:.2f} of", "nonblocking_tuned", "; ".join(
         f"{mixer}/nonblocking/M=8 : {mixer}/blocking/M=1" for mixer in MIXERS)),
@@ -303,23 +304,22 @@ def of_findings():
     yield f"both scale at {span(both, '.0f')} %, and WFBP at {span(layers, '.0f')} %"
     least = mg_wfbp.never_slower("fixed", curves, {}).measured.partition("x")[0]
     yield f"greedy ones are down to {least} times as fast"
-    cells = [[stats.point(arms("benchmarks/overlap"), {"hosts": 2, "rate": rate, "model": model,
-              "schedule": schedule}, "turns") for schedule in ("greedy", "single")]
-             for model in ("gpt", "one_large_layer") for rate in ("100mbit", "200mbit", "1gbit")]
-    beyond = NUMBERS[sum(stats.compare(*cell, "turns").verdict == HOLDS for cell in cells)]
-    taken = span([ours["turns"] / theirs["turns"] for ours, theirs in cells], ".2f")
-    yield f"takes {taken} of a single all-reduce's time, in {beyond} beyond the noise"
-    places = [{"hosts": 2, "rate": rate, "model": model} for rate in ("100mbit", "200mbit", "1gbit")
-              for model in ("gpt", "one_large_layer", "resnet18")]  # fmt: skip
-    counts = (
-        NUMBERS[sum(stats.compare(*(
-            stats.point(arms("benchmarks/overlap"), {**place, "schedule": schedule}, "turns")
-            for schedule in (ours, mg_wfbp.PLAIN)), "turns").verdict == verdict
-            for place in places)]
-        for ours in ("greedy", "optimal") for verdict in (HOLDS, FAILS)
-    )  # fmt: skip
+    verdicts, taken = of_hosts("greedy", "single", ("gpt", "one_large_layer"))
+    yield (f"takes {span(taken, '.2f')} of a single all-reduce's time, in "
+           f"{NUMBERS[verdicts.count(HOLDS)]} beyond the noise")  # fmt: skip
+    counts = (NUMBERS[of_hosts(ours, mg_wfbp.PLAIN)[0].count(verdict)]
+              for ours in ("greedy", "optimal") for verdict in (HOLDS, FAILS))  # fmt: skip
     yield ("greedy buckets are faster in {} of nine cells and slower in {} cells, and `optimal` "
            "ones faster in {} cells and slower in {} cell").format(*counts)  # fmt: skip
+
+
+def of_hosts(ours, theirs, models=("gpt", "one_large_layer", "resnet18")):
+    """Return verdicts on steps of two schedules on two hosts, and their quotients, by cell."""
+    cells = [[stats.point(arms("benchmarks/overlap"), {"hosts": 2, "rate": rate, "model": model,
+              "schedule": schedule}, "turns") for schedule in (ours, theirs)]
+             for model in models for rate in ("100mbit", "200mbit", "1gbit")]  # fmt: skip
+    return ([stats.compare(*cell, "turns").verdict for cell in cells],
+            [one["turns"] / other["turns"] for one, other in cells])  # fmt: skip
 
 
 def column(title, heading, arm):
@@ -347,8 +347,9 @@ def of_sketches():
     yield f"The sketch sends {span(sent, '.2f')} of the bytes of sums in bfloat16"
     steps = (column(s2_reducer.STEP, "ms", arm) for arm in ("omnireduce", "s2/exact"))
     one, *others, _ = (f"{slow / fast:.1f}" for slow, fast in zip(*steps, strict=True))
-    yield (f"its step is {one} times as fast as OmniReduce's with NCF, and {' and '.join(dict.fromkeys(others))} "
-           "times with the transformer and the LSTM")  # fmt: skip
+    others = " and ".join(dict.fromkeys(others))
+    yield (f"its step is {one} times as fast as OmniReduce's with NCF, and {others} times "
+           "with the transformer and the LSTM")  # fmt: skip
     yield f"on two hosts {span(on_hosts(), '.1f')} times."
 
 
