@@ -2,11 +2,13 @@
 
 import functools
 import json
+import re
 import shlex
 
 import pytest
 
 from experiments import formats, provenance, publish, stats
+from experiments.papers import mg_wfbp
 from experiments.papers.base import Sweep
 from tests import launcher
 from tests.refusals import sentence
@@ -164,3 +166,23 @@ def test_pages_have_the_tables_of_their_records(monkeypatch):
     headlines = [line for line in publish.of_headlines() if line.startswith("| [")]
     assert len(headlines) == len(publish.papers())
     assert max(len(cell.strip()) for line in headlines for cell in line.split("|")) <= 80
+
+
+def test_a_claim_that_does_not_stand_beside_all_others_is_not_for_quoting():
+    rows = [line for paper in publish.papers() for line in publish.of_paper(paper)]
+    alone = [row for row in rows if re.search(r"\| [\d.e-]+\* \|", row)]
+    assert alone
+    assert not [row for row in alone if "**" in row]
+
+
+def test_one_bucket_beside_one_bucket_is_no_comparison():
+    points = [
+        {"hosts": 2, "rate": "1gbit", "model": model, "schedule": schedule, "buckets": buckets,
+         "turns": turns}
+        for model, schedule, buckets, turns in (
+            ("small", "greedy", 1, [1.31, 1.33, 1.32]), ("small", "single", 1, [1.0, 1.01, 1.02]),
+            ("large", "greedy", 2, [0.8, 0.83, 0.82]), ("large", "single", 1, [1.0, 1.01, 1.02]))
+    ]  # fmt: skip
+    answer = mg_wfbp.faster_in_cells("single", points, {})
+    assert answer.verdict == stats.HOLDS
+    assert answer.measured.endswith("faster in 1 of 1 cells, slower in 0")
