@@ -11,7 +11,7 @@ TITLE = "Slow and stale gradients"
 PAPER = "arXiv 1803.01113"
 SWEEPS = (
     swept("slow_and_stale", "slow_and_stale.py", 0.2, seeds=5, tier=HEADLINE),
-    swept("slow_and_stale_real", "slow_and_stale.py:real", 0.7, last=""),
+    swept("slow_and_stale_real", "slow_and_stale.py:real", 0.6, last=""),
 )
 # The swept rules of a server, with and without waiting for its workers.
 WITH = (*(f"k_sync/K={k}" for k in (1, 2, 4, 8)), *(f"k_batch_sync/K={k}" for k in (2, 4, 8)))

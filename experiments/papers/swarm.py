@@ -26,7 +26,7 @@ SWEEPS = (
     swept("swarm_tuned_slow4", "swarm.py:tuned,delay=slow4", 0.35, seeds=5, tier=HEADLINE),
     swept("swarm_nodes_256", "swarm.py:nodes=256", 0.8),
     Sweep("swarm_scale", "--config=configs/swarm.py:scale", 0.02, HEADLINE),
-    swept("swarm_real", "swarm.py:real", 0.4, seeds=5, last=""),
+    swept("swarm_real", "swarm.py:real", 0.45, seeds=5, last=""),
 )  # fmt: skip
 ABSTRACT = "arXiv 1910.12308, abstract"
 EXACT, COARSE, LONG, LARGE = "swarm/H=2", "swarm/H=2/8 bits", "swarm/H=4", "all_reduce"

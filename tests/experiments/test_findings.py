@@ -3,6 +3,7 @@
 A page has to have each phrase with today's numbers; a test that fails gives the phrase to write.
 """
 
+import collections
 import functools
 import math
 import re
@@ -336,10 +337,27 @@ def column(title, heading, arm):
 
 def on_hosts():
     """Return OmniReduce's step over that of s2/exact, on two hosts, for every task."""
-    taken = {(one["task"], one["method"]): one["injected"] for one in arms("benchmarks/hosts")
-             if (one["hosts"], one["rate"]) == (2, "1gbit")}  # fmt: skip
-    return [taken[task, "omnireduce"] / seconds for (task, method), seconds in taken.items()
-            if method == "s2/exact"]  # fmt: skip
+    return [steps["omnireduce"] / steps["s2/exact"] for steps in steps_on_hosts().values()]
+
+
+def steps_on_hosts(hosts=2):
+    """Return the seconds of a step on hosts at 1 Gbit/s, by task and method."""
+    found = collections.defaultdict(dict)
+    for one in arms("benchmarks/hosts"):
+        if (one["hosts"], one["rate"]) == (hosts, "1gbit"):
+            found[one["task"]][one["method"]] = one["injected"]
+    return found
+
+
+def of_overlap():
+    """Give phrases of the page on overlap."""
+    shown = {one["schedule"]: one for one in arms("benchmarks/overlap")
+             if (one["hosts"], one["model"], one["rate"]) == (2, "gpt", "200mbit")}  # fmt: skip
+    merged, plain = [shown[key] for key in ("fixed", "greedy", "optimal")], shown[mg_wfbp.PLAIN]
+    yield f"Merged buckets hide {span([100 * one['hidden'] for one in merged], '.0f')} % of what"
+    yield f"so that the default hides {100 * plain['hidden']:.0f} %"
+    gains = span([plain["seconds"] / one["seconds"] for one in merged], ".2f")
+    yield f"over the default they gain {gains}."
 
 
 def of_sketches():
@@ -359,14 +377,23 @@ def of_sketches():
     others = " and ".join(dict.fromkeys(others))
     yield (f"its step is {one} times as fast as OmniReduce's with NCF, and {others} times "
            "with the transformer and the LSTM")  # fmt: skip
-    yield f"on two hosts {span(on_hosts(), '.1f')} times."
+    yield f"on two hosts at this rate {span(on_hosts(), '.1f')} times."
+    rivals = ("s2/exact", "sparse_all_gather", "sparcml")
+    modelled = [min(times, key=times.get) for times in (
+        {arm: column(s2_reducer.STEP, "ms", arm)[at] for arm in rivals} for at in range(4))]
+    real = [min(rivals, key=lambda arm: steps[arm]) for steps in steps_on_hosts().values()]
+    yield (f"in the model on {NUMBERS[modelled.count(rivals[0])]} of four tasks, on two hosts on "
+           f"{NUMBERS[real.count(rivals[0])]} of five.")  # fmt: skip
+    four = steps_on_hosts(hosts=4)["ncf"]
+    gain = any(four[arm] < four["dense"] for arm in (*rivals, "s2/sketch", ours, "omnireduce"))
+    yield f"{'one' if gain else 'no'} sparse method gains over dense training with NCF"
 
 
 def of_readme():
     both = (column(s2_reducer.STEP, "ms", arm) for arm in ("s2/exact", "omnireduce"))
     shares = [fast / slow for fast, slow in zip(*both, strict=True)]
-    yield (f"takes {span(shares, '.2f')} of OmniReduce's modelled step time; on two hosts, "
-           f"{span([1 / share for share in on_hosts()], '.1g')}.")  # fmt: skip
+    yield (f"takes {span(shares, '.2f')} of OmniReduce's modelled step time; on two hosts at "
+           f"1 Gbit/s, {span([1 / share for share in on_hosts()], '.1g')}.")  # fmt: skip
 
 
 def of_data():
@@ -426,6 +453,7 @@ def test_a_page_has_the_numbers_of_arms(page, row):
 @pytest.mark.parametrize(
     ("page", "phrases"),
     [("docs/findings.md", of_findings), ("docs/findings.md", of_sketches),
+     ("docs/overlap.md", of_overlap),
      ("docs/data_stragglers.md", of_data), ("README.md", of_readme),
      ("docs/advice.md", of_advice), ("docs/validation.md", of_validation)],
 )  # fmt: skip
